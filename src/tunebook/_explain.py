@@ -1,0 +1,138 @@
+"""Why a call gets the configuration that it gets."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._codec import readable
+from tunebook._decide import Ranked, Verdict, decide
+from tunebook._errors import CodecError, StoreError
+from tunebook._keys import explain_difference, spell_out
+from tunebook._progress import seconds_text
+from tunebook._selection import NoSelection, Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tunebook._kernel import Invocation, Kernel
+    from tunebook._record import Record
+    from tunebook._selection import ConfigSelectorChain
+    from tunebook._types import Measurement, Problem
+
+_NEAREST: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearMiss:
+    """An entry of the same kernel for another call or device, and in what it differs from this one."""
+
+    problem: Problem
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What `explain` found. Print it, or read its fields."""
+
+    problem: Problem
+    selection: Selection[Any] | NoSelection
+    record: Record | None = None
+    verdict: Verdict | None = None
+    failures: tuple[Measurement, ...] = ()
+    near_misses: tuple[NearMiss, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return "\n".join([*self._call(), *self._answer(), *self._measured(), *self._near()])
+
+    def _call(self) -> Iterable[str]:
+        yield f"{self.problem.op} on {self.problem.device}"
+        yield from (f"  {line}" for line in spell_out(self.problem.call_key))
+
+    def _answer(self) -> Iterable[str]:
+        selection = self.selection
+        if isinstance(selection, Selection):
+            yield f"answer: {selection.config} from {selection.source}"
+        else:
+            yield "answer: none"
+        yield from (f"  {tier:<11} {said}" for tier, said in selection.tried)
+
+    def _measured(self) -> Iterable[str]:
+        if self.record is None or self.verdict is None:
+            return
+        facts, verdict = self.record.body.provenance, self.verdict
+        when = facts.get("when")
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
+        yield f"measured {day} on {facts.get('host', '?')} under {self.record.head.environment}"
+        yield f"  winner      {_ranked(verdict.winner)}  ({verdict.rule})"
+        others = [r for r in verdict.ranking if r is not verdict.winner]
+        if others:
+            slower = others[0].value_s / verdict.winner.value_s - 1
+            yield f"  runner-up   {_ranked(others[0])}  {slower:+.1%}"
+            yield f"  slowest     {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
+        if len(verdict.tied) > 1:
+            yield f"  {len(verdict.tied)} configurations cannot be told apart (within {verdict.band:.0%})"
+        if facts.get("complete") is False:
+            yield "  the budget ended this tuning: the best so far stands"
+        for failed in self.failures:
+            reason = "" if failed.failure is None else f"{failed.failure.kind}: {failed.failure.message}"
+            yield f"  failed      {readable(failed.config)}  {reason.splitlines()[0][:160] if reason else ''}"
+
+    def _near(self) -> Iterable[str]:
+        if self.near_misses:
+            yield "near misses:"
+        for miss in self.near_misses:
+            yield f"  {'; '.join(miss.differences)}"
+
+
+def _ranked(ranked: Ranked) -> str:
+    samples = sorted(ranked.measurement.valid_samples_s)
+    spread = f"{seconds_text(samples[0])} to {seconds_text(samples[-1])}, {len(samples)} samples"
+    return f"{readable(ranked.measurement.config)}  {seconds_text(ranked.value_s)}  ({spread})"
+
+
+def explain_call(
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any]
+) -> Explanation:
+    """Explain a call without running or tuning anything."""
+    selection = selector.preview(inv, kernel)
+    problem = selection.problem
+    record = None if selector.persistent is None else selector.persistent.read(problem)
+    here = (kernel.code_checksum, kernel.environment(inv))
+    measured = [m for m in _measurements(record) if (m.code, m.environment) == here]
+    return Explanation(
+        problem=problem,
+        selection=selection,
+        record=record,
+        verdict=decide(measured),
+        failures=tuple(m for m in measured if m.failure is not None),
+        near_misses=_near_misses(selector, problem),
+    )
+
+
+def _measurements(record: Record | None) -> tuple[Measurement, ...]:
+    try:
+        return () if record is None else record.body.measurements
+    except CodecError:
+        return ()
+
+
+def _near_misses(selector: ConfigSelectorChain[Any], problem: Problem) -> tuple[NearMiss, ...]:
+    if selector.persistent is None:
+        return ()
+    others: set[Problem] = set(selector.cache.keys())
+    with suppress(StoreError):  # what cannot be read was warned about when it was looked up
+        others.update(record.problem for record in selector.persistent.store.items())
+    misses = [
+        NearMiss(problem=other, differences=_differences(other, problem))
+        for other in others
+        if other.op == problem.op and other != problem
+    ]
+    return tuple(sorted(misses, key=lambda miss: (len(miss.differences), miss.problem))[:_NEAREST])
+
+
+def _differences(there: Problem, here: Problem) -> tuple[str, ...]:
+    device = [] if there.device == here.device else [f"device {there.device} here {here.device}"]
+    return (*device, *explain_difference(there.call_key, here.call_key))

@@ -1,0 +1,116 @@
+"""Whether an answer may be given without asking the tiers again.
+
+A tuned kernel's hot path is one dict lookup with no other check (see `_dispatch`). That is exact only because
+whatever could change an answer either is in the dict's key, or comes here: it *holds* the gate for as long as it lasts
+(a live overlay or policy override in any context, a recording), which empties the dicts and keeps them from filling; or
+it *invalidates* what is already known (a changed policy, a new entry, a new listener).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from tunebook._types import Problem
+
+# Shapes that keep changing must not grow the memo for ever; 4096 signatures of one kernel are about 2 MB.
+CAPACITY: Final = 4096
+
+
+class Answers:
+    """The memoised answers of one kernel: `fast` is read by the hot path, `known` by the path that checks its context.
+
+    They have keys of their own, because the hot path's needs no more than its guards leave open. Both are read without
+    a lock, and written under the gate's.
+    """
+
+    __slots__ = ("__weakref__", "_keys_of", "fast", "known")
+
+    def __init__(self) -> None:
+        self.fast: Final[dict[Hashable, Any]] = {}
+        self.known: Final[dict[Hashable, Any]] = {}
+        self._keys_of: dict[Problem, list[tuple[Hashable, Hashable | None]]] = {}
+
+    def clear(self) -> None:
+        """Forget every answer."""
+        self.fast.clear()
+        self.known.clear()
+        self._keys_of.clear()
+
+    def drop(self, problem: Problem) -> None:
+        """Forget the answers to one problem."""
+        for key, fast_key in self._keys_of.pop(problem, ()):
+            self.known.pop(key, None)
+            self.fast.pop(fast_key, None)
+
+    def add(self, problem: Problem, key: Hashable, fast_key: Hashable | None, answer: object) -> None:
+        """Remember an answer for calls that check their context."""
+        if len(self.known) >= CAPACITY:
+            self.clear()
+        self.known[key] = answer
+        self._keys_of.setdefault(problem, []).append((key, fast_key))
+
+
+class Gate:
+    """The switch over every kernel's memoised answers. One per process: `GATE`."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a scope is released by the garbage collector, which may run while this thread holds the lock.
+        self._lock = threading.RLock()
+        self._all: weakref.WeakSet[Answers] = weakref.WeakSet()
+        self.holds = 0
+        self.epoch = 0
+
+    def register(self, answers: Answers) -> None:
+        """Put a kernel's answers under this gate."""
+        with self._lock:
+            self._all.add(answers)
+
+    def hold(self) -> None:
+        """Keep every hot path from answering by itself."""
+        with self._lock:
+            self.holds += 1
+            self.epoch += 1
+            for each in self._all:
+                each.fast.clear()
+
+    def release(self) -> None:
+        """End a hold; the hot paths fill again with the next calls."""
+        with self._lock:
+            self.holds -= 1
+
+    def invalidate(self, problem: Problem | None = None) -> None:
+        """Forget the answers to one problem, or all answers."""
+        with self._lock:
+            self.epoch += 1
+            for each in self._all:
+                if problem is None:
+                    each.clear()
+                else:
+                    each.drop(problem)
+
+    def forget(self, answers: Answers) -> None:
+        """Forget one kernel's answers, because their keys have a new form; the answers themselves are still right."""
+        with self._lock:
+            answers.clear()
+
+    def remember(
+        self, answers: Answers, problem: Problem, key: Hashable, fast_key: Hashable | None, answer: object, epoch: int
+    ) -> None:
+        """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out."""
+        with self._lock:
+            if epoch == self.epoch:
+                answers.add(problem, key, fast_key, answer)
+
+    def open_fast(self, answers: Answers, key: Hashable, fast_key: Hashable, config: object) -> None:
+        """Let the hot path give an answer by itself, unless something holds it or the answer is no longer known."""
+        with self._lock:
+            if not self.holds and key in answers.known:
+                answers.fast[fast_key] = config
+
+
+GATE: Final = Gate()

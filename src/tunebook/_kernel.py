@@ -1,0 +1,235 @@
+"""A kernel, and one call of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from tunebook._arrays import device_of, libraries_of
+from tunebook._checksum import candidates_checksum, code_checksum
+from tunebook._errors import DefinitionError, Unsupported
+from tunebook._fingerprint import device_fingerprint, environment_fingerprint, get_device_platform
+from tunebook._keys import call_key
+from tunebook._types import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+Cfg = TypeVar("Cfg")
+Out = TypeVar("Out")
+
+# Editing these, or their variants per platform, leaves every measurement valid.
+_NOT_MEASURED: Final = ("heuristic_cfg", "candidate_cfgs", "__")
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation(Generic[Cfg, Out]):
+    """One call of a kernel: its arguments after `Kernel.prepare`, and how it is to be run."""
+
+    op_id: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    override_cfg: Cfg | None = None
+    batch_axes: Mapping[str, int] | None = None
+    method: str | None = None
+    mesh: Any = None
+    in_specs: Any = None
+    out_specs: Any = None
+    check_vma: bool = False
+    _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def call_key(self) -> str:
+        """The key of this call, made from its arguments; worked out once."""
+        if not self._key:
+            self._key.append(call_key(self._arguments()))
+        return self._key[0]
+
+    def make_key(self, key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None) -> str:
+        """Return `key_builder(self)`, or `call_key` if there is no builder."""
+        if key_builder is None:
+            return self.call_key
+        key = key_builder(self)
+        if not isinstance(key, str):
+            raise DefinitionError(f"the key_builder of {self.op_id!r} must return a str, not {type(key).__name__}")
+        return key
+
+    def _arguments(self) -> dict[str, object]:
+        arguments: dict[str, object] = {f"arg{i}": value for i, value in enumerate(self.args)}
+        arguments.update(self.kwargs)
+        # Only what differs from a plain call: a key must not change when this class gains a field.
+        context = {"batch_axes": self.batch_axes, "method": self.method}
+        if self.method is not None:
+            context |= {"mesh": self.mesh, "in_specs": self.in_specs, "out_specs": self.out_specs}
+        arguments.update({f"@{name}": value for name, value in context.items() if value is not None})
+        return arguments
+
+    @property
+    def platform(self) -> str:
+        """The kind of device that the arguments are on: "gpu", "tpu" or "cpu"."""
+        return get_device_platform(device_of((self.args, self.kwargs)))
+
+    @property
+    def device(self) -> str:
+        """The fingerprint of the device that the arguments are on."""
+        return device_fingerprint(device_of((self.args, self.kwargs)))
+
+
+class Kernel(Generic[Cfg, Out]):
+    """One operation with a free configuration. Subclass it and define `run`; the rest is optional.
+
+    `run`, `heuristic_cfg`, `candidate_cfgs`, `fwd_with_residuals` and `vjp` may have variants per platform and
+    context (`run_gpu`, `candidate_cfgs_tpu`, `run_shard_map`, `run_shard_map_gpu`); the most specific one is used.
+    """
+
+    op_id: str
+    version: str
+    key_builder: Callable[[Invocation[Cfg, Out]], str] | None
+
+    def __init__(
+        self,
+        op_id: str,
+        version: str = "0",
+        key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None,
+    ) -> None:
+        if not op_id:
+            raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
+        self.op_id = op_id
+        self.version = version
+        self.key_builder = key_builder
+
+    # ------------------------------------------------------------------------------------------ what authors define
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Normalise the arguments before they are keyed and run; by default they are left as they are."""
+        return args, kwargs
+
+    def run(self, *args: Any, cfg: Cfg, **kwargs: Any) -> Out:
+        """Do the operation with this configuration."""
+        raise Unsupported(f"kernel {self.op_id!r} defines no run(*args, cfg, **kwargs)")
+
+    def heuristic_cfg(self, inv: Invocation[Cfg, Out]) -> Cfg:
+        """Return a reasonable configuration without measuring anything."""
+        raise Unsupported(f"kernel {self.op_id!r} defines no heuristic_cfg(inv)")
+
+    def candidate_cfgs(self, inv: Invocation[Cfg, Out]) -> Iterable[Cfg]:
+        """Return the configurations to try, beside the heuristic's; by default none."""
+        return ()
+
+    def fwd_with_residuals(self, *args: Any, cfg: Cfg, **kwargs: Any) -> tuple[Out, Any]:
+        """Do the operation, and return what `vjp` needs beside its result."""
+        raise Unsupported(f"kernel {self.op_id!r} has no backward pass: it defines no fwd_with_residuals")
+
+    def vjp(self, residuals: Any, dy: Any, *args: Any, cfg: Cfg, **kwargs: Any) -> tuple[Any, ...]:
+        """Return one gradient per positional argument."""
+        raise Unsupported(f"kernel {self.op_id!r} has no backward pass: it defines no vjp")
+
+    def create_shard_map_wrapper(self, fn: Callable[..., Out], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return `(wrapped, args)` or `(wrapped, args, finish)` for `Executor(..., method="shard_map")`.
+
+        Keyword arguments are `mesh`, `in_specs`, `out_specs`, `check_vma`, and the call's own.
+        """
+        raise Unsupported(f"kernel {self.op_id!r} defines no create_shard_map_wrapper, so it cannot run in shard_map")
+
+    compiles: bool = False
+
+    def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> None:
+        """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True."""
+
+    def check_output(self, inv: Invocation[Cfg, Out], output: Out) -> str | None:
+        """Return why an output is wrong, or None; called once per candidate, outside the timed window."""
+        return None
+
+    # ------------------------------------------------------------------------------------ what the library asks of it
+
+    argument_classes: tuple[type, ...] = ()  # classes that may be built when a saved recording is read
+
+    @property
+    def module(self) -> str:
+        """The module to import so that this kernel is defined."""
+        return type(self).__module__
+
+    @property
+    def op_id_v(self) -> str:
+        """The op id with its version, as it stands in keys."""
+        return f"{self.op_id}@v{self.version}"
+
+    def problem(self, inv: Invocation[Cfg, Out]) -> Problem:
+        """Return what this call's configuration is looked up by."""
+        return Problem(inv.device, self.op_id_v, inv.make_key(self.key_builder))
+
+    def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
+        """Return the most specific definition of an operation for a call."""
+        parts = [part for part in (inv.method, inv.platform) if part]
+        suffixes = ["_".join(parts), *parts] if len(parts) > 1 else parts
+        for suffix in suffixes:
+            found = getattr(self, f"{name}_{suffix}", None)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+    def heuristic(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
+        """Return the heuristic's configuration, or None if the kernel has no heuristic."""
+        try:
+            return self.variant("heuristic_cfg", inv)(inv)  # type: ignore[no-any-return]
+        except Unsupported:
+            return None
+
+    def candidates(self, inv: Invocation[Cfg, Out]) -> Iterable[Cfg]:
+        """Return the candidates for a call."""
+        return self.variant("candidate_cfgs", inv)(inv)  # type: ignore[no-any-return]
+
+    def bind(self, inv: Invocation[Cfg, Out], cfg: Cfg, *, backward: bool = False) -> Callable[..., Any]:
+        """Return what runs a call with a configuration, given its arguments; `backward` runs the gradient too."""
+        if backward:
+            return partial(self._forward_and_backward, inv, cfg)
+        run = partial(self.variant("run", inv), cfg=cfg)
+        return partial(self._sharded, inv, cfg, run) if inv.method == "shard_map" else run
+
+    def has_backward(self, inv: Invocation[Cfg, Out]) -> bool:
+        """Whether this kernel defines a backward pass for a call."""
+        return all(
+            getattr(self.variant(name, inv), "__func__", None) is not getattr(Kernel, name)
+            for name in ("fwd_with_residuals", "vjp")
+        )
+
+    def _forward_and_backward(self, inv: Invocation[Cfg, Out], cfg: Cfg, *args: Any, **kwargs: Any) -> Any:
+        out, residuals = self.variant("fwd_with_residuals", inv)(*args, cfg=cfg, **kwargs)
+        # The output stands in for its own gradient: it has the right shape and dtype, and is no special value.
+        return self.variant("vjp", inv)(residuals, out, *args, cfg=cfg, **kwargs)
+
+    def _sharded(self, inv: Invocation[Cfg, Out], cfg: Cfg, run: Callable[..., Out], *args: Any, **kwargs: Any) -> Any:
+        wrapped, call_args, *finish = self.create_shard_map_wrapper(
+            run,
+            *args,
+            mesh=inv.mesh,
+            in_specs=inv.in_specs,
+            out_specs=inv.out_specs,
+            check_vma=inv.check_vma,
+            **kwargs,
+        )
+        out = wrapped(*call_args)
+        return finish[0](out, cfg=cfg) if finish else out
+
+    def environment(self, inv: Invocation[Cfg, Out]) -> str:
+        """Return the software that a measurement of this call depends on."""
+        return environment_fingerprint(libraries_of((inv.args, inv.kwargs)))
+
+    def checksum(self, inv: Invocation[Cfg, Out]) -> str:
+        """Return the digest over the kernel's code, its helpers, its version and its candidates for this call."""
+        return f"{self.code_checksum}-{candidates_checksum(self.candidates(inv))}"
+
+    @cached_property
+    def code_checksum(self) -> str:
+        """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
+        names = {
+            name
+            for kind in type(self).__mro__
+            if issubclass(kind, Kernel) and kind is not Kernel
+            for name, value in vars(kind).items()
+            if callable(value) and not name.startswith(_NOT_MEASURED)
+        }
+        parts = [code_checksum(getattr(type(self), name), version=self.version) for name in sorted(names)]
+        return blake2b("".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,72 @@
+"""What the selector may do, and the settings that come from the environment. Nothing else reads `os.environ`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from tunebook._errors import DefinitionError
+
+MissFallback = Literal["autotune", "heuristics"]
+WhileTuning = Literal["wait", "heuristics"]
+
+
+@dataclass(frozen=True, slots=True)
+class AutotunePolicy:
+    """What happens on a miss.
+
+    `cache_miss_fallback="heuristics"` answers misses with the heuristic and never tunes. `while_tuning` says what a
+    thread does when another one is tuning the same problem: wait for it, or take the heuristic for now.
+    """
+
+    allow_autotune: bool = True
+    allow_heuristics: bool = True
+    cache_miss_fallback: MissFallback = "autotune"
+    validate_backward: bool = False
+    while_tuning: WhileTuning = "wait"
+
+    def __post_init__(self) -> None:
+        _one_of("cache_miss_fallback", self.cache_miss_fallback, get_args(MissFallback))
+        _one_of("while_tuning", self.while_tuning, get_args(WhileTuning))
+
+    def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
+        """Return a copy with some fields changed; an unknown name is an error that lists the known ones."""
+        names = [field.name for field in fields(self)]
+        for name in updates:
+            if name not in names:
+                raise DefinitionError(f"no policy is called {name!r}; there are {', '.join(names)}")
+        return replace(self, **updates)
+
+
+def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise DefinitionError(f"{name}={value!r} is not a policy; use one of {', '.join(map(repr, valid))}")
+
+
+HOME_VARIABLE: Final = "TUNEBOOK_HOME"
+
+
+def book_root() -> Path | None:
+    """Return the directory of the user's book, or None where the user has no home.
+
+    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory. Read at each call, so that a test or a
+    launcher can change it; the directory need not exist.
+    """
+    home = os.environ.get(HOME_VARIABLE)
+    if home:
+        return Path(home).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
+        return Path(cache) / "tunebook"
+    expanded = Path("~").expanduser() if os.environ.get("HOME") or os.name == "nt" else _home_of_account()
+    return None if expanded is None else expanded / ".cache" / "tunebook"
+
+
+def _home_of_account() -> Path | None:
+    """Containers run accounts that have neither $HOME nor a line in the password file."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None

@@ -1,0 +1,71 @@
+"""One line on a terminal while candidates are measured."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tunebook._tuner import Step
+
+Progress: TypeAlias = "Callable[[Step], None]"
+
+_BAR: Final = 24
+
+
+def progress_for(
+    asked: Progress | bool | None,  # noqa: FBT001 - True, False and a function are what users pass
+    title: str,
+    stream: TextIO | None = None,
+) -> Progress | None:
+    """Return what shows progress: a function is used as it is, True shows a bar, None does so on a terminal only."""
+    stream = stream or sys.stderr
+    if callable(asked):
+        return asked
+    show = stream.isatty() if asked is None else asked
+    return ProgressLine(title, stream) if show else None
+
+
+class ProgressLine:
+    """Draws `title ━━━━━     12/48  best 1.24 ms  2 failed  3 s left`, over itself on a terminal."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._over = stream.isatty()
+
+    def __call__(self, step: Step) -> None:
+        last = step.done == step.total
+        if self._over:
+            self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if last else ""))
+        elif last:
+            self._stream.write(progress_text(self._title, step) + "\n")
+        self._stream.flush()
+
+
+def progress_text(title: str, step: Step) -> str:
+    """Return the line for one step."""
+    filled = _BAR * step.done // max(step.total, 1)
+    parts = [f"{title} {'━' * filled}{' ' * (_BAR - filled)} {step.done}/{step.total}"]
+    if step.best_s is not None:
+        parts.append(f"best {seconds_text(step.best_s)}")
+    if step.failures:
+        parts.append(f"{step.failures} failed")
+    left_s = step.elapsed_s / step.done * (step.total - step.done)
+    parts.append(f"{seconds_text(left_s)} left" if step.done < step.total else seconds_text(step.elapsed_s))
+    return "  ".join(parts)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
+    ('1.23 ms', '250 ms', '1 min 15 s')
+    """
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

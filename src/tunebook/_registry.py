@@ -1,0 +1,248 @@
+"""Recorded calls: which problems a program has, without keeping its arrays alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._arrays import ArraySpec, describe, is_array
+from tunebook._codec import classes_of, decode, encode
+from tunebook._errors import CodecError, DefinitionError, StoreError
+from tunebook._gate import GATE
+from tunebook._kernel import Kernel
+from tunebook._record import canonical_json
+from tunebook._types import Json, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
+CAPACITY: Final = 10_000
+
+_FORMAT: Final = "tunebook-recording/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """A kind of call that was seen: arrays as specs, how often, and the seconds it took in total.
+
+    Seconds are what the caller waited; where calls return before the work is done, they say how often, not how long.
+    `kernel` is None in a recording that was read from a file in a process that does not define the kernel.
+    """
+
+    problem: Problem
+    kernel: Kernel[Any, Any] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    module: str = ""
+    count: int = 1
+    seconds: float = 0.0
+
+
+class Recording:
+    """The calls of a program, one entry per problem, most expensive first. Bounded; safe to share between threads."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._calls: dict[Problem, RecordedCall] = {}
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def __iter__(self) -> Iterator[RecordedCall]:
+        with self._lock:
+            calls = list(self._calls.values())
+        return iter(sorted(calls, key=lambda call: (-call.seconds, call.problem)))
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def observe(
+        self,
+        problem: Problem,
+        kernel: Kernel[Any, Any] | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seconds: float = 0.0,
+    ) -> None:
+        """Count one call."""
+        with self._lock:
+            seen = self._calls.get(problem)
+            if seen is None and len(self._calls) >= self._capacity:
+                self.dropped += 1
+                return
+            if seen is None:
+                seen = RecordedCall(
+                    problem=problem,
+                    kernel=kernel,
+                    args=abstract(args),
+                    kwargs=abstract(dict(kwargs)),
+                    module=_module_of(kernel),
+                    count=0,
+                )
+            self._calls[problem] = RecordedCall(
+                problem=seen.problem,
+                kernel=seen.kernel,
+                args=seen.args,
+                kwargs=seen.kwargs,
+                module=seen.module,
+                count=seen.count + 1,
+                seconds=seen.seconds + seconds,
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording to a JSON file, all or nothing."""
+        entries: list[Json] = [_to_json(call) for call in self]
+        text = json.dumps({"format": _FORMAT, "calls": entries}, indent=1)
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
+        except OSError as error:
+            raise StoreError("write", str(target), f"cannot save the recording: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Read a recording; kernels are found among those that this process has defined."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StoreError("read", str(path), f"cannot read the recording: {error}") from error
+        except ValueError as error:
+            raise CodecError(f"{path} is not a recording: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
+        recording = cls()
+        for entry in content.get("calls", []):
+            call = _from_json(entry, str(path))
+            recording._calls[call.problem] = call
+        return recording
+
+
+def abstract(value: Any) -> Any:
+    """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
+    if is_array(value):
+        return describe(value)
+    if isinstance(value, tuple):
+        parts = [abstract(item) for item in value]
+        return type(value)(*parts) if type(value) is not tuple else tuple(parts)
+    if isinstance(value, list):
+        return [abstract(item) for item in value]
+    if isinstance(value, dict):
+        return {key: abstract(item) for key, item in value.items()}
+    return value
+
+
+def _module_of(kernel: object) -> str:
+    return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
+
+
+def _to_json(call: RecordedCall) -> Json:
+    try:
+        args, kwargs = encode(call.args), encode(dict(call.kwargs))
+    except CodecError as error:
+        raise CodecError(f"the call of {call.problem.op!r} cannot be saved: {error}") from error
+    return {
+        "problem": list(call.problem),
+        "module": call.module,
+        "args": args,
+        "kwargs": kwargs,
+        "count": call.count,
+        "seconds": call.seconds,
+    }
+
+
+def _from_json(entry: Any, path: str) -> RecordedCall:
+    try:
+        problem = Problem(*map(str, entry["problem"]))
+        kernel = live_kernel(problem.op)
+        classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
+        return RecordedCall(
+            problem=problem,
+            kernel=kernel,
+            args=tuple(decode(entry["args"], classes)),
+            kwargs=dict(decode(entry["kwargs"], classes)),
+            module=str(entry["module"]),
+            count=int(entry["count"]),
+            seconds=float(entry["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        text = canonical_json(entry)[:200] if isinstance(entry, dict) else repr(entry)[:200]
+        raise CodecError(f"{path} holds a call that cannot be read ({error}): {text}") from error
+
+
+# ------------------------------------------------------------------------------------ the kernels of this process
+
+_kernels: Final[weakref.WeakValueDictionary[str, Any]] = weakref.WeakValueDictionary()
+
+
+def announce_kernel(kernel: Kernel[Any, Any]) -> None:
+    """Let recordings that are read from files find this kernel. A later definition takes the name over."""
+    _kernels[kernel.op_id_v] = kernel
+
+
+def live_kernel(op_id_v: str) -> Kernel[Any, Any] | None:
+    """Return the kernel that this process defines under a name, or None."""
+    return _kernels.get(op_id_v)
+
+
+# --------------------------------------------------------------------------------------------- what is recorded now
+
+_registry: Final = Recording()
+_active: tuple[Recording, ...] = ()
+_active_lock = threading.Lock()
+
+
+def recordings() -> tuple[Recording, ...]:
+    """Return the recordings that are on."""
+    return _active
+
+
+@contextmanager
+def record(capacity: int = CAPACITY) -> Iterator[Recording]:
+    """Collect every tunable call of the program, in all its threads, without tuning anything while it lasts.
+
+    Calls run with what is known already, else with the heuristic, else with the first candidate.
+    """
+    global _active  # noqa: PLW0603 - process-wide on purpose: frameworks run backward passes in threads of their own
+    if capacity < 1:
+        raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
+    recording = Recording(capacity)
+    GATE.hold()
+    with _active_lock:
+        _active = (*_active, recording)
+    try:
+        yield recording
+    finally:
+        with _active_lock:
+            _active = tuple(r for r in _active if r is not recording)
+        GATE.release()
+
+
+def record_invocation(
+    dev: str, op_id_v: str, call_key: str, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Remember a call in the process's registry, with specs in place of arrays."""
+    _registry.observe(Problem(dev, op_id_v, call_key), kernel, args, kwargs)
+
+
+def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Return what was remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
+    found: dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {}
+    for call in _registry:
+        if call.problem.device == dev:
+            by_key = found.setdefault(call.problem.op, {})
+            by_key[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
+    return found
+
+
+def clear_invocations() -> None:
+    """Forget what `record_invocation` remembered."""
+    with _registry._lock:  # noqa: SLF001 - the registry is this module's own
+        _registry._calls.clear()  # noqa: SLF001 - as above

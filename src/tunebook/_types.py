@@ -1,0 +1,60 @@
+"""The vocabulary: problems, measurements, failures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
+"""Where a stored configuration came from. There is no "heuristic": a guess is never written down."""
+
+FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
+
+
+class Problem(NamedTuple):
+    """What a configuration is looked up by. A NamedTuple, because it is hashed on every lookup."""
+
+    device: str
+    op: str
+    call_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a candidate has no time. `expires` is a Unix time after which it may be tried again."""
+
+    kind: FailureKind
+    message: str
+    expires: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one configuration did on one problem under one measurement policy in one environment.
+
+    `config` is the encoded configuration (see `_codec`), so that a measurement can be kept, merged and compared
+    without the class of the configuration. `code` is the checksum of the kernel's code alone: adding a candidate
+    changes the kernel's checksum, but leaves every known measurement valid.
+    """
+
+    config: Json
+    fingerprint: str
+    code: str
+    policy: str
+    environment: str
+    samples_s: tuple[float, ...] = ()
+    failure: Failure | None = None
+    compile_s: float | None = None
+    when: float = 0.0
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def valid_samples_s(self) -> tuple[float, ...]:
+        """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
+        return tuple(s for s in self.samples_s if math.isfinite(s) and s > 0)

@@ -1,0 +1,319 @@
+"""Kernels in C: compiled by the system's compiler with the configuration as macros, and called through ctypes.
+
+    library = CLibrary(Path(__file__).with_name("saxpy.c"))
+
+    @tunable(space=Space(UNROLL=[1, 2, 4, 8]), compile=library.compile)
+    def saxpy(a, x, y, *, config):
+        library(config).saxpy(ctypes.c_float(a), pointer(x), pointer(y), len(x))
+
+Every item of a configuration becomes `-DNAME=value`, except `cflags`, a tuple of flags for the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
+from hashlib import blake2b
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from tunebook._errors import CompileError, DefinitionError, MissingDependency
+from tunebook._fingerprint import device_fingerprint
+from tunebook._record import canonical_json
+from tunebook.adapters._build_cache import BuildCache
+from tunebook.adapters._per_config import PerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tunebook._types import Json
+
+FLAGS_ITEM: Final = "cflags"
+
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# fmt: off
+_KEYWORDS: Final = frozenset({
+    "auto", "break", "case", "char", "const", "continue", "default", "defined", "do", "double", "else", "enum",
+    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short",
+    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while",
+})
+# fmt: on
+_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
+_SHOWN_LINES: Final = 12
+_SHOWN_COLUMNS: Final = 200
+
+
+@final
+class CLibrary:
+    """One C source, compiled and loaded once per configuration. Safe to share between threads and processes.
+
+    `source` is C text, or the `Path` of a file, which is read here and now; headers beside it that it includes by
+    `"name"` belong to it. `flags` go to the compiler in every configuration, behind the source, so that `-lm` works.
+    `compiler=None` is the first of cc, gcc and clang on PATH. `cache` is a directory for compiled libraries; None is
+    the user's book. A compiler that takes longer than `timeout_s` is stopped.
+
+    Numbers are passed to C as ctypes passes them: a Python int as `int`, anything else in a ctypes type.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        flags: Iterable[str] = ("-O3", "-march=native"),
+        compiler: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._source: Final = _read_source(source)
+        self._flags: Final = _flags("flags", flags)
+        self._compiler: Final = compiler
+        self._timeout_s: Final = timeout_s
+        self._builds: Final = BuildCache(None if cache is None else Path(cache))
+        self._libraries: Final = PerConfig(self._load)
+
+    def __call__(self, config: Mapping[str, Any]) -> ctypes.CDLL:
+        """Return the library of a configuration, compiled and loaded if need be; after that, in 0.2 us."""
+        return self._libraries(config)
+
+    def compile(self, config: Mapping[str, Any]) -> Path:
+        """Compile a configuration without loading it, unless that was done before, and return the file."""
+        return self._compile(macros_of(config))
+
+    def compile_all(
+        self, configs: Iterable[Mapping[str, Any]], threads: int | None = None
+    ) -> list[Path | CompileError]:
+        """Compile configurations, as many at once as there are cores; a file or an error for each, in their order."""
+        with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tunebook-compile") as pool:
+            return list(pool.map(self._compile_or_error, configs))
+
+    def __tunebook_checksum__(self) -> str:
+        """Return a digest of source, headers, flags and compiler: editing one of them makes it another kernel."""
+        return _digest([self._source.text, [*self._source.headers], [*self._flags], _identity(self._executable)])
+
+    @cached_property
+    def _executable(self) -> str:
+        names = _COMPILERS if self._compiler is None else (self._compiler,)
+        found = next(filter(None, map(shutil.which, names)), None)
+        if found is None:
+            raise MissingDependency(
+                f"kernels in C need a compiler, and there is no {' or '.join(names)} on PATH. "
+                "Run: apt-get install gcc libc6-dev"
+            )
+        return found
+
+    def _compile(self, macros: Macros, *, afresh: bool = False) -> Path:
+        # With the processor: -march=native means another one on another machine that shares this directory.
+        parts: list[Json] = [self.__tunebook_checksum__(), [*macros.definitions], [*macros.flags], device_fingerprint()]
+        return self._builds.get(_digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
+
+    def _compile_or_error(self, config: Mapping[str, Any]) -> Path | CompileError:
+        try:
+            return self.compile(config)
+        except CompileError as error:
+            return error
+
+    def _load(self, config: Mapping[str, Any]) -> ctypes.CDLL:
+        macros = macros_of(config)
+        try:
+            return ctypes.CDLL(str(self._compile(macros)))
+        except OSError:
+            # Another process may have tidied it away since it was looked at. A new one loads, or says why not.
+            path = self._compile(macros, afresh=True)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            raise CompileError(
+                f"{self._source.name} compiles but cannot be loaded: {error} ({macros}). If its directory is mounted "
+                "noexec, choose another one: CLibrary(cache=...)"
+            ) from error
+
+    def _run_compiler(self, macros: Macros, output: Path) -> None:
+        text = f'#line 1 "{self._source.name}"\n{self._source.text}'
+        command = [
+            self._executable,
+            "-shared",
+            "-fPIC",
+            *(f"-D{definition}" for definition in macros.definitions),
+            *([] if self._source.directory is None else ["-iquote", str(self._source.directory)]),
+            *("-x", "c", "-", "-x", "none"),
+            *self._flags,
+            *macros.flags,
+            *("-o", str(output)),
+        ]
+        returned, said = _run(command, text, self._timeout_s)
+        if returned is None:
+            raise CompileError(f"{self._source.name}: the compiler took longer than {self._timeout_s:g} s ({macros})")
+        if returned != 0:
+            raise CompileError(_complaint(said, f"{self._executable} ended with {returned}", macros))
+
+
+# ---------------------------------------------------------------------------------------------------------- macros
+
+
+class Macros(NamedTuple):
+    """What a configuration means to the compiler."""
+
+    definitions: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((*self.definitions, *self.flags)) or "no macros"
+
+
+def macros_of(config: Mapping[str, Any]) -> Macros:
+    """Return the macros and flags of a configuration; `DefinitionError` for what the compiler could not be told.
+
+    >>> macros_of({"BLOCK": 64, "PACK": True, "TYPE": "float", "cflags": ("-O2",)}).definitions
+    ('BLOCK=64', 'PACK=1', 'TYPE=float')
+    """
+    if not isinstance(config, Mapping):
+        raise DefinitionError(
+            f"a C library takes its configuration as a mapping, such as tunebook.Config or a dict; got {config!r}"
+        )
+    definitions = [f"{_macro_name(n)}={_macro_value(n, v)}" for n, v in config.items() if n != FLAGS_ITEM]
+    return Macros(tuple(sorted(definitions)), _flags(FLAGS_ITEM, config.get(FLAGS_ITEM, ())))
+
+
+def _macro_name(name: str) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or name in _KEYWORDS:
+        raise DefinitionError(f"{name!r} cannot be a macro: it is not an identifier in C")
+    return name
+
+
+def _macro_value(name: str, value: object) -> str:
+    if isinstance(value, str) and not set(value) & {"\n", "\r", "\0"}:
+        return str.__str__(value)  # an enum of strings would otherwise give its own name
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real) and math.isfinite(value):
+        return repr(float(value))
+    raise DefinitionError(
+        f"{name}={value!r} cannot be a macro: use a finite number, a bool, or a str of one line; flags for the "
+        f"compiler go into {FLAGS_ITEM}=('-O2', ...)"
+    )
+
+
+def _flags(name: str, flags: Iterable[str]) -> tuple[str, ...]:
+    given = None if isinstance(flags, str) or not isinstance(flags, Iterable) else tuple(flags)
+    if given is None or not all(isinstance(flag, str) and flag and "\0" not in flag for flag in given):
+        raise DefinitionError(f"{name}={flags!r}: write a tuple of flags, such as {name}=('-O3', '-march=native')")
+    return given
+
+
+# ---------------------------------------------------------------------------------------------------------- source
+
+
+class _Source(NamedTuple):
+    name: str
+    text: str
+    directory: Path | None
+    headers: tuple[str, ...]  # their content
+
+
+def _read_source(source: str | Path) -> _Source:
+    if isinstance(source, Path):
+        path = source.absolute()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DefinitionError(f"cannot read the C source {source}: {error.strerror}") from error
+        name = path.name.replace("\\", "\\\\").replace('"', '\\"')
+        return _Source(name, text, path.parent, tuple(_headers(text, path.parent, set())))
+    if "\n" not in source and source.rstrip().endswith((".c", ".h")):
+        raise DefinitionError(f"a str is C source itself; for a file write CLibrary(Path({source!r}))")
+    return _Source("kernel.c", source, None, ())
+
+
+def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
+    """Yield the content of the files beside a source that it includes, and of those that they include."""
+    for name in _INCLUDE.findall(text):
+        path = directory / name
+        if path in seen or not path.is_file():
+            continue  # one that is not there is the compiler's to find, or to complain about
+        seen.add(path)
+        content = path.read_text(encoding="utf-8", errors="replace")
+        yield content
+        yield from _headers(content, path.parent, seen)
+
+
+def _digest(parts: list[Json]) -> str:
+    return blake2b(canonical_json(parts).encode("ascii"), digest_size=16).hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------- compiler
+
+
+@cache
+def _identity(executable: str) -> str:
+    """Return the compiler's version and target, whatever it is called and wherever it is; 4 ms, once per process."""
+    said = [_run([executable, option], "", 10.0)[1] for option in ("--version", "-dumpmachine")]
+    version, machine = (next(iter(text.splitlines()), "") for text in said)
+    return f"{version.removeprefix(Path(executable).name).strip()} {machine}"
+
+
+def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | None, str]:
+    """Run a command on a text; return its status, None if it was stopped after the timeout, and what it said."""
+    with subprocess.Popen(  # noqa: S603 - the compiler that the user chose, without a shell
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    ) as process:
+        try:
+            said, _ = process.communicate(text, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return None, ""
+        finally:
+            if process.returncode is None:
+                # The whole group: the driver's children hold the pipes open, and would be waited for.
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, said
+
+
+def _complaint(said: str, otherwise: str, macros: Macros) -> str:
+    """Return a message that begins with the first error, since lists of failures show one line of each."""
+    lines = [line[:_SHOWN_COLUMNS] for line in said.splitlines() if line.strip()]
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    shown = lines[first : first + _SHOWN_LINES] or [otherwise]
+    return "\n".join([f"{shown[0]} ({macros})", *(f"  {line}" for line in shown[1:])])
+
+
+# ---------------------------------------------------------------------------------------------------------- arrays
+
+_Memory: Final = ctypes.c_char * 0
+
+
+def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
+    """Return an array's memory as an argument for a C function, which must be declared to take a pointer.
+
+    For numpy arrays and other buffers that are C-contiguous; the array is kept alive meanwhile. 0.2 us, and 1 us more
+    for one that is read-only.
+    """
+    try:
+        return _Memory.from_buffer(array)
+    except (TypeError, ValueError):
+        return _read_only(array)
+
+
+def _read_only(array: Any) -> ctypes.c_void_p:
+    if getattr(array, "ctypes", None) is None:
+        raise DefinitionError(f"a {type(array).__name__} has no memory that C could use; pass a numpy array")
+    if not array.flags.c_contiguous:
+        raise DefinitionError(
+            f"an array of shape {array.shape} and strides {array.strides} is not C-contiguous; "
+            "pass numpy.ascontiguousarray(array)"
+        )
+    return array.ctypes.data_as(ctypes.c_void_p)  # type: ignore[no-any-return]

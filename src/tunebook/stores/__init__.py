@@ -1,0 +1,18 @@
+"""Places for records. `_protocol` says what a store is; `open_store` picks one by its path."""
+
+from __future__ import annotations
+
+from tunebook.stores._directory import DirectoryStore as DirectoryStore
+from tunebook.stores._directory import Removed as Removed
+from tunebook.stores._discovery import find_packs as find_packs
+from tunebook.stores._discovery import packs_in as packs_in
+from tunebook.stores._ids import problem_id as problem_id
+from tunebook.stores._json import JsonStore as JsonStore
+from tunebook.stores._layered import LayeredStore as LayeredStore
+from tunebook.stores._leases import LeaseFiles as LeaseFiles
+from tunebook.stores._memory import MemoryStore as MemoryStore
+from tunebook.stores._open import open_store as open_store
+from tunebook.stores._pack import PackStore as PackStore
+from tunebook.stores._pack import write_pack as write_pack
+from tunebook.stores._protocol import LeaseBoard as LeaseBoard
+from tunebook.stores._protocol import Store as Store

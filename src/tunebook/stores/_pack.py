@@ -1,0 +1,244 @@
+"""Packs: many records in one immutable SQLite file, to ship in a package or to hand to a fleet.
+
+A pack is written once and never changed, so it is opened without locks or journals: from read-only media, by any
+number of processes, and also from inside a zip file, where there is no file to open at all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+import zlib
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+from urllib.parse import quote
+
+from tunebook._errors import CodecError, StoreError, warn_once
+from tunebook._record import MAX_RECORD_BYTES, Record
+from tunebook.stores._files import make_directory, opened_directory, write_file, writing
+from tunebook.stores._ids import problem_id
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Iterator
+    from importlib.resources.abc import Traversable
+
+    from tunebook._types import Problem
+
+    Source: TypeAlias = Path | Traversable
+
+_APPLICATION_ID: Final = 0x74756E65  # "tune": `file` and sqlite3's own tools show it
+_VERSION: Final = 1
+# Compared with what the file says, word for word: a table of this name that is a view, or has triggers or other
+# columns, is not ours and is not asked.
+_TABLE: Final = "CREATE TABLE records (id BLOB PRIMARY KEY, generation INTEGER, record BLOB) WITHOUT ROWID"
+_INSERT: Final = (
+    "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+    "generation = excluded.generation, record = excluded.record WHERE excluded.generation >= generation"
+)
+# The length of a blob is known without reading it.
+_SELECT: Final = "SELECT id, record FROM records WHERE id = ? AND length(record) <= ?"
+_SELECT_AFTER: Final = "SELECT id, record FROM records WHERE id > ? AND length(record) <= ? ORDER BY id LIMIT 256"
+
+
+def write_pack(path: Path, records: Iterable[Record]) -> int:
+    """Write a pack, in place of an earlier one; return how many records it has.
+
+    Of two records of one problem the one with the higher generation is kept, then the later. A reader of the earlier
+    pack goes on reading that one.
+    """
+    import sqlite3  # noqa: PLC0415 - 8 ms that only packs need to pay
+
+    temp = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    with writing(str(path)):
+        make_directory(path.parent, os.fsync)
+        # Made here and not by SQLite, whose "unable to open database file" would hide the reason.
+        write_file(temp, b"", sync=None)
+        try:
+            with closing(sqlite3.connect(temp, isolation_level=None)) as connection:
+                count = _fill(connection, records)
+            _publish(temp, path)
+        except sqlite3.Error as error:
+            kind = "full" if error.sqlite_errorcode == sqlite3.SQLITE_FULL else "io"
+            raise StoreError(kind, str(path), f"cannot write the pack {path}: {error}. It is as it was.") from error
+        finally:
+            temp.unlink(missing_ok=True)
+    return count
+
+
+def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
+    # Nothing sees the file before it is whole and synced, so it needs no journal; the cache holds the inner pages of
+    # a million records, which come in random order.
+    for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144", f"application_id={_APPLICATION_ID}"):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute(f"PRAGMA user_version={_VERSION}")
+    connection.execute(_TABLE)
+    connection.execute("BEGIN")
+    rows = ((bytes.fromhex(problem_id(r.problem)), r.head.generation, r.to_bytes()) for r in records)
+    connection.executemany(_INSERT, rows)
+    connection.execute("COMMIT")
+    (count,) = connection.execute("SELECT count(*) FROM records").fetchone()
+    return int(count)
+
+
+def _publish(temp: Path, path: Path) -> None:
+    with opened_directory(path.parent) as directory:
+        descriptor = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temp.rename(path)
+        os.fsync(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A connection, the lock for it, and the process that may use it."""
+
+    pid: int
+    lock: threading.Lock
+    connection: sqlite3.Connection | None  # None: the file is not a pack
+
+
+@final
+class PackStore:
+    """A pack, opened when it is first asked. Safe to share between threads, and to carry over a fork.
+
+    `source` is a path or a resource of a package (`importlib.resources.files(...) / ...`), zipped or not. A file that
+    is damaged, foreign, of a newer version or missing answers every get with None, after one warning.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._opened: _Opened | None = None
+
+    @property
+    def where(self) -> str:
+        """The path of the file."""
+        return str(self._source)
+
+    def get(self, problem: Problem) -> Record | None:
+        """Return the record of a problem, or None."""
+        rows = self._query(_SELECT, bytes.fromhex(problem_id(problem)))
+        record = self._decoded(*rows[0]) if rows else None
+        return record if record is not None and record.problem == problem else None
+
+    def put(self, record: Record) -> None:  # noqa: ARG002 - the protocol names it
+        """Raise `StoreError`: a pack is never changed."""
+        raise self._refusal()
+
+    def put_many(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the protocol names it
+        """Raise `StoreError`: a pack is never changed."""
+        raise self._refusal()
+
+    def delete(self, problem: Problem) -> bool:  # noqa: ARG002 - as above
+        """Raise `StoreError`: a pack is never changed."""
+        raise self._refusal()
+
+    def items(self) -> Iterator[Record]:
+        """Yield every readable record, in the order of their ids."""
+        last = b""
+        # In pages, so that no cursor stays open over a yield while other threads use the connection. Ids must rise:
+        # in a damaged file they may go round in circles.
+        while (rows := self._query(_SELECT_AFTER, last)) and rows[-1][0] > last:
+            for identifier, content in rows:
+                record = self._decoded(identifier, content)
+                if record is not None:
+                    yield record
+            last = rows[-1][0]
+
+    def leases(self) -> None:
+        """Return None: nothing is tuned into a pack."""
+        return
+
+    def _refusal(self) -> StoreError:
+        remedy = "Give a directory or a .json file as path, and make a pack of it with write_pack."
+        return StoreError("read-only", self.where, f"the pack {self._source} cannot be written to. {remedy}")
+
+    def _decoded(self, identifier: bytes, content: object) -> Record | None:
+        try:
+            if not isinstance(content, bytes):
+                raise CodecError(f"a record is bytes, not {type(content).__name__}")  # noqa: TRY301 - one way out
+            record = Record.from_bytes(content)
+        except CodecError as error:
+            self._warn(f"a record in it is damaged: {error}"[:300])
+            return None
+        return record if bytes.fromhex(problem_id(record.problem)) == identifier else None
+
+    def _query(self, sql: str, identifier: bytes) -> list[tuple[bytes, object]]:
+        opened = self._opened
+        # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
+        # does not have.
+        if opened is None or opened.pid != os.getpid():
+            opened = self._opened = self._open()
+        if opened.connection is None:
+            return []
+        from sqlite3 import Error  # noqa: PLC0415 - loaded by now, since there is a connection
+
+        try:
+            with opened.lock:
+                return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES)).fetchall()
+        except Error as error:
+            self._warn(str(error))
+            return []
+
+    def _open(self) -> _Opened:
+        import sqlite3  # noqa: PLC0415 - 8 ms that only packs need to pay
+
+        connection = None
+        try:
+            connection = self._connect()
+            fault = _fault(connection)
+        except (sqlite3.Error, OSError) as error:
+            fault = str(error)
+        if connection is not None:
+            # Two threads may both open it at first; each connection is closed with the store.
+            weakref.finalize(self, connection.close)
+        if fault:
+            self._warn(fault)
+        return _Opened(os.getpid(), threading.Lock(), None if fault else connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        import sqlite3  # noqa: PLC0415 - as above
+
+        if isinstance(self._source, Path):
+            # `immutable` keeps SQLite from looking for a journal or taking a lock, neither of which works on
+            # read-only media.
+            uri = f"file:{quote(os.fsencode(self._source.absolute()))}?mode=ro&immutable=1"
+            return sqlite3.connect(uri, uri=True, check_same_thread=False)
+        content = _zipped_bytes(self._source)
+        connection = sqlite3.connect(":memory:", check_same_thread=False)
+        connection.deserialize(content)
+        return connection
+
+    def _warn(self, reason: str) -> None:
+        message = f"the pack {self._source} is not used, or not all of it: {reason}. Install or copy it again."
+        warn_once("unreadable", self.where, message)
+
+
+def _zipped_bytes(source: Traversable) -> bytes:
+    import zipfile  # noqa: PLC0415 - 10 ms that only packs inside zip files need to pay
+
+    try:
+        content = source.read_bytes()
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise OSError(f"its archive is damaged: {error}") from error
+    if not content:  # SQLite would say that memory ran out
+        raise OSError("it is empty")
+    return content
+
+
+def _fault(connection: sqlite3.Connection) -> str:
+    """Say why a file is not a pack of ours, or nothing."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    tables = connection.execute("SELECT sql FROM sqlite_schema").fetchall()
+    if application != _APPLICATION_ID:
+        return "it is not a pack"
+    if version > _VERSION:
+        return f"version {version} is newer than {_VERSION}, the last that this release knows"
+    return "" if tables == [(_TABLE,)] else "it has other tables than a pack has"

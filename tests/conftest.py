@@ -1,0 +1,15 @@
+"""What every test gets: a book of its own, and warnings that are given anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunebook import clear_invocations
+from tunebook._errors import forget_warnings
+
+
+@pytest.fixture(autouse=True)
+def _own_book(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path_factory.mktemp("book")))
+    forget_warnings()
+    clear_invocations()

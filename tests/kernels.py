@@ -1,0 +1,68 @@
+"""Kernels for tests: their times come from a fake clock, so that no test depends on the machine's speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tunebook as tb
+from tunebook._measure import Stopwatch
+
+
+class FakeClock:
+    """A clock that only kernels move."""
+
+    def __init__(self):
+        self.ns = 1_000
+
+    def __call__(self):
+        return self.ns
+
+    def spend(self, seconds):
+        self.ns += int(seconds * 1e9)
+
+    @property
+    def seconds(self):
+        return self.ns * 1e-9
+
+
+def fake_tuner(clock, *, warmup=1, iters=3, **options):
+    """A tuner that measures by a fake clock."""
+    return tb.Tuner(
+        stopwatch=Stopwatch(warmup=warmup, iters=iters, clock_ns=clock), clock_s=lambda: clock.seconds, **options
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A configuration as users write them."""
+
+    m: int
+    n: int = 32
+
+
+class PretendKernel(tb.Kernel):
+    """Takes `cost[config]` seconds on a fake clock; counts its runs by configuration."""
+
+    def __init__(self, clock, costs, *, heuristic=None, op_id="pretend", version="0"):
+        super().__init__(op_id, version)
+        self.clock, self.costs, self.fallback = clock, costs, heuristic
+        self.runs = []
+
+    def run(self, *args, cfg, **kwargs):
+        self.runs.append(cfg)
+        cost = self.costs[cfg]
+        if isinstance(cost, Exception):
+            raise cost
+        self.clock.spend(cost)
+        return cfg
+
+    def heuristic_cfg(self, inv):
+        return super().heuristic_cfg(inv) if self.fallback is None else self.fallback
+
+    def candidate_cfgs(self, inv):
+        return list(self.costs)
+
+
+def invocation(kernel, *args, override=None, **kwargs):
+    """A call of a kernel."""
+    return tb.Invocation(kernel.op_id, args, kwargs, override_cfg=override)

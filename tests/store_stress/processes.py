@@ -1,0 +1,123 @@
+"""What the store tests run in other processes: writers that are killed, full disks, read-only mounts, other users.
+
+`python processes.py VERB STORE [ARGUMENTS]`; each verb prints what the test compares.
+"""
+# ruff: noqa: T201 - printing is how these answer
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from tunebook._errors import StoreError
+from tunebook.stores import open_store
+from tunebook.testing import example_record
+
+NOBODY = 65534
+
+
+def config_of(prefix: str, number: int) -> dict:
+    """A value that says who wrote it, of 0.3 to 3 kB: halves of two of them never make a third."""
+    return {"prefix": prefix, "number": number, "filler": f"{prefix}{number}" * random.Random(number).randint(50, 500)}
+
+
+def put(path: str, prefix: str, count: str) -> None:
+    """Write records with keys of our own, and say so after each, when it is durable."""
+    store = open_store(Path(path))
+    for number in range(int(count)):
+        store.put(example_record(call_key=f"{prefix}{number}", config=config_of(prefix, number)))
+        print(number, flush=True)
+
+
+def hammer(path: str, prefix: str) -> None:
+    """Write the same few records over and over, until killed."""
+    store = open_store(Path(path))
+    for number in itertools.count():
+        store.put(example_record(call_key=f"shared{number % 4}", config=config_of(prefix, number)))
+        if number == 4:
+            print("ready", flush=True)
+
+
+def fill(path: str) -> None:
+    """Write until the disk is full, then some more."""
+    store = open_store(Path(path))
+    kinds, kept = [], []
+    for number in range(200):
+        record = example_record(call_key=str(number), config=config_of("f", number))
+        try:
+            store.put(record)
+            kept.append(record)
+        except StoreError as error:
+            kinds.append(error.kind)
+            message = str(error)
+    readable = sum(open_store(Path(path)).get(record.problem) == record for record in kept)
+    left = sum(1 for file in Path(path).rglob("*") if file.parent.name == "tmp" or file.suffix == ".tmp")
+    _report(kinds=sorted(set(kinds)), message=message, kept=len(kept), readable=readable, temporary_files_left=left)
+
+
+def read_only(path: str) -> None:
+    """Read what is there, and try to write, where nothing can be written."""
+    store = open_store(Path(path))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = store.get(example_record(call_key="good").problem)
+        damaged = store.get(example_record(call_key="damaged").problem)
+        damaged = damaged or store.get(example_record(call_key="damaged").problem)
+    kinds = []
+    for write in (store.put, lambda record: store.delete(record.problem)):
+        try:
+            write(example_record(call_key="good", config="new"))
+        except StoreError as error:
+            kinds.append(error.kind)
+    found_again = store.get(example_record(call_key="good").problem)
+    good = example_record(call_key="good")
+    _report(found=found == good == found_again, damaged=damaged is not None, warnings=len(caught), kinds=kinds)
+
+
+def as_nobody(path: str) -> None:
+    """Try everything as a user without rights."""
+    with suppress(OSError):
+        os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    store = open_store(Path(path))
+    answers = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, ask in {
+            "get": lambda: store.get(example_record().problem),
+            "items": lambda: list(store.items()),
+            "put": lambda: store.put(example_record(config="by nobody")),
+        }.items():
+            try:
+                answer = ask()
+                answers[name] = "something" if answer else "nothing"
+            except StoreError as error:
+                answers[name] = error.kind
+    _report(**answers, warnings=[str(warning.message) for warning in caught])
+
+
+def hold_lock(path: str) -> None:
+    """Take the lock of a JSON store and keep it until killed."""
+    import fcntl  # noqa: PLC0415 - one verb needs it
+
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    print("ready", flush=True)
+    time.sleep(60)
+
+
+def _report(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    verb, *arguments = sys.argv[1:]
+    globals()[verb](*arguments)

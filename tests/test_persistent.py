@@ -1,0 +1,201 @@
+"""PersistentCache: types come back, faults are misses with one warning, bad values are errors at put."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pydantic
+import pytest
+
+import tunebook as tb
+from tunebook import PersistentCache
+
+
+class Order(enum.Enum):
+    ROW = "row"
+    COLUMN = "column"
+
+
+@dataclass(frozen=True)
+class Tile:
+    m: int
+    n: int = 8
+
+
+@dataclass(frozen=True)
+class Cfg:
+    tile: Tile = field(default_factory=lambda: Tile(64))
+    grid: tuple[int, ...] = (1, 2)
+    order: Order = Order.ROW
+    dtype: np.dtype = field(default_factory=lambda: np.dtype("float16"))
+    scale: float | None = None
+    unroll: bool = False
+
+
+class Model(pydantic.BaseModel):
+    block: tuple[int, int]
+    name: str | None = None
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+PATHS = ["book", "book.json"]
+
+
+def book_files():
+    return list(Path(os.environ["TUNEBOOK_HOME"]).iterdir())
+
+
+@pytest.fixture(params=PATHS)
+def path(request, tmp_path):
+    return tmp_path / request.param
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Cfg(Tile(1, 2), (3,), Order.COLUMN, np.dtype("int8"), 0.5, unroll=True),
+        Model(block=(1, 2)),
+        Point(1, 2),
+        {"a": (1, True, None, 1.0, "x,y|z")},
+        (1, 2),
+        5,
+        True,
+        "text",
+        Order.ROW,
+    ],
+    ids=repr,
+)
+def test_a_config_comes_back_equal_and_of_its_type_in_a_new_cache(path, value):
+    PersistentCache("op", path, cfg_type=type(value)).put("dev", "op", "key", value)
+    found = PersistentCache("op", path, cfg_type=type(value)).get("dev", "op", "key")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_without_a_type_objects_come_back_as_dicts(path):
+    cache = PersistentCache("op", path)
+    cache.put("d", "o", "k", Tile(3))
+    assert cache.get("d", "o", "k") == {"m": 3, "n": 8}
+
+
+def test_loader_and_dumper_come_first(path):
+    cache = PersistentCache("op", path, loader=lambda d: Tile(**d), dumper=lambda t: {"m": t.m * 2, "n": t.n})
+    cache.put("d", "o", "k", Tile(3))
+    assert cache.get("d", "o", "k") == Tile(6)
+
+
+@pytest.mark.parametrize(
+    "bad", [object(), lambda: 1, {"a": object()}, np.zeros(3)], ids=["object", "lambda", "in", "array"]
+)
+def test_a_value_that_cannot_be_written_is_an_error_and_spoils_nothing(path, bad):
+    cache = PersistentCache("op", path)
+    cache.put("d", "o", "before", 1)
+    with pytest.raises(tb.CodecError, match="cannot store"):
+        cache.put("d", "o", "bad", bad)
+    cache.put("d", "o", "after", 2)
+    assert [cache.get("d", "o", k) for k in ("before", "bad", "after")] == [1, None, 2]
+
+
+def test_a_dumper_that_returns_nonsense_is_an_error_at_put(path):
+    cache = PersistentCache("op", path, dumper=lambda _: object())
+    with pytest.raises(tb.CodecError, match="cannot store"):
+        cache.put("d", "o", "k", 1)
+
+
+@pytest.mark.parametrize("loader", [lambda _: 1 / len([]), lambda d: d["gone"], lambda _: "not a Tile"])
+def test_a_loader_that_fails_or_gives_the_wrong_type_is_a_miss_with_one_warning(path, loader):
+    PersistentCache("op", path).put("d", "o", "k", Tile(3))
+    cache = PersistentCache("op", path, loader=loader, cfg_type=Tile)
+    with pytest.warns(tb.TunebookWarning, match="not usable"):
+        assert cache.get("d", "o", "k") is None
+    assert cache.get("d", "o", "k") is None, "and no second warning, which would be an error here"
+
+
+def test_an_entry_of_another_type_is_a_miss_with_a_warning(path):
+    PersistentCache("op", path).put("d", "o", "k", "text")
+    with pytest.warns(tb.TunebookWarning, match="expected a Tile"):
+        assert PersistentCache("op", path, cfg_type=Tile).get("d", "o", "k") is None
+
+
+def test_a_value_of_100_megabytes_is_refused_and_spoils_nothing(path):
+    cache = PersistentCache("op", path)
+    with pytest.raises(tb.CodecError, match="over the limit"):
+        cache.put("d", "o", "k", "x" * 100_000_000)
+    cache.put("d", "o", "k", 1)
+    assert cache.get("d", "o", "k") == 1
+
+
+def test_nan_in_a_config_survives(path):
+    cache = PersistentCache("op", path)
+    cache.put("d", "o", "k", {"x": float("nan")})
+    assert str(cache.get("d", "o", "k")) == "{'x': nan}"
+
+
+@pytest.mark.parametrize(
+    "key", [("a|b", "c", "d"), ("a", "b|c", "d"), ("a", "b", "c|d"), ("", "", ""), ("a/..", "/", "\n")]
+)
+def test_keys_with_separators_do_not_collide(path, key):
+    cache = PersistentCache("op", path)
+    cache.put("a", "b", "c", "other")
+    cache.put(*key, "mine")
+    assert (cache.get("a", "b", "c"), cache.get(*key)) == ("other", "mine")
+
+
+def test_a_file_of_ejkernels_is_read_into_the_type_asked_for(tmp_path):
+    path = tmp_path / "flash.json"
+    device = "gpu|NVIDIA H200|1"
+    path.write_text(json.dumps({f"{device}|flash@v3|deadbeef": {"tile": {"m": 4}, "grid": [7, 8], "order": "row"}}))
+    found = PersistentCache("flash", path).get(device, "flash@v3", "deadbeef")
+    assert found == {"tile": {"m": 4}, "grid": [7, 8], "order": "row"}
+
+    @dataclass(frozen=True)
+    class Old:
+        tile: Tile
+        grid: tuple[int, ...]
+        order: str
+
+    assert PersistentCache("flash", path, cfg_type=Old).get(device, "flash@v3", "deadbeef") == Old(
+        Tile(4), (7, 8), "row"
+    )
+
+
+def test_the_default_path_is_the_users_book():
+    PersistentCache("op").put("d", "o", "k", 1)
+    assert PersistentCache("other").get("d", "o", "k") == 1
+    assert [p.name for p in book_files()] == ["v1"]
+
+
+def test_making_a_cache_touches_no_disk(tmp_path):
+    PersistentCache("op")
+    PersistentCache("op", tmp_path / "new")
+    assert not book_files()
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_a_home_results_stay_in_memory(monkeypatch):
+    monkeypatch.delenv("TUNEBOOK_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pathlib.Path.home", _no_home)
+    with pytest.warns(tb.TunebookWarning, match="Set TUNEBOOK_HOME"):
+        assert PersistentCache("op").get("d", "o", "k") is None
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_path_that_is_no_store_is_an_error_where_the_cache_is_made(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(tb.DefinitionError, match=r"notes\.txt"):
+        PersistentCache("op", tmp_path / "notes.txt")

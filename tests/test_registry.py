@@ -1,0 +1,234 @@
+"""Recordings: every call is seen, nothing large is kept, and what was seen can be tuned later."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from kernels import FakeClock, PretendKernel, Tiles, fake_tuner
+
+import tunebook as tb
+
+
+def make(**options):
+    clock = FakeClock()
+    runs = []
+
+    @tb.tunable(space=tb.Space(block=[1, 2]), tuner=fake_tuner(clock), name="recorded", store=False, **options)
+    def kernel(x, flag=False, *, config):
+        runs.append(config.block)
+        clock.spend(config.block)
+        return x
+
+    return kernel, runs
+
+
+def test_a_recording_sees_every_call_and_tunes_nothing():
+    kernel, runs = make(heuristic={"block": 2})
+    with tb.record() as calls:
+        for n in (8, 8, 4):
+            kernel(np.ones(n))
+    assert runs == [2, 2, 2]
+    assert sorted(call.count for call in calls) == [1, 2]
+    assert all(call.seconds > 0 for call in calls)
+
+
+def test_without_a_heuristic_the_first_candidate_keeps_the_program_running():
+    kernel, runs = make()
+    with tb.record():
+        kernel(np.ones(8))
+    assert runs == [1]
+
+
+def test_hot_calls_are_recorded_too_and_are_hot_again_afterwards():
+    kernel, runs = make()
+    for _ in range(5):
+        kernel(np.ones(8))
+    with tb.record() as calls:
+        kernel(np.ones(8))
+        kernel(np.ones(8), config={"block": 7})
+    assert [call.count for call in calls] == [2]
+    assert runs[-1] == 7
+    kernel(np.ones(8))
+    assert len(calls) == 1
+
+
+def test_calls_of_other_threads_are_recorded():
+    kernel, _ = make()
+    with tb.record() as calls:
+        thread = threading.Thread(target=kernel, args=(np.ones(8),))
+        thread.start()
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_nothing_is_pinned_in_memory():
+    kernel, _ = make()
+
+    class Array(np.ndarray):
+        pass
+
+    with tb.record() as calls:
+        x = np.ones(1000).view(Array)
+        kernel(x, flag=[x, {"deep": (x,)}])
+        gone = weakref.ref(x)
+        del x
+        gc.collect()
+        assert gone() is None
+    assert next(iter(calls)).args[0].shape == (1000,)
+
+
+def test_a_recording_is_bounded():
+    kernel, _ = make()
+    with tb.record(capacity=3) as calls:
+        for n in range(10):
+            kernel(np.ones(n))
+    assert (len(calls), calls.dropped) == (3, 7)
+    with pytest.raises(tb.DefinitionError, match="capacity=0"), tb.record(capacity=0):
+        pass
+
+
+def test_tune_all_tunes_what_is_not_known_and_the_program_then_uses_it():
+    kernel, runs = make(heuristic={"block": 2})
+    kernel(np.ones(4))
+    with tb.record() as calls:
+        kernel(np.ones(8))
+        kernel(np.ones(4))
+    outcomes = {outcome.call.args[0].shape: outcome.status for outcome in tb.tune_all(calls)}
+    assert outcomes == {(8,): "tuned", (4,): "known"}
+    runs.clear()
+    kernel(np.ones(8))
+    assert runs == [1]
+    assert {outcome.status for outcome in tb.tune_all(calls)} == {"known"}
+
+
+def test_a_spent_budget_skips_the_rest_and_says_so():
+    kernel, _ = make()
+    with tb.record() as calls:
+        for n in range(1, 5):
+            kernel(np.ones(n))
+    outcomes = tb.tune_all(calls, budget=5.0)
+    assert outcomes[0].status == "tuned"
+    assert [o.detail for o in outcomes if o.status == "skipped"][-1] == "the budget is spent"
+
+
+def test_one_failing_kernel_does_not_stop_the_others():
+    @tb.tunable(space=[{"b": 1}], name="breaks", store=False)
+    def breaks(x, *, config):
+        if calls_are_over:
+            raise ValueError("broken")
+
+    calls_are_over = False
+    kernel, _ = make()
+    with tb.record() as calls:
+        breaks(np.ones(3))
+        kernel(np.ones(3))
+    calls_are_over = True
+    statuses = {outcome.call.problem.op: outcome for outcome in tb.tune_all(calls)}
+    assert statuses["recorded@v0"].status == "tuned"
+    assert statuses["breaks@v0"].status == "failed"
+    assert "broken" in statuses["breaks@v0"].detail
+
+
+def test_a_recording_survives_a_file(tmp_path):
+    kernel, _ = make()
+    with tb.record() as calls:
+        kernel(np.ones((8, 2), np.float32).T, flag=(1, {"a": None}))
+    calls.save(tmp_path / "calls.json")
+    loaded = tb.Recording.load(tmp_path / "calls.json")
+    assert list(loaded) == list(calls)
+    assert {o.status for o in tb.tune_all(loaded)} == {"tuned"}
+
+
+def test_a_recording_is_tuned_in_another_process_that_imports_the_kernel(tmp_path):
+    (tmp_path / "mylib.py").write_text(
+        textwrap.dedent("""
+        import tunebook as tb
+        @tb.tunable(space=tb.Space(b=[1, 2]))
+        def f(x, *, config):
+            return x
+        """)
+    )
+    script = (
+        "import numpy, mylib, tunebook as tb\nwith tb.record() as calls: mylib.f(numpy.ones(3))\ncalls.save('c.json')"
+    )
+    tune = "import {0}, tunebook as tb\nfor o in tb.tune_all(tb.Recording.load('c.json')): print(o.status, o.detail)"
+    run = lambda code: (
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    )
+    run(script)
+    assert "import mylib first" in run(tune.format("numpy"))
+    assert run(tune.format("numpy, mylib")) == "tuned 2 measured\n"
+    assert run(tune.format("numpy, mylib")) == "known persistent\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": "other"}', '{"format": "tunebook-recording/1", "calls": [1]}']
+)
+def test_a_broken_recording_is_a_clear_error(tmp_path, text):
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(tb.CodecError, match=r"c\.json"):
+        tb.Recording.load(tmp_path / "c.json")
+
+
+def test_a_missing_recording_is_a_clear_error(tmp_path):
+    with pytest.raises(tb.StoreError, match="cannot read"):
+        tb.Recording.load(tmp_path / "none.json")
+
+
+def test_a_call_that_cannot_be_saved_is_named(tmp_path):
+    tb.register_key(Opaque, lambda _: "opaque")
+    kernel, _ = make()
+    with tb.record() as calls:
+        kernel(np.ones(3), flag=Opaque())
+    with pytest.raises(tb.CodecError, match="recorded@v0"):
+        calls.save(tmp_path / "c.json")
+    assert not list(tmp_path.iterdir())
+
+
+class Opaque:
+    """Not made of plain values."""
+
+    def __init__(self, *args):
+        pass
+
+
+def test_the_executor_records_and_its_calls_are_tuned_through_a_selector():
+    clock = FakeClock()
+    kernel = PretendKernel(clock, {Tiles(1): 1.0, Tiles(2): 0.5}, heuristic=Tiles(1))
+    selector = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(clock))
+    run = tb.Executor(selector)
+    with tb.record() as calls:
+        assert run(kernel, np.ones(4)) == Tiles(1)
+    assert tb.tune_all(calls)[0].status == "skipped"
+    assert tb.tune_all(calls, selector=selector)[0].status == "tuned"
+    assert run(kernel, np.ones(4)) == Tiles(2)
+
+
+def test_record_invocation_keeps_specs_by_device():
+    kernel = object()
+    tb.record_invocation("dev", "op@v1", "key", kernel, (np.ones((2, 3)), 7), {"flag": True})
+    tb.record_invocation("dev", "op@v1", "key2", kernel, (), {})
+    tb.record_invocation("other", "op@v1", "key", kernel, (), {})
+    found = tb.get_invocations("dev")
+    assert set(found["op@v1"]) == {"key", "key2"}
+    kept, args, kwargs = found["op@v1"]["key"]
+    assert (kept, args[0].shape, args[1], kwargs) == (kernel, (2, 3), 7, {"flag": True})
+    assert isinstance(args[0], tb.ArraySpec)
+    assert tb.get_invocations("nowhere") == {}
+
+
+def test_recordings_are_json_that_people_can_read(tmp_path):
+    kernel, _ = make()
+    with tb.record() as calls:
+        kernel(np.ones(3))
+    calls.save(tmp_path / "c.json")
+    content = json.loads((tmp_path / "c.json").read_text())
+    assert content["calls"][0]["problem"][1] == "recorded@v0"

@@ -1,0 +1,256 @@
+"""Measuring and deciding, on a fake clock: traps 1, 2, 10, 15, 16 and 17."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+from tunebook._codec import encode, fingerprint
+from tunebook._decide import TIE_FLOOR, decide
+from tunebook._measure import HOPELESS
+from tunebook._tuner import Job, parse_budget
+from tunebook._types import Failure, Measurement
+
+
+def measured(config, *samples, failure=None, when=0.0):
+    return Measurement(
+        config=encode(config), fingerprint=fingerprint(config), code="c", policy="p", environment="e",
+        samples_s=samples, failure=failure, when=when,
+    )  # fmt: skip
+
+
+def winner(measurements, **options):
+    verdict = decide(measurements, **options)
+    return None if verdict is None else verdict.winner.measurement.config
+
+
+class TestDecide:
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+    def test_a_time_that_is_no_time_never_wins(self, bad):
+        for order in ([measured("bad", bad), measured("good", 1.0)], [measured("good", 1.0), measured("bad", bad)]):
+            assert winner(order) == "good"
+        assert decide([measured("bad", bad)]) is None
+
+    def test_a_failure_never_wins_even_with_samples(self):
+        failed = measured("x", 0.1, failure=Failure(kind="wrong-result", message="off"))
+        assert winner([failed, measured("y", 1.0)]) == "y"
+
+    def test_ties_go_to_the_incumbent_then_the_heuristic_then_canonical_order(self):
+        tied = [measured("b", 1.0), measured("a", 1.0 + TIE_FLOOR / 2), measured("c", 1.0 + TIE_FLOOR / 3)]
+        assert winner(tied, incumbent=fingerprint("c"), heuristic=fingerprint("b")) == "c"
+        assert winner(tied, heuristic=fingerprint("b")) == "b"
+        assert winner(tied) == "a"
+
+    def test_an_incumbent_that_is_clearly_slower_loses(self):
+        assert winner([measured("old", 2.0), measured("new", 1.0)], incumbent=fingerprint("old")) == "new"
+
+    @given(st.lists(st.tuples(st.integers(0, 20), st.floats(1e-6, 1.0)), min_size=1, max_size=20), st.randoms())
+    def test_the_same_measurements_give_the_same_decision_in_any_order(self, data, rng):
+        measurements = [measured(config, value) for config, value in dict(data).items()]
+        shuffled = rng.sample(measurements, len(measurements))
+        assert decide(measurements) == decide(shuffled)
+
+    def test_noise_within_the_band_does_not_change_the_decision(self):
+        rng = random.Random(7)
+        choices = set()
+        for _ in range(200):
+            samples = {c: [1.0 + abs(rng.gauss(0, 0.004)) for _ in range(3)] for c in ("a", "b")}
+            choices.add(winner([measured(c, *s) for c, s in samples.items()]))
+        assert choices == {"a"}
+
+
+def job(clock, costs, **options):
+    ran = []
+
+    def make(config):
+        def run():
+            ran.append(config)
+            cost = costs[config]
+            if isinstance(cost, Exception):
+                raise cost
+            clock.spend(cost() if callable(cost) else cost)
+
+        return run
+
+    return Job(make_fn=make, args=(), kwargs={}, candidates=list(costs), **options), ran
+
+
+class TestTuner:
+    def test_the_fastest_candidate_wins(self):
+        clock = FakeClock()
+        work, _ = job(clock, {"a": 0.3, "b": 0.1, "c": 0.2})
+        assert fake_tuner(clock).tune(work).config == "b"
+
+    def test_measure_returns_the_fastest_of_its_runs_in_seconds(self):
+        clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 2.0])
+        assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(1.0)
+
+    def test_measure_raises_what_the_function_raises(self):
+        with pytest.raises(ZeroDivisionError, match="division"):
+            tb.Tuner().measure(lambda: 1 / 0)
+
+    def test_arguments_are_passed_on(self):
+        seen = []
+        tb.Tuner().autotune(lambda c: lambda *a, **k: seen.append((c, a, k)), (1, 2), {"x": 3}, ["only"])
+        assert set(map(repr, seen)) == {repr(("only", (1, 2), {"x": 3}))}
+
+    def test_the_first_run_is_not_timed(self):
+        clock = FakeClock()
+        slow_start = iter([5.0, 0.1, 0.1, 0.1])
+        work, _ = job(clock, {"compiles": lambda: next(slow_start), "steady": 0.2})
+        assert fake_tuner(clock).tune(work).config == "compiles"
+
+    def test_a_hopeless_candidate_is_dropped_after_one_sample_of_the_same_kind(self):
+        clock = FakeClock()
+        work, ran = job(clock, {"good": 0.1, "hopeless": 0.1 * HOPELESS * 1.01, "slow": 0.1 * HOPELESS * 0.99})
+        tuned = fake_tuner(clock).tune(work)
+        assert [ran.count(c) for c in ("good", "hopeless", "slow")] == [4, 2, 4]
+        assert [len(m.samples_s) for m in tuned.measurements] == [3, 1, 3]
+
+    def test_all_failures_are_named(self):
+        clock = FakeClock()
+        work, _ = job(clock, {"a": ValueError("bad tile"), "b": MemoryError("too big")})
+        with pytest.raises(tb.TuningFailed, match="all 2 candidates failed") as caught:
+            fake_tuner(clock).tune(work)
+        assert "'a'" in str(caught.value)
+        assert "MemoryError: too big" in str(caught.value)
+
+    def test_failures_have_a_kind_and_an_expiry(self):
+        clock = FakeClock()
+        errors = {"a": 0.1, "b": MemoryError("m"), "c": tb.CompileError("c"), "d": TimeoutError("t"), "e": OSError("o")}
+        work, _ = job(clock, errors)
+        found = {m.config: m.failure for m in fake_tuner(clock, now_s=lambda: 100.0).tune(work).measurements}
+        kinds = {config: failure.kind for config, failure in found.items() if failure}
+        assert kinds == {"b": "memory", "c": "compile", "d": "timeout", "e": "launch"}
+        assert found["b"].expires > 100.0
+
+    def test_no_candidates_is_an_error(self):
+        with pytest.raises(tb.TuningFailed, match="no candidate"):
+            tb.Tuner().autotune(lambda c: c, (), {}, [])
+
+    def test_a_wrong_output_never_wins(self):
+        verdicts = iter(["off by one", None])
+        clock = FakeClock()
+        work, _ = job(clock, {"wrong": 0.1, "right": 0.2}, check=lambda _: next(verdicts))
+        tuned = fake_tuner(clock).tune(work)
+        assert tuned.config == "right"
+        assert tuned.measurements[0].failure.kind == "wrong-result"
+
+    def test_a_candidate_that_cannot_be_written_can_still_be_tuned(self):
+        clock = FakeClock()
+        fast, slow = object(), object()
+        work, _ = job(clock, {slow: 0.2, fast: 0.1})
+        assert fake_tuner(clock).tune(work).config is fast
+
+    @pytest.mark.parametrize(("warmup", "iters"), [(0, 0), (-1, 3)])
+    def test_a_tuner_that_measures_nothing_is_refused(self, warmup, iters):
+        with pytest.raises(tb.DefinitionError, match="iters >= 1"):
+            tb.Tuner(warmup, iters)
+
+
+class TestKnownMeasurements:
+    def first(self, costs):
+        clock = FakeClock()
+        work, _ = job(clock, costs)
+        return fake_tuner(clock).tune(work)
+
+    def again(self, costs, tuned, **options):
+        clock = FakeClock()
+        incumbent = None if tuned.verdict is None else tuned.verdict.winner.measurement.fingerprint
+        work, ran = job(clock, costs, known=tuned.measurements, incumbent=incumbent, **options)
+        return fake_tuner(clock, now_s=options.pop("now_s", lambda: 0.0)).tune(work), ran
+
+    def test_an_added_candidate_runs_with_the_incumbent_and_nothing_else(self):
+        tuned, ran = self.again({"a": 0.3, "b": 0.2, "c": 0.1}, self.first({"a": 0.3, "b": 0.2}))
+        assert (tuned.config, set(ran)) == ("c", {"b", "c"})
+
+    def test_removing_and_reordering_candidates_runs_nothing(self):
+        tuned, ran = self.again({"c": 0.1, "a": 0.3}, self.first({"a": 0.3, "b": 0.05, "c": 0.1}))
+        assert (tuned.config, ran) == ("c", [])
+
+    def test_other_code_policy_or_environment_is_measured_anew(self):
+        tuned = self.first({"a": 0.3, "b": 0.2})
+        for options in ({"code": "edited"}, {"environment": "driver 2"}, {"mode": "forward+backward"}):
+            _, ran = self.again({"a": 0.3, "b": 0.2}, tuned, **options)
+            assert set(ran) == {"a", "b"}
+
+    def test_a_failure_is_not_tried_again_until_it_expires(self):
+        clock = FakeClock()
+        known = [
+            Measurement(
+                config=c, fingerprint=fingerprint(c), code="", policy="host-clock/warmup=1/iters=3/forward",
+                environment="", failure=Failure(kind="launch", message="x", expires=expires),
+            )
+            for c, expires in (("old", 10.0), ("recent", 100.0))
+        ]  # fmt: skip
+        work, ran = job(clock, {"old": 0.1, "recent": 0.1, "new": 0.1}, known=known)
+        fake_tuner(clock, now_s=lambda: 50.0).tune(work)
+        assert set(ran) == {"old", "new"}
+
+
+class TestBudget:
+    @pytest.mark.parametrize("budget", [0.5, 1.0, 3.3])
+    def test_a_budget_is_kept_to_within_one_candidate(self, budget):
+        clock = FakeClock()
+        work, _ = job(clock, dict.fromkeys(range(100), 0.1), budget_s=budget)
+        start = clock.seconds
+        tuned = fake_tuner(clock).tune(work)
+        one_candidate = 0.1 * 4
+        assert clock.seconds - start <= budget + one_candidate
+        assert not tuned.complete
+
+    def test_the_best_so_far_stands_and_more_budget_goes_on_from_there(self):
+        clock = FakeClock()
+        costs = {i: 0.2 - i * 0.01 for i in range(10)}
+        work, _ = job(clock, costs, budget_s=2.0)
+        first = fake_tuner(clock).tune(work)
+        assert 0 < first.ran < 10
+        again, ran = job(clock, costs, known=first.measurements, incumbent=fingerprint(first.config))
+        second = fake_tuner(clock).tune(again)
+        assert second.complete
+        assert len(set(ran)) == 10 - first.ran + 1, "the rest, and the incumbent once more"
+
+    def test_the_heuristic_is_measured_first(self):
+        clock = FakeClock()
+        work, ran = job(clock, dict.fromkeys(range(10), 1.0), heuristic=7, budget_s=0.5)
+        assert fake_tuner(clock).tune(work).config == 7
+        assert set(ran) == {7}
+
+    @pytest.mark.parametrize("bad", ["fast", "30", "-1s", 0, -2, "", math.nan])
+    def test_a_budget_that_is_no_time_is_refused_with_examples(self, bad):
+        with pytest.raises(tb.DefinitionError, match='"30s"'):
+            parse_budget(bad)
+
+
+class TestCompile:
+    def test_candidates_are_compiled_at_once_and_before_any_is_timed(self):
+        import threading
+
+        clock, barrier, log = FakeClock(), threading.Barrier(4, timeout=10), []
+
+        def compile_one(config):
+            barrier.wait()
+            log.append(("compiled", config))
+
+        work, _ = job(clock, {i: lambda i=i: log.append(("ran", i)) or 0.1 for i in range(4)}, compile=compile_one)
+        tuned = fake_tuner(clock, compile_threads=4).tune(work)
+        assert [kind for kind, _ in log[:4]] == ["compiled"] * 4
+        assert all(m.compile_s is not None for m in tuned.measurements)
+
+    def test_a_compile_error_costs_one_candidate(self):
+        clock = FakeClock()
+
+        def compile_one(config):
+            if config == "bad":
+                raise tb.CompileError("syntax")
+
+        work, ran = job(clock, {"bad": 0.01, "good": 0.1}, compile=compile_one)
+        tuned = fake_tuner(clock).tune(work)
+        assert tuned.config == "good"
+        assert "bad" not in ran
