@@ -35,8 +35,8 @@ from tunebook._registry import get_invocations as get_invocations
 from tunebook._registry import record as record
 from tunebook._registry import record_invocation as record_invocation
 from tunebook._selection import ConfigSelectorChain as ConfigSelectorChain
-from tunebook._selection import forward_autotune_only as forward_autotune_only
 from tunebook._selection import policy_override as policy_override
+from tunebook._sources import forward_autotune_only as forward_autotune_only
 from tunebook._space import Config as Config
 from tunebook._space import Space as Space
 from tunebook._tunable import Tunable as Tunable

@@ -141,7 +141,7 @@ def _call(loader: Callable[[Any], object], plain: object) -> object:
     """Call the user's loader on what other versions, or other people, wrote."""
     try:
         return loader(plain)
-    except Exception as error:
+    except Exception as error:  # the user's code over unknown data may raise anything; that is a miss
         raise CodecError(f"the loader raised {type(error).__name__}: {error}") from error
 
 
