@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,13 +124,18 @@ def start(command: str, **settings) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
     )
 
 
 def outcome(command: str, **settings) -> dict:
     """Run a command to its end and return the JSON object that it printed last."""
     process = start(command, **settings)
-    printed, _ = process.communicate(timeout=110)
+    try:
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it forked
     if process.returncode:
         raise RuntimeError(f"{command} ended with {process.returncode}: {printed}")
     return json.loads(printed.splitlines()[-1])

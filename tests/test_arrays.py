@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from itertools import permutations
 from types import SimpleNamespace
 
@@ -60,7 +61,7 @@ def test_whatever_has_a_shape_and_a_dtype_is_an_array(x):
 
 
 @pytest.mark.parametrize(
-    "x", [np.dtype("f4"), np.float32, np.ndarray, np.float32(1), 3, "x", None, [1], ml_dtypes.bfloat16, ArraySpec]
+    "x", [np, np.dtype("f4"), np.float32, np.ndarray, np.float32(1), 3, "x", None, [1], ml_dtypes.bfloat16, ArraySpec]
 )
 def test_dtypes_classes_scalars_and_containers_are_no_arrays(x):
     assert not is_array(x)
@@ -239,6 +240,17 @@ def test_a_container_that_contains_itself_has_no_device():
     loop = []
     loop.append(loop)
     assert device_of(loop) is None
+
+
+def test_a_device_array_of_numba_is_on_the_current_device(monkeypatch):
+    device = standing_in_for("numba.cuda.cudadrv.driver", "Device", name=b"NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(get_current_device=lambda: device))
+    x = standing_in_for(
+        "numba.cuda.cudadrv.devicearray", "DeviceNDArray", shape=(2,), strides=(4,), dtype=np.dtype("f4")
+    )
+    assert describe(x).platform == "gpu"
+    assert device_of((x,)) == "gpu:NVIDIA H200"
+    assert platform_of(weakref.proxy(device)) == "gpu"
 
 
 def test_the_libraries_of_a_call_are_those_of_its_arrays():

@@ -76,6 +76,7 @@ VALUES = [
     float("inf"),
     "a,b|c$",
     "\udc80",
+    "\ud83d\ude00",
     b"\x00\xff",
     2 + 3j,
     (1, (2, [3, {"k": (4,)}])),
@@ -95,7 +96,7 @@ VALUES = [
     np.float16,
     np.int8(3),
     ml_dtypes.bfloat16(1.5),
-    tb.Config(block_m=64, order=("i", "j"), dtype=np.dtype("int8")),
+    tb.Config(block_m=64, order=("i", "j"), dtype=np.dtype("int8"), mode=Mode.SAFE, inner=Inner((9,))),
 ]
 
 
@@ -157,6 +158,10 @@ def test_fingerprints_are_equal_exactly_when_values_are(a, b):
 def _nan_to_str(value):
     """NaN equals itself for a fingerprint; and dict order does not count."""
     return json.dumps(encode(value), sort_keys=True)
+
+
+def test_a_pair_of_surrogates_is_not_the_character_that_it_would_encode():
+    assert fingerprint("\ud83d\ude00") != fingerprint("\U0001f600")
 
 
 def test_true_one_and_one_point_zero_are_three_values():

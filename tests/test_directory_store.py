@@ -326,7 +326,7 @@ def test_the_quarantine_is_bounded_and_keeps_the_newest(root):
 
 def test_a_record_that_was_replaced_after_it_was_found_damaged_is_not_lost(root):
     """Without locks a writer can come between looking and moving: the file that was moved is then a good one."""
-    from tunebook.stores._quarantine import set_aside  # noqa: PLC0415 - only here
+    from tunebook.stores._quarantine import set_aside
 
     store = DirectoryStore(root)
     store.put(example_record())
@@ -390,9 +390,17 @@ def test_group_and_others_each_make_a_root_unsafe(root, mode):
         DirectoryStore(root).put(example_record())
 
 
+def test_a_safe_root_with_an_unsafe_directory_in_it_is_not_used(root):
+    DirectoryStore(root).put(example_record())
+    (root / "v1").chmod(0o775)
+    with pytest.warns(TunebookWarning, match=f"chmod go-w {root}/v1"):
+        assert DirectoryStore(root).get(example_record().problem) is None
+
+
 def test_a_root_made_by_us_is_safe_whatever_the_umask(root):
     before = os.umask(0)
     try:
+        assert DirectoryStore(root).leases().create("k.1", b"")  # a lease comes before the first put
         DirectoryStore(root).put(example_record())
     finally:
         os.umask(before)
@@ -513,7 +521,7 @@ def test_a_read_only_mount_still_answers_and_refuses_writes(tmp_path, name):
 
 
 def test_a_limit_on_file_sizes_is_an_error_of_its_own_kind(root):
-    import resource  # noqa: PLC0415 - only here
+    import resource
 
     DirectoryStore(root).put(example_record(config="old"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

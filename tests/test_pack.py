@@ -191,12 +191,13 @@ def test_a_record_under_another_id_is_not_returned(path):
 
 
 @pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
-@pytest.mark.parametrize("zipped", [False, True])
-def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(path, zipped):
+@pytest.mark.parametrize("zipped", [False, True], ids=["file", "zip"])
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 17])
+def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(path, zipped, stride):
     record = example_record()
     write_pack(path, [record])
     data = path.read_bytes()
-    for position in [*range(100), *range(100, len(data), 7)]:
+    for position in [*range(100), *range(100, len(data), stride)]:
         damaged = bytearray(data)
         damaged[position] ^= 1 << position % 8
         for content in (bytes(damaged), data[:position]):

@@ -259,7 +259,8 @@ def test_all_candidates_failing_gives_the_heuristic_and_persists_nothing(tmp_pat
     costs = {FAST: ValueError("no shared memory"), SLOW: MemoryError("too big"), GUESS: OSError("gone")}
     chain, kernel, events = make(costs=costs, path=tmp_path)
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
-    assert names(events) == ["autotune_start", "heuristics"]
+    assert names(events) == ["autotune_start", "autotune_finish", "heuristics"]
+    assert events[1][1]["cfg"] is None
     assert list(chain.persistent.store.items()) == []
     runs = len(kernel.runs)
     chain.choose(invocation(kernel, 1), kernel)

@@ -39,7 +39,8 @@ class ArraySpec:
 
 def is_array(x: object) -> bool:
     """Return whether this has a shape and a dtype; numpy's scalars do too, but are values and not arrays."""
-    if isinstance(x, type) or getattr(x, "shape", None) is None or getattr(x, "dtype", None) is None:
+    # A tuple: the module numpy has a `shape` and a `dtype` too.
+    if isinstance(x, type) or not isinstance(getattr(x, "shape", None), tuple) or getattr(x, "dtype", None) is None:
         return False
     numpy = sys.modules.get("numpy")
     return numpy is None or not isinstance(x, numpy.generic)
@@ -178,7 +179,7 @@ def platform_of(device: object) -> str:
             return _platform_name(word)
         if isinstance(word, int):
             return next((name for bit, name in _OPENCL_KINDS if word & bit), "")
-    return "gpu" if root_module(type(device)) == "cupy" else ""
+    return "gpu" if root_module(device.__class__) in ("cupy", "numba") else ""  # a proxy has its referent's __class__
 
 
 def _platform_name(word: str) -> str:
@@ -200,8 +201,14 @@ def _platform_label(x: Any, library: str, devices: DeviceOrdinals) -> str:
 
 
 def _device(x: Any, library: str) -> object | None:
-    # numpy has had `.device` since 2.0 only.
-    return getattr(x, "device", None) or ("cpu" if library == "numpy" else None)
+    device: object | None = getattr(x, "device", None)
+    if device is None and library == "numpy":
+        device = "cpu"  # `.device` came with numpy 2.0
+    elif device is None and library == "numba":
+        # Its arrays do not say which, but are on a GPU. By name: the device is a weak proxy, which has no hash.
+        name = sys.modules["numba.cuda"].get_current_device().name
+        device = f"gpu:{name.decode() if isinstance(name, bytes) else name}"
+    return device
 
 
 def device_of(args: object) -> object | None:

@@ -109,15 +109,11 @@ class Book(Generic[C]):
                 continue  # what cannot be written cannot be in the book
         return index
 
-    def measurements(self, call: Call[C]) -> tuple[Measurement, ...]:
-        """Return what was measured for a call's problem, whatever it was measured under."""
+    def history(self, call: Call[C]) -> tuple[tuple[Measurement, ...], str | None]:
+        """Return what was measured for a call's problem, under whatever conditions, and the winner's fingerprint."""
         record = self.persistent.read(call.problem)
-        return () if record is None else _body(record).measurements
-
-    def incumbent(self, call: Call[C]) -> Json:
-        """Return the encoded configuration that was chosen before, or None."""
-        record = self.persistent.read(call.problem)
-        return None if record is None else record.head.config
+        body = Body() if record is None else body_of(record)
+        return body.measurements, winner_of(body)
 
     def publish(self, call: Call[C], tuned: Tuned[C], generation: int) -> None:
         """Write what a tuning found; a configuration that cannot be written costs one warning and stays in memory."""
@@ -136,19 +132,25 @@ class Book(Generic[C]):
             # A lease's numbers start again when it is released; the record's go on.
             generation=generation + (0 if earlier is None else earlier.head.generation),
         )
-        known = () if earlier is None else _body(earlier).measurements
+        known = () if earlier is None else body_of(earlier).measurements
         body = Body(measurements=_kept(known, tuned.measurements), provenance=_provenance(tuned))
         if earlier is not None:
-            head, body = replace(head, extra=earlier.head.extra), replace(body, extra=_body(earlier).extra)
+            head, body = replace(head, extra=earlier.head.extra), replace(body, extra=body_of(earlier).extra)
         self.persistent.write(Record(head, body))
 
 
-def _body(record: Record) -> Body:
+def body_of(record: Record) -> Body:
     """Return a record's body, or an empty one if it cannot be read: the head alone answers calls."""
     try:
         return record.body
     except CodecError:
         return Body()
+
+
+def winner_of(body: Body) -> str | None:
+    """Return the fingerprint of the configuration that was chosen on these measurements, if that was written down."""
+    winner = body.provenance.get("winner")
+    return winner if isinstance(winner, str) else None
 
 
 def _kept(known: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -166,5 +168,5 @@ def _provenance(tuned: Tuned[Any]) -> dict[str, Json]:
         "complete": tuned.complete,
     }
     if tuned.verdict is not None:
-        facts |= {"rule": tuned.verdict.rule, "tied": len(tuned.verdict.tied), "band": tuned.verdict.band}
+        facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
     return facts

@@ -17,11 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tunebook._arrays import describe, is_array
-from tunebook._codec import encode, fingerprint, type_name
-from tunebook._errors import CodecError, DefinitionError
-from tunebook._fingerprint import library_version
-from tunebook._record import canonical_json
-from tunebook._source import (
+from tunebook._code import (
     Read,
     class_node_of,
     closure,
@@ -34,6 +30,10 @@ from tunebook._source import (
     reads,
     stored,
 )
+from tunebook._codec import encode, fingerprint, type_name
+from tunebook._errors import CodecError, DefinitionError
+from tunebook._fingerprint import library_version
+from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,8 +93,9 @@ def _digest(value: Json) -> str:
 
 def _home(function: object) -> str:
     """Return the top-level package whose code counts as the user's own even if it is installed."""
-    while (inner := inner_callable(function)) is not None:
-        function = inner
+    for _ in range(16):  # a wrapper may claim to wrap itself
+        inner = function.func if isinstance(function, functools.partial) else inner_callable(function)
+        function = function if inner is None else inner
     root = str(getattr(function, "__module__", "")).partition(".")[0]
     return "" if root == "__main__" else root
 

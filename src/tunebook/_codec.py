@@ -89,6 +89,13 @@ def _plain(value: Any, _where: str, _depth: int) -> Json:
     return value  # type: ignore[no-any-return]
 
 
+def _str(value: str, _where: str, _depth: int) -> Json:
+    if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+        return value
+    # JSON writes a pair of lone surrogates and the character that they would encode in the same way.
+    return {TAG: "str", "v": value.encode("utf-8", "surrogatepass").hex()}
+
+
 def _int(value: int, _where: str, _depth: int) -> Json:
     # hex: Python refuses to print or parse decimal integers of more than 4300 digits.
     return value if -_EXACT_INT < value < _EXACT_INT else {TAG: "int", "v": hex(value)}
@@ -188,7 +195,7 @@ _Encoder = typing.Callable[[Any, str, int], "Json"]
 _ENCODERS: Final[dict[type, _Encoder]] = {
     type(None): _plain,
     bool: _plain,
-    str: _plain,
+    str: _str,
     int: _int,
     float: _float,
     complex: _complex,
@@ -372,6 +379,7 @@ def _torch_dtype_named(name: object) -> Any:
 _NESTED: Final = frozenset({"tuple", "set", "frozenset", "map", "complex"})
 
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "str": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
     "int": lambda v: int(v, 16),
     "float": float,
     "complex": lambda v: complex(*v),
@@ -426,5 +434,7 @@ def _parts(item: object) -> Iterable[object]:
         return [*item.keys(), *item.values()]
     if isinstance(item, (list, tuple, set, frozenset)):
         return item
+    if type(item) in _HOOKS:
+        return [_HOOKS[type(item)][0](item)]
     fields = _fields_of(item)
     return () if fields is None else fields.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -68,7 +67,7 @@ def decide(
 
 def _noise(best: Ranked) -> float:
     samples = best.measurement.valid_samples_s
-    spread = (statistics.median(samples) - min(samples)) / min(samples)
+    spread = (sorted(samples)[len(samples) // 2] - min(samples)) / min(samples)
     return min(max(spread, TIE_FLOOR), TIE_CEILING)
 
 

@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._book import body_of, winner_of
 from tunebook._codec import readable
 from tunebook._decide import Ranked, Verdict, decide
-from tunebook._errors import CodecError, StoreError
+from tunebook._errors import StoreError
 from tunebook._keys import explain_difference, spell_out
 from tunebook._progress import seconds_text
+from tunebook._record import Body
 from tunebook._selection import NoSelection, Selection
 
 if TYPE_CHECKING:
@@ -62,11 +64,11 @@ class Explanation:
     def _measured(self) -> Iterable[str]:
         if self.record is None or self.verdict is None:
             return
-        facts, verdict = self.record.body.provenance, self.verdict
+        facts, verdict = body_of(self.record).provenance, self.verdict
         when = facts.get("when")
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
         yield f"measured {day} on {facts.get('host', '?')} under {self.record.head.environment}"
-        yield f"  winner      {_ranked(verdict.winner)}  ({verdict.rule})"
+        yield f"  winner      {_ranked(verdict.winner)}  ({facts.get('rule', verdict.rule)})"
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
             slower = others[0].value_s / verdict.winner.value_s - 1
@@ -89,7 +91,8 @@ class Explanation:
 
 def _ranked(ranked: Ranked) -> str:
     samples = sorted(ranked.measurement.valid_samples_s)
-    spread = f"{seconds_text(samples[0])} to {seconds_text(samples[-1])}, {len(samples)} samples"
+    counted = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
+    spread = f"{seconds_text(samples[0])} to {seconds_text(samples[-1])}, {counted}"
     return f"{readable(ranked.measurement.config)}  {seconds_text(ranked.value_s)}  ({spread})"
 
 
@@ -101,22 +104,16 @@ def explain_call(
     problem = selection.problem
     record = None if selector.persistent is None else selector.persistent.read(problem)
     here = (kernel.code_checksum, kernel.environment(inv))
-    measured = [m for m in _measurements(record) if (m.code, m.environment) == here]
+    body = Body() if record is None else body_of(record)
+    measured = [m for m in body.measurements if (m.code, m.environment) == here]
     return Explanation(
         problem=problem,
         selection=selection,
         record=record,
-        verdict=decide(measured),
+        verdict=decide(measured, incumbent=winner_of(body)),
         failures=tuple(m for m in measured if m.failure is not None),
         near_misses=_near_misses(selector, problem),
     )
-
-
-def _measurements(record: Record | None) -> tuple[Measurement, ...]:
-    try:
-        return () if record is None else record.body.measurements
-    except CodecError:
-        return ()
 
 
 def _near_misses(selector: ConfigSelectorChain[Any], problem: Problem) -> tuple[NearMiss, ...]:
@@ -124,7 +121,7 @@ def _near_misses(selector: ConfigSelectorChain[Any], problem: Problem) -> tuple[
         return ()
     others: set[Problem] = set(selector.cache.keys())
     with suppress(StoreError):  # what cannot be read was warned about when it was looked up
-        others.update(record.problem for record in selector.persistent.store.items())
+        others.update(record.problem for record in selector.persistent.store.items(problem.op))
     misses = [
         NearMiss(problem=other, differences=_differences(other, problem))
         for other in others

@@ -8,6 +8,7 @@ it *invalidates* what is already known (a changed policy, a new entry, a new lis
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +66,10 @@ class Gate:
         self.holds = 0
         self.epoch = 0
 
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.RLock()
+
     def register(self, answers: Answers) -> None:
         """Put a kernel's answers under this gate."""
         with self._lock:
@@ -114,3 +119,5 @@ class Gate:
 
 
 GATE: Final = Gate()
+# A lock that another thread held at a fork would stay locked in the child for ever.
+os.register_at_fork(after_in_child=GATE.renew_lock)

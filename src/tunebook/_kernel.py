@@ -231,5 +231,5 @@ class Kernel(Generic[Cfg, Out]):
             for name, value in vars(kind).items()
             if callable(value) and not name.startswith(_NOT_MEASURED)
         }
-        parts = [code_checksum(getattr(type(self), name), version=self.version) for name in sorted(names)]
+        parts = [code_checksum(getattr(self, name), version=self.version) for name in sorted(names)]
         return blake2b("".join(parts).encode(), digest_size=16).hexdigest()

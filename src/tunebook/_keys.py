@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from tunebook._arrays import DeviceOrdinals, describe, dtype_name, is_array, root_module
 from tunebook._buckets import Buckets
 from tunebook._checksum import inner_callable, source_digest
+from tunebook._code import closure, defaults
 from tunebook._codec import type_name
 from tunebook._errors import DefinitionError, UnkeyableError
 from tunebook._key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
 from tunebook._key_text import spell_out as spell_out  # noqa: PLC0414 - as above
 from tunebook._record import canonical_json
-from tunebook._source import closure, defaults
 
 if TYPE_CHECKING:
     from tunebook._types import Json
@@ -141,7 +141,7 @@ class _Describer:
         for kind in type(value).__mro__:
             if kind in _registered:
                 return {"$custom": [type_name(type(value)), self.describe(_registered[kind](value), place)]}
-        for attempt in (self._symbol, self._array, self._fields, self._callable, self._subclass):
+        for attempt in (self._array, self._symbol, self._fields, self._callable, self._subclass):
             described = attempt(value, place)
             if described is not None:
                 return described
@@ -264,6 +264,8 @@ class _Describer:
         inner = inner_callable(value) if callable(value) else None
         if inner is not None:
             return {"$callable": [type_name(type(value)), self.describe(inner, place)]}
+        if isinstance(value, BuiltinFunctionType):
+            return {"$builtin": f"{value.__module__}.{value.__qualname__}"}
         name = _importable_name(value)
         return None if name is None else {"$builtin": name}
 
@@ -364,9 +366,13 @@ def _importable_name(value: Any) -> str | None:
     if isinstance(value, (MethodDescriptorType, WrapperDescriptorType)):
         return f"{type_name(value.__objclass__)}.{value.__name__}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    module = getattr(value, "__module__", None) or root_module(type(value))
-    if not isinstance(name, str) or not isinstance(module, str):
+    root = root_module(type(value))
+    module = getattr(value, "__module__", None)
+    if not isinstance(name, str):
         return None
+    if not isinstance(module, str) or type(value).__name__ == "ufunc":
+        # The ufuncs of numpy and cupy do not know their module; cupy.add calls itself "cupy_add".
+        module, name = root, name.removeprefix(f"{root}_")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 HOPELESS: Final = 3.0
 
 
+def wait_for(result: Any) -> None:
+    """Block until an asynchronous result is there: whatever has `block_until_ready`, also inside containers."""
+    if isinstance(result, (tuple, list)):
+        for item in result:
+            wait_for(item)
+    elif isinstance(result, dict):
+        for item in result.values():
+            wait_for(item)
+    else:
+        block = getattr(result, "block_until_ready", None)
+        if block is not None:
+            block()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopwatch:
     """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic."""
@@ -25,7 +39,7 @@ class Stopwatch:
     warmup: int = 1
     iters: int = 3
     clock_ns: Callable[[], int] = time.perf_counter_ns
-    wait: Callable[[Any], None] = lambda result: wait_for(result)  # noqa: PLW0108 - defined below
+    wait: Callable[[Any], None] = wait_for
 
     @property
     def name(self) -> str:
@@ -92,17 +106,3 @@ def failed(error: Exception) -> Trial:
     elif isinstance(error, TimeoutError):
         kind = "timeout"
     return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {error}"), error=error)
-
-
-def wait_for(result: Any) -> None:
-    """Block until an asynchronous result is there: whatever has `block_until_ready`, also inside containers."""
-    if isinstance(result, (tuple, list)):
-        for item in result:
-            wait_for(item)
-    elif isinstance(result, dict):
-        for item in result.values():
-            wait_for(item)
-    else:
-        block = getattr(result, "block_until_ready", None)
-        if block is not None:
-            block()

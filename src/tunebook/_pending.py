@@ -22,13 +22,12 @@ from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from tunebook._errors import StoreError, TunebookError, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from contextvars import Token
 
     from tunebook.stores._protocol import LeaseBoard
 
@@ -60,28 +59,57 @@ class _Forks:
 _FORKS: Final = _Forks()
 
 
+class _Leading:
+    """While entered, calls from within know that they are part of the work for a key.
+
+    "Within" is the context: this thread, and what it starts by a fork or with a copy of its context.
+    """
+
+    def __init__(self, scope: object, key: Hashable) -> None:
+        self._scope: Final = scope
+        self._key: Final = key
+        self._over = False  # for copies of the context that outlive the work
+
+    def __enter__(self) -> None:
+        self._token = _leading.set((*_leading.get(), self))
+
+    def __exit__(self, *_: object) -> None:
+        _leading.reset(self._token)
+        self._over = True
+
+    def covers(self, scope: object, key: Hashable) -> bool:
+        return self._scope is scope and self._key == key and not self._over
+
+
+_leading: ContextVar[tuple[_Leading, ...]] = ContextVar("tunebook_leading", default=())
+
+
+def _leads(scope: object, key: Hashable) -> bool:
+    return any(entered.covers(scope, key) for entered in _leading.get())
+
+
 class _Flight(Generic[T]):
     """One run of the work of one key, for all who ask meanwhile. Entered by the thread that does the work.
 
     A context manager, because it has to see every error and must not catch any.
     """
 
-    def __init__(self, flights: dict[tuple[int, Hashable], _Flight[T]], key: tuple[int, Hashable]) -> None:
-        self.flights: Final = flights
-        self.key: Final = key
+    def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
+        self.up: Final = up
+        # With the number of forks, so that a forked child does not wait for its parent's threads.
+        self.key: Final = (_FORKS.count, key)
         self.landed: Final = threading.Event()
         self.result: tuple[T] | None = None
         self.error: Exception | None = None
 
     def __enter__(self) -> None:
-        self._token: Token[tuple[_Flight[Any], ...]] = _leading.set((*_leading.get(), self))
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        _leading.reset(self._token)
         if isinstance(error, Exception):
             self.error = error
         # Forgotten before it lands: a waiter that tries again must not find it still up.
-        self.flights.pop(self.key, None)
+        self.up.pop(self.key, None)
         # If the work forked, this may be the child, where a thread that no longer exists may own the event's lock.
         if self.key[0] == _FORKS.count:
             self.landed.set()
@@ -97,27 +125,17 @@ class _Flight(Generic[T]):
         return self.result
 
 
-_leading: ContextVar[tuple[_Flight[Any], ...]] = ContextVar("tunebook_leading", default=())
-
-
 class Flights(Generic[T]):
     """Work that many threads ask for and one does. In a forked child it starts empty."""
 
     def __init__(self) -> None:
         # No lock: `setdefault` and `pop` are atomic, and a lock that another thread held at a fork would stay locked
-        # in the child. The fork count is part of the key, so that a child does not wait for its parent's threads.
+        # in the child.
         self._up: Final[dict[tuple[int, Hashable], _Flight[T]]] = {}
 
     def busy(self, key: Hashable) -> bool:
         """Whether a thread of this process is at work for the key."""
         return (_FORKS.count, key) in self._up
-
-    def leading(self, key: Hashable) -> bool:
-        """Whether this very call is part of the work for the key.
-
-        True in the thread that does the work, and in what it started by a fork or with a copy of its context.
-        """
-        return any(f.flights is self._up and f.key[1] == key and not f.landed.is_set() for f in _leading.get())
 
     def run(self, key: Hashable, work: Callable[[], T]) -> tuple[T, bool]:
         """Return the result of `work`, and whether this call did it rather than wait for the thread that did.
@@ -127,13 +145,13 @@ class Flights(Generic[T]):
         is shared. What is no `Exception` (KeyboardInterrupt) ends the leader's call only: a waiter does the work then.
         A call from within the work would wait for itself: it does the work instead.
         """
-        if self.leading(key):
+        if _leads(self, key):
             return work(), True
         while True:
-            mine = _Flight(self._up, (_FORKS.count, key))
+            mine = _Flight(self._up, key)
             flight = self._up.setdefault(mine.key, mine)
             if flight is mine:
-                with mine:
+                with mine, _Leading(self, key):
                     result = work()
                     mine.result = (result,)
                 return result, True
@@ -297,8 +315,9 @@ class Busy:
 class Held:
     """The lease, or the leave to go on without one (generation 0). Released once what it was held for is published.
 
-    Of two that hold one lease at different times without a release between, the later has the higher generation.
-    After a release numbers start again at 1: what replaces a known record adds that record's own generation.
+    Who takes over has the higher generation. After a release they start again at 1, so a holder publishes under its
+    own plus that of the record as it found it when it began. (As it finds it when it publishes would not do: that may
+    be the record of who took over from it, which it must not replace.)
     """
 
     generation: int
@@ -440,17 +459,17 @@ def single_flight(
     """Return what `look` finds, or else the result of `work`, done once among threads and among processes.
 
     `work` gets the generation to publish under, and publishes before it returns, so that the next holder finds it.
-    With `instead`, that is called rather than waiting for whoever is at work. A call from within the work for the same
-    key does the work itself, without a lease: its own call holds that.
+    With `instead`, that is called rather than waiting for whoever is at work. A call from within the work under the
+    same lease id would wait for itself: it does the work, without a lease.
     """
-    if flights.leading(key):
+    if _leads(single_flight, lease_id):
         return work(0)
 
     def lead() -> Found[T] | Busy:
         claimed = acquire(board, lease_id, look=look, lease_s=lease_s, deadline_s=None if instead is None else 0.0)
         if not isinstance(claimed, Held):
             return claimed
-        with claimed:
+        with claimed, _Leading(single_flight, lease_id):
             return Found(work(claimed.generation))
 
     while instead is None or not flights.busy(key):

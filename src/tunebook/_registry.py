@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._arrays import ArraySpec, describe, is_array
+from tunebook._arrays import ArraySpec, DeviceOrdinals, describe, is_array
 from tunebook._codec import classes_of, decode, encode
 from tunebook._errors import CodecError, DefinitionError, StoreError
 from tunebook._gate import GATE
@@ -77,11 +77,12 @@ class Recording:
                 self.dropped += 1
                 return
             if seen is None:
+                specs = abstract((args, dict(kwargs)))
                 seen = RecordedCall(
                     problem=problem,
                     kernel=kernel,
-                    args=abstract(args),
-                    kwargs=abstract(dict(kwargs)),
+                    args=specs[0],
+                    kwargs=specs[1],
                     module=_module_of(kernel),
                     count=0,
                 )
@@ -125,17 +126,18 @@ class Recording:
         return recording
 
 
-def abstract(value: Any) -> Any:
+def abstract(value: Any, devices: DeviceOrdinals | None = None) -> Any:
     """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
+    devices = devices or DeviceOrdinals()
     if is_array(value):
-        return describe(value)
+        return describe(value, devices)
     if isinstance(value, tuple):
-        parts = [abstract(item) for item in value]
+        parts = [abstract(item, devices) for item in value]
         return type(value)(*parts) if type(value) is not tuple else tuple(parts)
     if isinstance(value, list):
-        return [abstract(item) for item in value]
+        return [abstract(item, devices) for item in value]
     if isinstance(value, dict):
-        return {key: abstract(item) for key, item in value.items()}
+        return {key: abstract(item, devices) for key, item in value.items()}
     return value
 
 

@@ -155,7 +155,7 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Tuned[C]:
         """Tune a call now and use the result from now on; what was measured before is not measured again."""
         request = self._request(inv, kernel)
-        tuned = self._autotune.run(request, budget_s=parse_budget(budget), on_step=on_step)
+        tuned = self._autotune.tune(request, budget_s=parse_budget(budget), on_step=on_step)
         self._memory.remember(request, tuned.config)
         request.tell("autotune_finish", cfg=tuned.config)
         return tuned

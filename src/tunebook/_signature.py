@@ -59,6 +59,7 @@ def leaf_for(value: object, *, layout: bool) -> Leaf:
     return ANY
 
 
+_DTYPES_OF: Final = frozenset({"numpy", "torch", "ml_dtypes"})
 _BY_VALUE: Final = frozenset({bool, NoneType, int, str, bytes, complex, range, slice, type(Ellipsis)})
 
 
@@ -80,7 +81,7 @@ def exact_leaf(x: Any) -> Hashable:  # noqa: PLR0911 - a table of kinds, one ret
         return (kind, *((exact_leaf(key), exact_leaf(value)) for key, value in x.items()))
     if dataclasses.is_dataclass(kind):
         return (kind, *(exact_leaf(getattr(x, field.name)) for field in dataclasses.fields(x)))
-    if isinstance(x, (enum.Enum, type)) or kind.__name__.lower().endswith("dtype"):
+    if isinstance(x, (enum.Enum, type)) or (root_module(kind) in _DTYPES_OF and "dtype" in kind.__name__.lower()):
         return kind, x
     if root_module(kind) == "numpy":
         return kind, x.tobytes()  # a numpy scalar: bytes, because 0.0 == -0.0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._book import Book, Call, Refused
-from tunebook._codec import fingerprint_of
 from tunebook._errors import TuningFailed
 from tunebook._overlay import find_overlay
 from tunebook._pending import Flights, single_flight
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from tunebook._cache import ConfigCache
     from tunebook._policy import AutotunePolicy
     from tunebook._types import Problem
+    from tunebook.stores import LeaseBoard
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
@@ -149,21 +149,21 @@ class Autotune(Generic[C]):
         self._failed: dict[tuple[Problem, str], tuple[TuningFailed, float]] = {}
         self._clock_s = time.monotonic
         self._flights: Flights[Any] = Flights()
+        self._explicit: Flights[Any] = Flights()
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         known = self.known(request)
         if known is not None:
             return known
         try:
-            config = self._tune_once(request)
+            answer = self._tune_once(request)
         except TuningFailed as error:
             self._failed[_key(request)] = (error, self._clock_s() + FAILURE_LIFETIME_S)
+            request.tell("autotune_finish", cfg=None, error=error)
             return Skipped(str(error), error)
-        if config is None:
-            reason = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
-            return Skipped(reason, transient=True)
-        self._decided[_key(request)] = config
-        return Found(config=config, event="autotune_finish", remember=True)
+        if isinstance(answer, Found):
+            self._decided[_key(request)] = answer.config
+        return answer
 
     def known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that needs no tuning: a remembered decision or failure, or why tuning is off."""
@@ -186,34 +186,50 @@ class Autotune(Generic[C]):
             return "off: a recording is on"
         return None
 
-    def _tune_once(self, request: Request[C]) -> C | None:
-        """Tune once among threads and processes; None if others are at it and the policy says not to wait."""
+    def _tune_once(self, request: Request[C]) -> Found[C] | Skipped:
+        """Tune, unless another thread or process does so first: then take what that one found."""
 
-        def look() -> tuple[C] | None:
+        def look() -> Found[C] | None:
             entry = Refused("") if self._book is None else self._book.find(request)
-            return None if isinstance(entry, Refused) else (entry.config,)
+            if isinstance(entry, Refused):
+                return None
+            return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
 
-        def work(generation: int) -> tuple[C]:
-            return (self.run(request, generation=generation).config,)
+        def work(generation: int) -> Found[C]:
+            tuned = self._run(request, generation=generation)
+            return Found(config=tuned.config, event="autotune_finish", remember=True)
 
+        busy = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
         may_leave = request.policy.while_tuning == "heuristics" and request.policy.allow_heuristics
-        found: tuple[C] | None = single_flight(
+        answer: Found[C] | Skipped = single_flight(
             self._flights,
             _key(request),
-            # What is not written down cannot be found by another process, so there is no point in making it wait.
-            self._book.persistent.leases() if self._book is not None and self._persist else None,
+            self._board(),
             problem_id(request.problem),
             look=look,
             work=work,
-            instead=(lambda: None) if may_leave else None,
+            instead=(lambda: Skipped(busy, transient=True)) if may_leave else None,
         )
-        return None if found is None else found[0]
+        return answer
 
-    def run(
+    def tune(self, request: Request[C], *, budget_s: float | None, on_step: Callable[[Step], None] | None) -> Tuned[C]:
+        """Tune though an answer may be known; another process that does so already is waited for."""
+
+        def work(generation: int) -> Tuned[C]:
+            return self._run(request, generation=generation, budget_s=budget_s, on_step=on_step)
+
+        lease = problem_id(request.problem)
+        return single_flight(self._explicit, _key(request), self._board(), lease, look=lambda: None, work=work)
+
+    def _board(self) -> LeaseBoard | None:
+        # What is not written down cannot be found by another process, so there is no point in making it wait.
+        return self._book.persistent.leases() if self._book is not None and self._persist else None
+
+    def _run(
         self,
         request: Request[C],
         *,
-        generation: int = 0,
+        generation: int,
         budget_s: float | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
@@ -228,15 +244,14 @@ class Autotune(Generic[C]):
     def _job(self, request: Request[C], budget_s: float | None, on_step: Callable[[Step], None] | None) -> Job[C]:
         kernel, inv = request.kernel, request.inv
         backward = request.policy.validate_backward and not any(scoped(_ForwardOnly)) and kernel.has_backward(inv)
-        known = () if self._book is None else self._book.measurements(request)
-        incumbent = None if self._book is None else self._book.incumbent(request)
+        known, incumbent = ((), None) if self._book is None else self._book.history(request)
         return Job(
             make_fn=lambda config: kernel.bind(inv, config, backward=backward),
             args=inv.args,
             kwargs=inv.kwargs,
             candidates=list(kernel.candidates(inv)),
             heuristic=kernel.heuristic(inv),
-            incumbent=None if incumbent is None else fingerprint_of(incumbent),
+            incumbent=incumbent,
             known=known,
             code=kernel.code_checksum,
             environment=kernel.environment(inv),

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 
 from tunebook._checksum import code_checksum
+from tunebook._code import text_of
 from tunebook._codec import fingerprint, fingerprint_of, register_codec
 from tunebook._errors import CodecError, DefinitionError
-from tunebook._source import text_of
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, KeysView, ValuesView

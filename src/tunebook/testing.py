@@ -130,6 +130,13 @@ class ReadOnlyStoreContract:
         store = self.fill(tmp_path, records)
         assert [store.get(record.problem) for record in records] == records
 
+    def test_items_of_one_operation_are_its_alone(self, tmp_path: Path) -> None:
+        records = [example_record(op=op) for op in AWKWARD_NAMES]
+        store = self.fill(tmp_path, records)
+        for record in records:
+            assert list(store.items(record.problem.op)) == [record]
+        assert list(store.items("another")) == []
+
     def test_items_yields_every_record_once(self, tmp_path: Path) -> None:
         records = [example_record(op=f"op{n % 3}", call_key=str(n), config=n) for n in range(50)]
         found = list(self.fill(tmp_path, records).items())

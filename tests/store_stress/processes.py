@@ -2,7 +2,6 @@
 
 `python processes.py VERB STORE [ARGUMENTS]`; each verb prints what the test compares.
 """
-# ruff: noqa: T201 - printing is how these answer
 
 from __future__ import annotations
 
@@ -106,7 +105,7 @@ def as_nobody(path: str) -> None:
 
 def hold_lock(path: str) -> None:
     """Take the lock of a JSON store and keep it until killed."""
-    import fcntl  # noqa: PLC0415 - one verb needs it
+    import fcntl
 
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

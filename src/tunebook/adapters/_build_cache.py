@@ -136,8 +136,6 @@ def _built(build: Callable[[Path], None]) -> bytes:
 
 def _is_whole(path: Path) -> bool:
     try:
-        if distrust(str(path)) is not None:
-            return False
         content = path.read_bytes()
     except OSError:
         return False  # not there, or not readable: it is built

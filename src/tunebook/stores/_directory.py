@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Fewer files than this are synced one by one: syncing the file system also waits for what others wrote to it.
 _BULK_FILES: Final = 16
-# How many records of a bulk write wait in `tmp/` for one sync. 1000 files cost 4 MB there, and 1 ms per 100 records.
+# How many records of a bulk write wait in `tmp/` for one sync: 1000 small files are 4 MB there.
 _BATCH_RECORDS: Final = 1000
 # A put takes milliseconds; what is still in `tmp/` after this was left by a process that died.
 _STALE_TEMP_S: Final = 3600
@@ -122,21 +122,28 @@ class DirectoryStore:
             self._sync_paths([path.parent])
             return True
 
-    def items(self) -> Iterator[Record]:
-        """Yield every readable record; what is written meanwhile may or may not be among them."""
-        for path in map(str, self._record_paths()):
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every readable record, or one operation's; what is written meanwhile may or may not be among them."""
+        for path in map(str, self._record_paths(None if op is None else path_component(op))):
             try:
                 record = self._read(path, None)
             except CodecError:
                 record = self._settle(path, None)
-            if record is not None:
+            # A directory's name holds a digest of 5 bytes: two operations could share one.
+            if record is not None and op in {None, record.problem.op}:
                 yield record
 
     def leases(self) -> LeaseFiles | None:
-        """Return the board for single flight among processes; None if the root is not used."""
-        with suppress(FileNotFoundError):
-            if distrust(self._root) is not None:
+        """Return the board for single flight among processes; None if the root is not used.
+
+        Makes the root, because a board is asked for by whoever is about to write: left to the board, it would get the
+        mode that the umask gives, and with the 002 of many systems that is one that we do not trust.
+        """
+        if not (self._safe or self._check_root()):
+            if Path(self._root).exists():
                 return None
+            with suppress(OSError):  # the board's first slip will fail in the same way, and say so
+                make_directory(self._base, self._sync)
         return LeaseFiles(self._base / "leases", self._root)
 
     def collect_garbage(self, max_bytes: int | None = None, max_age_s: float | None = None) -> tuple[Removed, ...]:
@@ -167,7 +174,7 @@ class DirectoryStore:
     def _check_root(self, *, for_writing: bool = False) -> bool:
         """Look at the root once it exists; a root that was found safe is not looked at again.
 
-        An unsafe one is, at 2 us per call, so that what its warning says to do takes effect at once.
+        An unsafe one is, at 8 us per call, so that what its warning says to do takes effect at once.
         """
         try:
             unsafe = distrust(self._root)
@@ -282,13 +289,13 @@ class DirectoryStore:
             finally:
                 os.close(descriptor)
 
-    def _record_paths(self) -> Iterator[Path]:
+    def _record_paths(self, op: str | None = None) -> Iterator[Path]:
         if not (self._safe or self._check_root()):
             return
         for device in self._inside(self._base):
             if device.name not in RESERVED:
-                for op in self._inside(device):
-                    yield from (path for path in self._inside(op) if path.suffix == ".json")
+                for directory in self._inside(device) if op is None else [device / op]:
+                    yield from (path for path in self._inside(directory) if path.suffix == ".json")
 
     def _inside(self, directory: Path) -> list[Path]:
         try:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -104,7 +104,8 @@ def _rest(descriptor: int, limit_bytes: int) -> bytes:
 def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 0o644) -> None:
     """Make a new file with this content, or none at all; on disk when this returns if `sync` is given."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
+    with ExitStack() as undo:
+        undo.callback(Path(path).unlink, missing_ok=True)
         try:
             view = memoryview(content)
             while view:
@@ -113,10 +114,7 @@ def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 
                 sync(descriptor)
         finally:
             os.close(descriptor)  # may itself report a full disk, on network mounts
-    except BaseException:
-        with suppress(OSError):
-            Path(path).unlink()
-        raise
+        undo.pop_all()
 
 
 @contextmanager

@@ -114,8 +114,11 @@ class JsonStore:
 
         return self._path.exists() and self._change(remove)
 
-    def items(self) -> Iterator[Record]:
-        """Yield every readable record, then the entries of other tools that have none."""
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every readable record, or one operation's, then the entries of other tools that have none."""
+        return (record for record in self._all() if op in {None, record.problem.op})
+
+    def _all(self) -> Iterator[Record]:
         content = self._read()
         seen = set()
         for name, entry in content.records.items():

@@ -59,11 +59,11 @@ class LayeredStore:
         """Remove a record from the front; False if there was none."""
         return self._front.delete(problem)
 
-    def items(self) -> Iterator[Record]:
-        """Yield every record once: the one that `get` would return."""
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every record, or one operation's, once: the one that `get` would return."""
         seen: set[str] = set()
         for store in (self._front, *self._shipped):
-            for record in store.items():
+            for record in store.items(op):
                 identifier = problem_id(record.problem)
                 if identifier not in seen:
                     seen.add(identifier)

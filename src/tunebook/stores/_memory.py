@@ -52,11 +52,11 @@ class MemoryStore:
         with self._lock:
             return self._records.pop(problem, None) is not None
 
-    def items(self) -> Iterator[Record]:
-        """Yield every record that was there when this was called."""
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every record, or one operation's, that was there when this was called."""
         with self._lock:
             written = [data for _, data in self._records.values()]
-        return map(Record.from_bytes, written)
+        return (record for record in map(Record.from_bytes, written) if op in {None, record.problem.op})
 
     def leases(self) -> None:
         """Return None: another process cannot wait for what it cannot see."""

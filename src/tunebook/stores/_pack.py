@@ -50,7 +50,7 @@ def write_pack(path: Path, records: Iterable[Record]) -> int:
     Of two records of one problem the one with the higher generation is kept, then the later. A reader of the earlier
     pack goes on reading that one.
     """
-    import sqlite3  # noqa: PLC0415 - 8 ms that only packs need to pay
+    import sqlite3  # noqa: PLC0415 - milliseconds that only packs need to pay
 
     temp = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     with writing(str(path)):
@@ -139,15 +139,15 @@ class PackStore:
         """Raise `StoreError`: a pack is never changed."""
         raise self._refusal()
 
-    def items(self) -> Iterator[Record]:
-        """Yield every readable record, in the order of their ids."""
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every readable record, or one operation's, in the order of their ids."""
         last = b""
         # In pages, so that no cursor stays open over a yield while other threads use the connection. Ids must rise:
         # in a damaged file they may go round in circles.
         while (rows := self._query(_SELECT_AFTER, last)) and rows[-1][0] > last:
             for identifier, content in rows:
                 record = self._decoded(identifier, content)
-                if record is not None:
+                if record is not None and op in {None, record.problem.op}:
                     yield record
             last = rows[-1][0]
 
@@ -182,18 +182,19 @@ class PackStore:
         try:
             with opened.lock:
                 return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES)).fetchall()
-        except Error as error:
+        except (Error, UnicodeDecodeError) as error:  # the second for the reason given in `_open`
             self._warn(str(error))
             return []
 
     def _open(self) -> _Opened:
-        import sqlite3  # noqa: PLC0415 - 8 ms that only packs need to pay
+        import sqlite3  # noqa: PLC0415 - milliseconds that only packs need to pay
 
         connection = None
         try:
             connection = self._connect()
             fault = _fault(connection)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            # The last: SQLite quotes what is damaged in its message, and Python decodes the message.
             fault = str(error)
         if connection is not None:
             # Two threads may both open it at first; each connection is closed with the store.
@@ -221,7 +222,7 @@ class PackStore:
 
 
 def _zipped_bytes(source: Traversable) -> bytes:
-    import zipfile  # noqa: PLC0415 - 10 ms that only packs inside zip files need to pay
+    import zipfile  # noqa: PLC0415 - milliseconds that only packs inside zip files need to pay
 
     try:
         content = source.read_bytes()

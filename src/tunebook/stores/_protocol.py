@@ -40,7 +40,7 @@ class Store(Protocol):
     that write different problems must both keep their entry. `get` returns a record equal to the one `put` was given
     for exactly that problem, or None; never another problem's record and never a damaged one: what cannot be read is
     set aside where the store can, warned about once, and is None. A `put` that returned is durable. A store that
-    cannot be read or written raises `StoreError`; nothing else, and nothing is half done.
+    cannot be read or written raises `StoreError`; nothing is half done.
     """
 
     @property
@@ -51,7 +51,10 @@ class Store(Protocol):
         """Return the record of a problem, or None."""
 
     def put(self, record: Record) -> None:
-        """Keep a record, in place of an earlier one of the same problem unless that has a higher generation."""
+        """Keep a record, in place of an earlier one of the same problem unless that has a higher generation.
+
+        `CodecError` if the record itself cannot be written: it is too large, or holds what JSON cannot.
+        """
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Keep many records; durable together when this returns."""
@@ -59,8 +62,8 @@ class Store(Protocol):
     def delete(self, problem: Problem) -> bool:
         """Remove a record; False if there was none."""
 
-    def items(self) -> Iterator[Record]:
-        """Yield every readable record, in no promised order."""
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every readable record, or those of one operation, in no promised order."""
 
     def leases(self) -> LeaseBoard | None:
         """Return the board for single flight among processes, or None where there can be none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from tunebook._errors import StoreError
@@ -11,19 +12,25 @@ from tunebook._errors import StoreError
 def distrust(root: str) -> StoreError | None:
     """Return why nothing under a root may be used, or None; FileNotFoundError if it does not exist.
 
-    Root's own directories are as good as one's own, since root could change either: that is how a machine's
-    administrator, or a container image, hands out a book.
+    The superuser's directories are as good as one's own, since the superuser could change either: that is how a
+    machine's administrator, or a container image, hands out a book.
     """
-    facts = Path(root).stat()
-    if facts.st_uid not in (os.geteuid(), 0):
-        found = f"it belongs to another user (uid {facts.st_uid})"
-        remedy = f"Take it over with: chown -R {os.geteuid()} {root}"
-    elif facts.st_mode & 0o022:
-        found = f"its mode {facts.st_mode & 0o777:o} lets others write to it"
-        remedy = f"Close it with: chmod go-w {root}"
-    else:
+    fault = _fault(Path(root))
+    with suppress(FileNotFoundError):
+        fault = fault or _fault(Path(root, "v1"))
+    if not fault:
         return None
-    message = (
-        f"the book at {root} is not used, because {found}; results stay in memory, for this process only. {remedy}"
-    )
-    return StoreError("unsafe", root, message)
+    return StoreError("unsafe", root, f"the book at {root} is not used, because {fault}")
+
+
+def _fault(directory: Path) -> str:
+    facts = directory.stat()
+    if facts.st_uid not in {os.geteuid(), 0}:
+        found = f"{directory} belongs to another user (uid {facts.st_uid})"
+        remedy = f"chown -R {os.geteuid()} {directory}"
+    elif facts.st_mode & 0o022:
+        found = f"the mode of {directory}, {facts.st_mode & 0o777:o}, lets others write to it"
+        remedy = f"chmod go-w {directory}"
+    else:
+        return ""
+    return f"{found}; results stay in memory, for this process only. Mend it with: {remedy}"

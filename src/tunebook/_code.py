@@ -1,4 +1,4 @@
-"""The source of live functions and classes: found exactly, or not at all, and freed from all that does not run."""
+"""The code of live functions and classes: its text, found exactly or not at all, and the names that it reads."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _MUTATORS: Final = frozenset({
 
 
 class _File(NamedTuple):
-    tree: ast.Module
+    """A text that was parsed and compiled once, with what is looked for in it."""
+
     codes: frozenset[CodeType]
+    functions: dict[tuple[int, str], list[FunctionNode]]  # by first line and name
+    classes: dict[str, list[ast.ClassDef]]  # by qualified name
 
 
 def node_of(function: FunctionType) -> FunctionNode | None:
@@ -43,9 +46,7 @@ def node_of(function: FunctionType) -> FunctionNode | None:
     file = _file_with(code, function.__globals__)
     if file is None:
         return None
-    found = [
-        node for node in _functions(file.tree) if _starts(node) == code.co_firstlineno and _name(node) == code.co_name
-    ]
+    found = file.functions.get((code.co_firstlineno, code.co_name), [])
     if code.co_name == "<lambda>" and len(found) > 1:
         return _innermost(found, code)
     return found[0] if len(found) == 1 else None
@@ -62,7 +63,7 @@ def text_of(function: object) -> str:
 def class_node_of(kind: type) -> ast.ClassDef | None:
     """Return the syntax tree of a class, or None if there is no text, or more than one class of that name in it."""
     file = _file_of_class(kind)
-    found = [] if file is None else [node for name, node in _classes(file.tree, "") if name == kind.__qualname__]
+    found = [] if file is None else file.classes.get(kind.__qualname__, [])
     return found[0] if len(found) == 1 else None
 
 
@@ -96,9 +97,16 @@ def _parsed(text: str, filename: str) -> _File | None:
     try:
         tree = ast.parse(text)
         whole = compile(text, filename, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return None  # not Python, or edited into something broken
-    return _File(tree, frozenset(_codes(whole)))
+    functions: dict[tuple[int, str], list[FunctionNode]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            functions.setdefault((_starts(node), _name(node)), []).append(node)
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for name, kind in _classes(tree):
+        classes.setdefault(name, []).append(kind)
+    return _File(frozenset(_codes(whole)), functions, classes)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -108,19 +116,16 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _functions(tree: ast.AST) -> Iterator[FunctionNode]:
-    return (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
-
-
-def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
-    for child in ast.iter_child_nodes(node):
-        inner = prefix
-        if isinstance(child, ast.ClassDef):
-            yield prefix + child.name, child
-            inner = f"{prefix}{child.name}."
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inner = f"{prefix}{child.name}.<locals>."
-        yield from _classes(child, inner)
+def _classes(tree: ast.Module) -> Iterator[tuple[str, ast.ClassDef]]:
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
+        if isinstance(node, ast.ClassDef):
+            yield prefix + node.name, node
+            prefix = f"{prefix}{node.name}."
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            prefix = f"{prefix}{node.name}.<locals>."
+        pending.extend((prefix, child) for child in ast.iter_child_nodes(node))
 
 
 def _starts(node: FunctionNode) -> int:
@@ -138,7 +143,7 @@ def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | No
     # The prologue is placed at column 0 with no width; it belongs to no expression.
     spans = [span for span in spans if (span[0], span[1]) != (span[2], span[3])]
     if not spans:
-        return None  # python -X no_debug_ranges
+        return None  # a constant, which Python 3.12 gives no place, or python -X no_debug_ranges
     start = min((line, column) for line, column, _, _ in spans)
     end = max((line, column) for _, _, line, column in spans)
     around = [n for n in lambdas if isinstance(n, ast.Lambda) and _start(n.body) <= start and end <= _end(n.body)]
@@ -157,12 +162,33 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def normal_form(node: ast.AST, decorators: list[ast.expr] | None = None) -> Json:
-    """Return the tree as JSON without positions, comments and docstrings, and the same for every Python version.
+    """Return the tree as a list of words without positions, comments and docstrings, the same for every Python version.
 
     `decorators` stand in place of the node's own. Not `ast.dump`: from one Python to the next it gains fields, and
-    every kernel would look edited.
+    every kernel would look edited. Not by recursion: a sum of 400 terms is a tree 400 levels deep.
     """
-    fields: list[Json] = [type(node).__name__]
+    words: list[Json] = []
+    pending: list[object] = [node]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, _Word):
+            words.append(item.text)
+        elif isinstance(item, ast.AST):
+            fields = _fields(item, decorators if item is node else None)
+            parts = [part for name, value in fields for part in (_Word(f".{name}"), value)]
+            pending.extend(reversed([_Word(type(item).__name__), *parts, _Word(")")]))
+        elif isinstance(item, list):
+            pending.extend(reversed([_Word("["), *item, _Word("]")]))
+        else:  # a name, an operator's level, or a literal
+            words.append(f"{type(item).__name__} {item!r}")
+    return words
+
+
+class _Word(NamedTuple):
+    text: str
+
+
+def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[str, object]]:
     for name, value in ast.iter_fields(node):
         kept = value
         if name == "decorator_list" and decorators is not None:
@@ -173,16 +199,7 @@ def normal_form(node: ast.AST, decorators: list[ast.expr] | None = None) -> Json
             # Python 3.12.1 ends f"{x:>{n}}" with an empty piece of text.
             kept = [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
         if name not in _SILENT_FIELDS and kept is not None and kept != []:
-            fields.append([name, _normal_value(kept)])
-    return fields
-
-
-def _normal_value(value: object) -> Json:
-    if isinstance(value, ast.AST):
-        return normal_form(value)
-    if isinstance(value, list):
-        return [_normal_value(item) for item in value]
-    return [type(value).__name__, repr(value)]  # a name, an operator's level, or a literal
+            yield name, kept
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -248,7 +265,8 @@ def reads(code: CodeType, first: str | None) -> Iterator[Read]:
         if name and operation in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.append(value)
             continue
-        if name:
+        # Python 3.12 and later load `__class__` and `self` for super(), which is not the same as reading them.
+        if name and name != "__class__" and not operation.startswith("LOAD_SUPER"):
             yield Read(name, tuple(attributes), closed_over)
         name, attributes, closed_over = "", [], False
         if operation in ("LOAD_GLOBAL", "LOAD_NAME"):

@@ -1,0 +1,101 @@
+"""What `make demo` shows: two kernels in C are tuned, and a second process finds the answers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import matmul
+import showing
+import transpose
+
+import tunebook as tb
+
+KERNELS = (
+    (matmul, matmul.matmul, "256 x 256 times 256 x 256", matmul.operands(256, 256, 256)),
+    (transpose, transpose.transpose, "1024 x 1024", transpose.operands(1024, 1024)),
+)
+SHOWN = 5
+
+
+def main():
+    """Run the demo, or its second half."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, help="keep the book here; by default it is thrown away afterwards")
+    parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.again:
+        second_process()
+        return
+    with tempfile.TemporaryDirectory(prefix="tunebook-demo-") as temporary:
+        home = options.home or Path(temporary)
+        # Before the first call: that is when the book is looked for.
+        os.environ["TUNEBOOK_HOME"] = str(home)
+        kept = "" if options.home else ", thrown away afterwards, so that the demo always starts cold"
+        print(f"The book is in {home}{kept}.\n")
+        started = time.perf_counter()
+        for kernel in KERNELS:
+            first_process(*kernel)
+        print(f"A second Python process makes the same calls\n{'-' * 44}", flush=True)
+        subprocess.run([sys.executable, __file__, "--again"], check=True)
+        print(f"\nAll of this took {time.perf_counter() - started:.0f} s. More of it: python examples/matmul.py")
+
+
+def first_process(module, function, title, arguments):
+    """Tune a call and show what was tried."""
+    heading = f"{function.__name__} (examples/{module.__name__}.c), {title}"
+    print(f"{heading}\n{'-' * len(heading)}")
+    started = time.perf_counter()
+    print(f"Compiling {len(module.space)} configurations, {os.cpu_count()} at a time ...", end=" ", flush=True)
+    module.library.compile_all(module.space)
+    print(f"{time.perf_counter() - started:.1f} s", flush=True)
+    tuned = tb.tune(function, *arguments, progress=True)
+    print("\nEach was checked against numpy, and measured:\n")
+    show_ranking(
+        showing.times_of(tuned), {showing.spelled(tuned.config): "chosen", showing.spelled(module.default): "default"}
+    )
+    print(f"\nWhy this one? print({function.__name__}.explain(...)) says:\n\n{function.explain(*arguments)}\n")
+
+
+def show_ranking(times, notes):
+    """Print the fastest few, those with a note, and the slowest, with a bar as long as they are fast."""
+    names, best_s, last = list(times), min(times.values()), 0
+    for rank, name in enumerate(names, 1):
+        if rank > SHOWN and name not in notes and rank < len(names):
+            continue
+        if rank > last + 1:
+            print("    ...")
+        last = rank
+        factor = times[name] / best_s
+        time_and_bar = f"{showing.duration(times[name]):>8} {showing.ratio(factor):>7}  {'#' * round(20 / factor):20}"
+        print(f"{rank:4}  {time_and_bar}  {name}  {notes.get(name, '')}".rstrip())
+
+
+def second_process():
+    """Make the same calls in a process that has tuned nothing."""
+    for _, function, title, arguments in KERNELS:
+        events = Counter()
+        function.selector.listen(lambda event, seen=events, **facts: seen.update([event, facts.get("level")]))
+        first_s = elapsed_s(function, arguments)
+        tier = "persistent" if events["persistent"] else "another"
+        print(f"{function.__name__}, {title}")
+        print(f"  answered by  the {tier} tier, after {events['autotune_start']} tunings")
+        print(f"  first call   {showing.duration(first_s)}: reads the book, loads the compiled library, runs")
+        print(f"  later calls  {showing.call_time(function, arguments)}")
+
+
+def elapsed_s(function, arguments):
+    """Return the seconds that one call takes."""
+    started = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Kernels in Python: on numpy arrays, and compiled by Numba.
+
+`@tunable` needs no adapter for these. To choose among whole functions, plain or jitted, keep them in a dict; each of
+them, and what they call, counts as the kernel's code::
+
+    ways = {"einsum": by_einsum, "loops": numba.njit(by_loops)}
+
+    @tunable(space=Space(way=list(ways)), reference=by_einsum)
+    def contract(a, b, *, config):
+        return ways[config.way](a, b)
+
+What is here is for functions that are made from a configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tunebook.adapters._per_config import PerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F")
+
+
+def specialised(factory: Callable[[Any], F]) -> PerConfig[F]:
+    """Make a function of a configuration return the same result for equal ones, made once, also under threads.
+
+    For factories that compile: Numba turns what a function closes over into constants. The result is found again in
+    0.1 us, and can be passed to `@tunable(compile=...)`, so that compiling happens ahead and is timed apart.
+
+    >>> @specialised
+    ... def repeat(config):
+    ...     return lambda text: text * config["times"]
+    >>> repeat({"times": 2})("ab"), repeat({"times": 2}) is repeat({"times": 2})
+    ('abab', True)
+    """
+    return PerConfig(factory)

@@ -1,0 +1,27 @@
+"""The code of the README runs, as a newcomer would run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    (tmp_path / "readme.py").write_text("\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "readme.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for shown in ("readme.add_transposed@v0 on cpu", "answer: Config(rows=", "winner", "runner-up"):
+        assert shown in done.stdout
+
+
+def test_the_first_example_is_short():
+    first = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
+    assert len(first.strip().splitlines()) <= 21
