@@ -37,8 +37,8 @@ def main():
         home = options.home or Path(temporary)
         # Before the first call: that is when the book is looked for.
         os.environ["TUNEBOOK_HOME"] = str(home)
-        kept = "" if options.home else ", thrown away afterwards, so that the demo always starts cold"
-        print(f"The book is in {home}{kept}.\n")
+        what = "The book" if options.home else "A new book, so that this starts cold; thrown away afterwards"
+        print(f"{what}: {home}\n")
         started = time.perf_counter()
         for kernel in KERNELS:
             first_process(*kernel)
@@ -51,12 +51,9 @@ def first_process(module, function, title, arguments):
     """Tune a call and show what was tried."""
     heading = f"{function.__name__} (examples/{module.__name__}.c), {title}"
     print(f"{heading}\n{'-' * len(heading)}")
-    started = time.perf_counter()
-    print(f"Compiling {len(module.space)} configurations, {os.cpu_count()} at a time ...", end=" ", flush=True)
-    module.library.compile_all(module.space)
-    print(f"{time.perf_counter() - started:.1f} s", flush=True)
+    print(f"{len(module.space)} configurations, compiled {os.cpu_count()} at a time", flush=True)
     tuned = tb.tune(function, *arguments, progress=True)
-    print("\nEach was checked against numpy, and measured:\n")
+    print("\nEach was checked against numpy before it was measured:\n")
     show_ranking(
         showing.times_of(tuned), {showing.spelled(tuned.config): "chosen", showing.spelled(module.default): "default"}
     )

@@ -24,7 +24,7 @@ def tune_and_show(function, calls, default):
 
 def times_of(tuned):
     """Return the time of every configuration that was measured, the fastest first."""
-    return {spelled(ranked.measurement.config): ranked.value_s for ranked in tuned.verdict.ranking}
+    return {spelled(config): seconds for config, seconds in tuned.ranking}
 
 
 def summary(best_s, *others_s):
@@ -38,14 +38,8 @@ def call_time(function, arguments):
 
 
 def spelled(config):
-    """Return a configuration as `ROWS=8 PACK=True`; a measurement's too, which keeps it as tagged JSON."""
-    return " ".join(f"{name}={_words(value)}" for name, value in _plain(dict(config)).items())
-
-
-def _plain(value):
-    if isinstance(value, dict):
-        return _plain(value["v"]) if "$" in value else {name: _plain(item) for name, item in value.items()}
-    return value
+    """Return a configuration as `ROWS=8 PACK=True`."""
+    return " ".join(f"{name}={_words(value)}" for name, value in config.items())
 
 
 def _words(value):

@@ -180,6 +180,7 @@ def _kill(kills: int, seed: int) -> None:
     rounds = 0
     with tempfile.TemporaryDirectory() as directory:
         book = Book(Path(directory))
+        book.store.leases()  # the forked children share a book that is there already
         while len(recoveries_ms) < kills:
             # Two of three kills come while everything happens at once: in the work, in publishing, in releasing. The
             # third finds waiters that have long waited, and look only every 50 ms.

@@ -45,9 +45,11 @@ def test_after_tuning_it_shows_winner_runner_up_failures_and_tiers(tmp_path):
     said = str(explanation)
     assert "answer: Config(block=1) from memory" in said
     assert "override    none given" in said
-    assert "winner      block=1  1 s  (1 s to 1 s, 3 samples)  (fastest)" in said
-    assert "runner-up   block=2  2 s" in said
-    assert "failed      block=3  launch: ValueError: no such tile" in said
+    assert "winner     1 s (to 1 s in 3 samples)  block=1" in said
+    assert "runner-up  2 s (to 2 s in 3 samples)  block=2  2.00 x" in said
+    assert "slowest    4 s (to 4 s in 3 samples)  block=4  4.0 x" in said
+    assert "chosen as  fastest" in said
+    assert "failed     block=3  launch: ValueError: no such tile" in said
     assert explanation.verdict.winner.value_s == 1.0
 
 
@@ -100,9 +102,8 @@ def test_the_explained_winner_of_a_tie_is_the_one_that_was_chosen(tmp_path):
     tied(np.ones(3))
     explanation = tied.explain(np.ones(3))
     assert explanation.selection.config.b == 2
-    assert "winner      b=2" in str(explanation)
-    assert "tie, kept the heuristic" in str(explanation)
-    assert "3 configurations cannot be told apart" in str(explanation)
+    assert "winner     1 s (to 1 s in 3 samples)  b=2" in str(explanation)
+    assert "chosen as  tie, kept the heuristic; 3 cannot be told apart" in str(explanation)
 
 
 def test_other_versions_of_libraries_are_named(tmp_path, monkeypatch):

@@ -69,6 +69,12 @@ def until(condition):
 # Among threads
 
 
+def waiters(flights):
+    """How many threads wait for the one flight that is up."""
+    [flight] = flights._up.values()
+    return len(flight.landed._cond._waiters)
+
+
 class SlowWork:
     """Work that lasts until so many threads wait for it."""
 
@@ -77,8 +83,7 @@ class SlowWork:
 
     def __call__(self):
         self.calls += 1
-        [flight] = self.flights._up.values()
-        until(lambda: len(flight.landed._cond._waiters) == self.waiters)
+        until(lambda: waiters(self.flights) == self.waiters)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
@@ -162,7 +167,7 @@ def test_a_context_that_outlives_the_work_no_longer_leads():
 
     def other_thread():
         led.set()
-        until(lambda: next(iter(flights._up.values())).landed._cond._waiters)
+        until(lambda: waiters(flights) == 1)
         return "result"
 
     leader = threading.Thread(target=flights.run, args=("key", other_thread))
@@ -552,7 +557,9 @@ def test_a_caller_that_waits_is_not_served_by_one_that_would_not(board):
         follow.wait()
 
     def ask(look, **instead):
-        answers.append(single_flight(flights, "key", board, "k", look=look, work=lambda _: "tuned", **instead))
+        answers.append(
+            single_flight(flights, "key", board, "k", look=look, work=lambda generation: generation, **instead)
+        )
 
     answers = []
     impatient = threading.Thread(target=ask, args=(impatient_look,), kwargs={"instead": lambda: "guess"})
@@ -560,11 +567,12 @@ def test_a_caller_that_waits_is_not_served_by_one_that_would_not(board):
     impatient.start()
     led.wait()
     patient.start()
+    until(lambda: waiters(flights) == 1)
     follow.set()
     impatient.join()
     slip.withdraw(lower=False)
     patient.join()
-    assert answers == ["guess", "tuned"]
+    assert answers == ["guess", 1]
 
 
 # Every interleaving that hypothesis can think of

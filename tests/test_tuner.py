@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -85,7 +86,9 @@ class TestTuner:
     def test_the_fastest_candidate_wins(self):
         clock = FakeClock()
         work, _ = job(clock, {"a": 0.3, "b": 0.1, "c": 0.2})
-        assert fake_tuner(clock).tune(work).config == "b"
+        tuned = fake_tuner(clock).tune(work)
+        assert tuned.config == "b"
+        assert [config for config, _ in tuned.ranking] == ["b", "c", "a"]
 
     def test_measure_returns_the_fastest_of_its_runs_in_seconds(self):
         clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 2.0])
@@ -239,7 +242,9 @@ class TestCompile:
             log.append(("compiled", config))
 
         work, _ = job(clock, {i: lambda i=i: log.append(("ran", i)) or 0.1 for i in range(4)}, compile=compile_one)
-        tuned = fake_tuner(clock, compile_threads=4).tune(work)
+        steps = []
+        tuned = fake_tuner(clock, compile_threads=4).tune(dataclasses.replace(work, on_step=steps.append))
+        assert [s.doing for s in steps] == ["compiling"] * 4 + ["measuring"] * 4
         assert [kind for kind, _ in log[:4]] == ["compiled"] * 4
         assert all(m.compile_s is not None for m in tuned.measurements)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._codec import encode, fingerprint_of
 from tunebook._errors import CodecError, warn_once
@@ -36,16 +36,14 @@ class Call(Generic[C]):
     problem: Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Trusted(Generic[C]):
+class Trusted(NamedTuple, Generic[C]):
     """An entry that may be used."""
 
     config: C
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Why there is no entry that may be used."""
 
     reason: str
@@ -162,7 +160,7 @@ def _kept(known: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Mea
 def _provenance(tuned: Tuned[Any]) -> dict[str, Json]:
     facts: dict[str, Json] = {
         "when": time.time(),
-        "host": platform.node(),
+        "host": os.uname().nodename,
         "seconds": tuned.seconds,
         "ran": tuned.ran,
         "complete": tuned.complete,

@@ -23,7 +23,7 @@ def difference(output: Any, expected: Any, where: str = "output") -> str | None:
             return f"{where} should have the keys {sorted(map(str, expected))}"
         parts = (difference(output[k], e, f"{where}[{k!r}]") for k, e in expected.items())
         return next((found for found in parts if found is not None), None)
-    if is_array(expected) or is_array(output):
+    if is_array(expected) or is_array(output) or type(expected) is float:
         return _array_difference(output, expected, where)
     return None if output == expected else f"{where} is {output!r}, expected {expected!r}"
 

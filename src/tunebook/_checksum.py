@@ -218,6 +218,8 @@ class _Walk:
             "object": self.refer(type(x)),
             "name": str(getattr(x, "__name__", "")),
             "inner": None if inner is None else self.refer(inner),
+            # Numba: the same function compiled with fastmath is another one.
+            "options": _encoded(getattr(x, "targetoptions", None)),
             "value": _encoded(x),
         }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._record import canonical_json
 
@@ -21,16 +20,14 @@ TIE_FLOOR: Final = 0.02
 TIE_CEILING: Final = 0.10
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """A measurement with its value under the objective."""
 
     measurement: Measurement
     value_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The choice and what it rests on. `ranking` is fastest first; `tied` could not be told apart, winner included."""
 
     winner: Ranked

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._book import body_of, winner_of
 from tunebook._codec import readable
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 _NEAREST: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearMiss:
+class NearMiss(NamedTuple):
     """An entry of the same kernel for another call or device, and in what it differs from this one."""
 
     problem: Problem
@@ -44,7 +44,7 @@ class Explanation:
     record: Record | None = None
     verdict: Verdict | None = None
     failures: tuple[Measurement, ...] = ()
-    near_misses: tuple[NearMiss, ...] = field(default=())
+    near_misses: tuple[NearMiss, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([*self._call(), *self._answer(), *self._measured(), *self._near()])
@@ -67,20 +67,21 @@ class Explanation:
         facts, verdict = body_of(self.record).provenance, self.verdict
         when = facts.get("when")
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
-        yield f"measured {day} on {facts.get('host', '?')} under {self.record.head.environment}"
-        yield f"  winner      {_ranked(verdict.winner)}  ({facts.get('rule', verdict.rule)})"
+        yield f"measured {day} on {facts.get('host', '?')} under {_versions(self.record.head.environment)}"
+        yield f"  winner     {_ranked(verdict.winner)}"
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
-            slower = others[0].value_s / verdict.winner.value_s - 1
-            yield f"  runner-up   {_ranked(others[0])}  {slower:+.1%}"
-            yield f"  slowest     {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
-        if len(verdict.tied) > 1:
-            yield f"  {len(verdict.tied)} configurations cannot be told apart (within {verdict.band:.0%})"
+            yield f"  runner-up  {_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x"
+            yield f"  slowest    {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
+        tied = (
+            "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.0%}"
+        )
+        yield f"  chosen as  {facts.get('rule', verdict.rule)}{tied}"
         if facts.get("complete") is False:
             yield "  the budget ended this tuning: the best so far stands"
         for failed in self.failures:
             reason = "" if failed.failure is None else f"{failed.failure.kind}: {failed.failure.message}"
-            yield f"  failed      {readable(failed.config)}  {reason.splitlines()[0][:160] if reason else ''}"
+            yield f"  failed     {readable(failed.config)}  {reason.splitlines()[0][:160] if reason else ''}"
 
     def _near(self) -> Iterable[str]:
         if self.near_misses:
@@ -89,11 +90,18 @@ class Explanation:
             yield f"  {'; '.join(miss.differences)}"
 
 
+def _versions(environment: str) -> str:
+    """Return an environment, which is a JSON object of names and versions, as people write it."""
+    try:
+        return ", ".join(f"{name} {version}" for name, version in json.loads(environment).items())
+    except (ValueError, AttributeError):
+        return environment or "unknown versions"
+
+
 def _ranked(ranked: Ranked) -> str:
     samples = sorted(ranked.measurement.valid_samples_s)
-    counted = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
-    spread = f"{seconds_text(samples[0])} to {seconds_text(samples[-1])}, {counted}"
-    return f"{readable(ranked.measurement.config)}  {seconds_text(ranked.value_s)}  ({spread})"
+    more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
+    return f"{seconds_text(ranked.value_s)}{more}  {readable(ranked.measurement.config)}"
 
 
 def explain_call(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 import sys
 from functools import cache
@@ -89,6 +88,8 @@ def _text(name: str | bytes) -> str:
 @cache
 def host_cpu() -> str:
     """Return the fingerprint of this machine's processor; read once per process."""
+    import platform  # noqa: PLC0415 - 1.3 ms of every import, and many processes never tune
+
     return cpu_fingerprint(_cpuinfo(), platform.machine(), os.cpu_count() or 1)
 
 
@@ -97,6 +98,8 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         # macOS and Windows. The processor's own words: "Intel64 Family 6 Model 142 Stepping 10, GenuineIntel".
+        import platform  # noqa: PLC0415 - as above
+
         return f"model name: {platform.processor()}"
 
 
@@ -134,7 +137,7 @@ def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None =
     `extra` adds facts that only the caller knows, such as a compiler's version. tunebook itself is left out: a new
     release of it does not make a kernel faster.
     """
-    found = {"python": f"{platform.python_implementation()} {sys.version_info.major}.{sys.version_info.minor}"}
+    found = {"python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"}
     for name in libraries:
         found[name] = library_version(name)
     return {**found, **(extra or {})}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._errors import CompileError
 from tunebook._types import Failure, FailureKind
@@ -53,8 +53,7 @@ class Stopwatch:
         return (self.clock_ns() - start) * 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """What came of running a candidate: samples, or a failure and the error behind it."""
 
     samples_s: tuple[float, ...] = ()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tunebook._errors import DefinitionError
 from tunebook._scope import Scope, scoped
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from tunebook._types import Problem
 
 
-@dataclass(frozen=True, slots=True)
-class _Overlay:
+class _Overlay(NamedTuple):
     """Either configurations by problem, or one for every problem of an operation."""
 
     entries: Mapping[tuple[str, str, str], object]

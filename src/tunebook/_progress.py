@@ -29,14 +29,14 @@ def progress_for(
 
 
 class ProgressLine:
-    """Draws `title ━━━━━     12/48  best 1.24 ms  2 failed  3 s left`, over itself on a terminal."""
+    """Draws `title measuring ━━━━━     12/48  best 1.24 ms  2 failed  3 s left`, over itself on a terminal."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
         self._over = stream.isatty()
 
     def __call__(self, step: Step) -> None:
-        last = step.done == step.total
+        last = step.done == step.total and step.doing == "measuring"
         if self._over:
             self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if last else ""))
         elif last:
@@ -47,7 +47,7 @@ class ProgressLine:
 def progress_text(title: str, step: Step) -> str:
     """Return the line for one step."""
     filled = _BAR * step.done // max(step.total, 1)
-    parts = [f"{title} {'━' * filled}{' ' * (_BAR - filled)} {step.done}/{step.total}"]
+    parts = [f"{title} {step.doing} {'━' * filled}{' ' * (_BAR - filled)} {step.done}/{step.total}"]
     if step.best_s is not None:
         parts.append(f"best {seconds_text(step.best_s)}")
     if step.failures:

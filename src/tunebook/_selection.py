@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._book import Book
 from tunebook._errors import DefinitionError, NoConfig
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection(Generic[C]):
+class Selection(NamedTuple, Generic[C]):
     """A configuration, the tier that gave it, and what the tiers before it said.
 
     `transient` says that the same call may get another answer soon, though nothing changes in this process.
@@ -55,8 +53,7 @@ class Selection(Generic[C]):
     transient: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoSelection:
+class NoSelection(NamedTuple):
     """No tier had an answer; `cause` is the first error that a tier met."""
 
     problem: Problem
@@ -204,8 +201,7 @@ class ConfigSelectorChain(Generic[C]):
 # -------------------------------------------------------------------------------------------- for the length of a block
 
 
-@dataclass(frozen=True, slots=True)
-class _PolicyOverride:
+class _PolicyOverride(NamedTuple):
     selector: ConfigSelectorChain[Any]
     updates: tuple[tuple[str, Any], ...]
 

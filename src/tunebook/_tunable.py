@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 from tunebook._arrays import ArraySpec, materialise
 from tunebook._cache import ConfigCache
@@ -219,8 +218,7 @@ def _kernel_of(function: object) -> FunctionKernel:
     return kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What `tune_all` did with one recorded call: "tuned", "known", "failed" or "skipped", and why."""
 
     call: RecordedCall

@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from tunebook._codec import TAG, encode, fingerprint_of
 from tunebook._decide import Verdict, decide
@@ -49,17 +49,17 @@ def parse_budget(budget: float | str | None) -> float | None:
     return seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """Where a tuning job is, after one more candidate; what a progress bar shows."""
 
+    doing: Literal["compiling", "measuring"]
     done: int
     total: int
-    failures: int
-    best_s: float | None
-    best: object
-    latest: Measurement
     elapsed_s: float
+    failures: int = 0
+    best_s: float | None = None
+    best: object = None
+    latest: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +82,10 @@ class Job(Generic[Cfg]):
     on_step: Callable[[Step], None] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned(Generic[Cfg]):
+class Tuned(NamedTuple, Generic[Cfg]):
     """What a tuning job found. `complete` is False if the budget ended it: the best so far stands.
 
-    `verdict` is None if a tuner that is not ours chose.
+    `verdict` is None if a tuner that is not ours chose. `configs` are the candidates by fingerprint.
     """
 
     config: Cfg
@@ -95,6 +94,13 @@ class Tuned(Generic[Cfg]):
     ran: int
     complete: bool
     seconds: float
+    configs: Mapping[str, Any]
+
+    @property
+    def ranking(self) -> list[tuple[Cfg, float]]:
+        """The configurations that worked with their seconds, fastest first."""
+        ranked = () if self.verdict is None else self.verdict.ranking
+        return [(self.configs[r.measurement.fingerprint], r.value_s) for r in ranked]
 
 
 class Tuner:
@@ -199,6 +205,7 @@ class _Run(Generic[Cfg]):
             ran=self.ran,
             complete=complete,
             seconds=self.clock_s() - self.started,
+            configs=self.live,
         )
 
     def _reuse_known(self) -> list[str]:
@@ -229,7 +236,7 @@ class _Run(Generic[Cfg]):
                     break
                 self.results[fp] = measurement
                 self.ran += 1
-                self._tell(measurement, len(todo))
+                self._tell(self._measured(measurement, len(todo)))
             for future in compiled.values():
                 future.cancel()
 
@@ -239,9 +246,10 @@ class _Run(Generic[Cfg]):
             return {}
         futures = {fp: pool.submit(self._compile, self.live[fp]) for fp in todo}
         deadline = None if self.job.budget_s is None else self.started + self.job.budget_s / 2
-        for future in futures.values():
+        for done, future in enumerate(futures.values(), 1):
             try:
                 future.exception(None if deadline is None else max(deadline - self.clock_s(), 0.0))
+                self._tell(Step("compiling", done, len(futures), self.clock_s() - self.started))
             except TimeoutError:  # which is what concurrent.futures raises
                 break  # half of the budget is gone: measure what there is, and let the rest be cancelled or finish
         return futures
@@ -294,20 +302,21 @@ class _Run(Generic[Cfg]):
     def _left_s(self) -> float:
         return float("inf") if self.job.budget_s is None else self.job.budget_s - (self.clock_s() - self.started)
 
-    def _tell(self, latest: Measurement, total: int) -> None:
-        if self.job.on_step is None:
-            return
+    def _tell(self, step: Step) -> None:
+        if self.job.on_step is not None:
+            self.job.on_step(step)
+
+    def _measured(self, latest: Measurement, total: int) -> Step:
         verdict = decide(self.results.values(), incumbent=self.job.incumbent, heuristic=self.heuristic)
-        self.job.on_step(
-            Step(
-                done=self.ran,
-                total=total,
-                failures=sum(m.failure is not None for m in self.results.values()),
-                best_s=None if verdict is None else verdict.winner.value_s,
-                best=None if verdict is None else self.live[verdict.winner.measurement.fingerprint],
-                latest=latest,
-                elapsed_s=self.clock_s() - self.started,
-            )
+        return Step(
+            "measuring",
+            self.ran,
+            total,
+            self.clock_s() - self.started,
+            failures=sum(m.failure is not None for m in self.results.values()),
+            best_s=None if verdict is None else verdict.winner.value_s,
+            best=None if verdict is None else self.live[verdict.winner.measurement.fingerprint],
+            latest=latest,
         )
 
     def _all_errors(self) -> list[Exception]:

@@ -23,8 +23,8 @@ from tunebook.stores._trust import distrust
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# At the end of every file: a library that was cut short would not fail to load, it would kill the process (SIGBUS)
-# when it runs. What follows the sections of a library is not loaded.
+# At the end of every file: loading a library that was cut short does not fail, it kills the process (SIGBUS). What
+# follows the sections of a library is ignored by the loader.
 _SEAL: Final = b"tunebook"
 _DIGEST_BYTES: Final = 16
 _SUFFIX: Final = ".so"
@@ -45,42 +45,31 @@ class BuildCache:
     def __init__(self, directory: Path | None = None) -> None:
         self._given = None if directory is None else directory.absolute()
         self._locks: dict[str, threading.Lock] = {}
+        self._not_shared: dict[str, Path] = {}
         self._tidied = False
 
     def get(self, digest: str, build: Callable[[Path], None], *, afresh: bool = False) -> Path:
         """Return the library of a digest; if there is no whole one, or `afresh`, `build` writes it to a given path."""
         with self._locks.setdefault(digest, threading.Lock()):
             shared = self._directory()
-            places = [place for place in (shared, _own_directory(os.getpid())) if place is not None]
-            for place in places:
-                path = place / f"{digest}{_SUFFIX}"
-                if not afresh and _is_whole(path):
+            for path in (None if shared is None else shared / f"{digest}{_SUFFIX}", self._not_shared.get(digest)):
+                if path is not None and not afresh and _is_whole(path):
                     return path
-            return self._keep(digest, _built(build), shared)
+            content = _built(build)
+            if shared is not None:
+                try:
+                    with writing(str(shared)):
+                        self._tidy_once(shared)
+                        return _put(shared, digest, content)
+                except StoreError as error:
+                    _warn_not_kept(error)
+            path = self._not_shared[digest] = _put(_own_directory(os.getpid()), digest, content)
+            return path
 
-    def _keep(self, digest: str, content: bytes, shared: Path | None) -> Path:
-        if shared is not None:
-            try:
-                with writing(str(shared)):
-                    return self._put(shared, digest, content)
-            except StoreError as error:
-                _warn_not_kept(error)
-        return self._put(_own_directory(os.getpid()), digest, content)
-
-    def _put(self, directory: Path, digest: str, content: bytes) -> Path:
+    def _tidy_once(self, directory: Path) -> None:
         if not self._tidied:
             self._tidied = True
             _tidy(directory)
-        temporary = directory / f"tmp-{secrets.token_hex(8)}"
-        path = directory / f"{digest}{_SUFFIX}"
-        # Not synced: what a power loss leaves of it has no seal, and is built again.
-        write_file(temporary, content, None)
-        try:
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink()
-            raise
-        return path
 
     def _directory(self) -> Path | None:
         """Return the directory that outlives this process, or None if there is none that may be used."""
@@ -89,7 +78,7 @@ class BuildCache:
             message = f"no home directory: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
             warn_once("no-home", "native", message)
             return None
-        directory = root / "native" if self._given is None else root
+        directory = root.absolute() / "native" if self._given is None else root
         try:
             with writing(str(directory)):
                 make_directory(directory, _no_sync)
@@ -134,6 +123,19 @@ def _built(build: Callable[[Path], None]) -> bytes:
     return content + _SEAL + blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
+def _put(directory: Path, digest: str, content: bytes) -> Path:
+    temporary = directory / f"tmp-{secrets.token_hex(8)}"
+    path = directory / f"{digest}{_SUFFIX}"
+    # Not synced: what a power loss leaves of it has no seal, and is built again.
+    write_file(temporary, content, None)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink()
+        raise
+    return path
+
+
 def _is_whole(path: Path) -> bool:
     try:
         content = path.read_bytes()
@@ -145,7 +147,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _tidy(directory: Path) -> None:
-    """Remove what killed processes left, and the longest unused libraries beyond the limit; once per process."""
+    """Remove what killed processes left, and the longest unused libraries beyond the limit."""
     libraries: list[tuple[float, int, str]] = []
     now = time.time()
     with os.scandir(directory) as entries:

@@ -79,7 +79,7 @@ class CLibrary:
         self._compiler: Final = compiler
         self._timeout_s: Final = timeout_s
         self._builds: Final = BuildCache(None if cache is None else Path(cache))
-        self._libraries: Final = PerConfig(self._load)
+        self._libraries: Final = PerConfig(self._load, macros_of)
 
     def __call__(self, config: Mapping[str, Any]) -> ctypes.CDLL:
         """Return the library of a configuration, compiled and loaded if need be; after that, in 0.2 us."""
@@ -224,7 +224,7 @@ def _read_source(source: str | Path) -> _Source:
     if isinstance(source, Path):
         path = source.absolute()
         try:
-            text = path.read_text(encoding="utf-8")
+            text = _read(path)
         except OSError as error:
             raise DefinitionError(f"cannot read the C source {source}: {error.strerror}") from error
         name = path.name.replace("\\", "\\\\").replace('"', '\\"')
@@ -234,6 +234,10 @@ def _read_source(source: str | Path) -> _Source:
     return _Source("kernel.c", source, None, ())
 
 
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="surrogateescape")  # comments are written in any encoding
+
+
 def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
     """Yield the content of the files beside a source that it includes, and of those that they include."""
     for name in _INCLUDE.findall(text):
@@ -241,7 +245,7 @@ def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
         if path in seen or not path.is_file():
             continue  # one that is not there is the compiler's to find, or to complain about
         seen.add(path)
-        content = path.read_text(encoding="utf-8", errors="replace")
+        content = _read(path)
         yield content
         yield from _headers(content, path.parent, seen)
 
@@ -264,23 +268,17 @@ def _identity(executable: str) -> str:
 def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | None, str]:
     """Run a command on a text; return its status, None if it was stopped after the timeout, and what it said."""
     with subprocess.Popen(  # noqa: S603 - the compiler that the user chose, without a shell
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        process_group=0,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
     ) as process:
         try:
-            said, _ = process.communicate(text, timeout=timeout_s)
+            said, _ = process.communicate(text.encode("utf-8", "surrogateescape"), timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
             if process.returncode is None:
                 # The whole group: the driver's children hold the pipes open, and would be waited for.
                 os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, said
+    return process.returncode, said.decode("utf-8", "replace")
 
 
 def _complaint(said: str, otherwise: str, macros: Macros) -> str:
@@ -297,10 +295,10 @@ _Memory: Final = ctypes.c_char * 0
 
 
 def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
-    """Return an array's memory as an argument for a C function, which must be declared to take a pointer.
+    """Return an array's memory as an argument for a C function that takes a pointer.
 
-    For numpy arrays and other buffers that are C-contiguous; the array is kept alive meanwhile. 0.2 us, and 1 us more
-    for one that is read-only.
+    For numpy arrays and other buffers that are C-contiguous; the array is kept alive meanwhile. It takes 0.2 us, and
+    4 us for an array that is read-only, which C must not write to.
     """
     try:
         return _Memory.from_buffer(array)

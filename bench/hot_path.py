@@ -1,0 +1,309 @@
+"""Measure the hot path: what a tuned call costs beside a hand-written lookup, and beside ejkernel's executor.
+
+    python bench/hot_path.py [--no-peers] [--rounds 201]
+
+Thread CPU time, interleaved rounds, medians; everything in this one process. Prints a table against the targets, and
+writes bench/results/hot_path.json. The kernels do nothing, so that what is measured is the way to them. The exit status
+is not zero if the peer is missing and `--no-peers` is not given; a target that is not met is printed, and is no error:
+in CI the hot path is gated by instruction counts (tests/test_hot_path_instructions.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+from interleaved import Case, Row, interleave, ratio, save, show
+
+import tunebook as tb
+
+# Any number of candidates costs the same once tuned; none is measured here, because nothing depends on which one wins.
+OPTIONS: dict[str, Any] = {
+    "space": [{"block": 32}, {"block": 64}],
+    "heuristic": {"block": 64},
+    "policy": tb.AutotunePolicy(allow_autotune=False),
+    "store": False,
+}
+
+
+def three_arrays(**options):
+    """A tunable kernel of three arrays, an int and a bool, which returns at once."""
+
+    @tb.tunable(**OPTIONS, **options)
+    def kernel(a, b, c, n, flag, *, config):
+        return a
+
+    return kernel
+
+
+def implementation(a, b, c, n, flag, config):
+    return a
+
+
+def hand_written():
+    """What an author would write: a key, a dict, a call."""
+    book = {}
+
+    def call(a, b, c, n, flag):
+        key = (a.shape, a.dtype, b.shape, b.dtype, c.shape, c.dtype, n, flag)
+        config = book.get(key)
+        if config is None:
+            config = book[key] = {"block": 64}
+        return implementation(a, b, c, n, flag, config)
+
+    return call
+
+
+def hand_written_with_layout():
+    """The same with the fact that tunebook's default adds: whether an array is contiguous."""
+    book = {}
+
+    def call(a, b, c, n, flag):
+        # fmt: off
+        key = (
+            a.shape, a.dtype, a.flags.c_contiguous, b.shape, b.dtype, b.flags.c_contiguous,
+            c.shape, c.dtype, c.flags.c_contiguous, n, flag,
+        )
+        # fmt: on
+        config = book.get(key)
+        if config is None:
+            config = book[key] = {"block": 64}
+        return implementation(a, b, c, n, flag, config)
+
+    return call
+
+
+def arrays(count: int, shape: tuple[int, ...]) -> list[np.ndarray]:
+    return [np.ones(shape, np.float32) for _ in range(count)]
+
+
+Raw = dict[str, dict[str, list[float]]]
+
+
+def against_hand_written(rounds: int) -> tuple[list[Row], Raw]:
+    one = (*arrays(3, (512, 512)), 3, True)
+    other = (*arrays(3, (1024, 384)), 3, True)
+    short = interleave(
+        [
+            Case("hand-written", hand_written(), [one]),
+            Case("tunebook, layout=False", three_arrays(layout=False), [one]),
+        ],
+        rounds,
+    )
+    default = interleave(
+        [
+            Case("hand-written", hand_written(), [one]),
+            Case("hand-written with layout", hand_written_with_layout(), [one]),
+            Case("tunebook", three_arrays(), [one]),
+        ],
+        rounds,
+    )
+    shapes = interleave(
+        [
+            Case("one shape", three_arrays(), [one, one]),
+            Case("two shapes in turn", three_arrays(), [one, other]),
+        ],
+        rounds,
+    )
+    rows = [
+        Row(
+            what="layout=False / hand-written key of the same facts",
+            measured=ratio(short, "tunebook, layout=False", "hand-written"),
+            unit="x",
+            at_most=1.15,
+        ),
+        Row(
+            what="default / hand-written key of the same facts (with contiguity)",
+            measured=ratio(default, "tunebook", "hand-written with layout"),
+            unit="x",
+            at_most=1.15,
+        ),
+        Row(
+            what="default / hand-written key without contiguity",
+            measured=ratio(default, "tunebook", "hand-written"),
+            unit="x",
+        ),
+        Row(what="warm hit, layout=False", measured=median(short, "tunebook, layout=False"), unit="ns"),
+        Row(what="warm hit, default", measured=median(default, "tunebook"), unit="ns"),
+        Row(
+            what="two shapes in turn / one shape",
+            measured=ratio(shapes, "two shapes in turn", "one shape"),
+            unit="x",
+            at_most=1.1,
+        ),
+    ]
+    return rows, {"layout=False": short, "default": default, "alternating shapes": shapes}
+
+
+def twelve_arguments(rounds: int) -> tuple[list[Row], Raw]:
+    @tb.tunable(**OPTIONS)
+    def mixed(q, k, v, out, bias, lengths, window, heads, causal, packed, mode, scale, *, config):
+        return q
+
+    @tb.tunable(**OPTIONS)
+    def all_arrays(a, b, c, d, e, f, g, h, i, j, k, l, *, config):  # noqa: E741 - twelve letters
+        return a
+
+    mixture = (*arrays(6, (512, 512)), 128, 8, True, False, "fwd", 0.125)
+    measured = interleave(
+        [
+            Case("6 arrays + 6 scalars", mixed, [mixture]),
+            Case("12 arrays", all_arrays, [tuple(arrays(12, (512, 512)))]),
+        ],
+        rounds,
+    )
+    us = {name: median(measured, name) / 1e3 for name in measured}
+    rows = [
+        Row(
+            what="warm hit, 12 arguments: 6 arrays + 6 scalars",
+            measured=us["6 arrays + 6 scalars"],
+            unit="us",
+            at_most=2,
+        ),
+        Row(what="warm hit, 12 arguments: all of them arrays", measured=us["12 arrays"], unit="us"),
+    ]
+    return rows, {"twelve arguments": measured}
+
+
+@contextmanager
+def overlay_elsewhere(kernel):
+    """Keep an overlay of this very kernel alive in another context, as a thread or a task would."""
+    context, overlay = copy_context(), kernel.overlay(block=32)
+    context.run(overlay.__enter__)
+    try:
+        yield
+    finally:
+        context.run(overlay.__exit__, None, None, None)
+
+
+def listener(event, **data):
+    """Somebody who wants to know about hits."""
+
+
+def with_company(rounds: int) -> tuple[list[Row], Raw]:
+    """What others cost: an overlay that is live elsewhere, somebody who listens."""
+    call = (*arrays(3, (512, 512)), 3, True)
+    kernel, watched = three_arrays(), three_arrays(on_event=listener)
+    inside, outside = kernel.overlay(block=32), three_arrays()
+    measured = interleave(
+        [
+            Case("plain", kernel, [call]),
+            Case("an overlay elsewhere", kernel, [call], around=lambda: overlay_elsewhere(kernel)),
+            Case("a listener", watched, [call]),
+            Case("inside its own overlay", kernel, [call], around=lambda: inside),
+            Case("inside another kernel's overlay", outside, [call], around=lambda: inside),
+        ],
+        rounds,
+    )
+    rows = [
+        Row(what=f"{name} / plain warm hit", measured=ratio(measured, name, "plain"), unit="x", at_most=3.5)
+        for name in ("an overlay elsewhere", "a listener")
+    ]
+    rows += [
+        Row(what=name, measured=median(measured, name) / 1e3, unit="us")
+        for name in ("inside its own overlay", "inside another kernel's overlay")
+    ]
+    return rows, {"company": measured}
+
+
+class Nothing(tb.Kernel):
+    """The kernel of hot_path_peers, for our own executor."""
+
+    def run(self, a, b, c, n, flag, *, cfg):
+        return a
+
+    def heuristic_cfg(self, inv):
+        return {"block": 64}
+
+    def candidate_cfgs(self, inv):
+        return [{"block": 32}, {"block": 64}]
+
+
+def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
+    import jax.numpy as jnp  # noqa: PLC0415 - only here
+    from hot_path_peers import check_memory_hit, ejkernel_executor  # noqa: PLC0415 - as above
+
+    of_numpy = (*arrays(3, (512, 512)), 3, True)
+    of_jax = (*(jnp.ones((512, 512), jnp.float32) for _ in range(3)), 3, True)
+    names = ("a", "b", "c", "n", "flag")
+    executor, kernel = ejkernel_executor()
+    check_memory_hit(executor, kernel, of_jax)
+    ours = tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner(warmup=1, iters=1)))
+    measured = interleave(
+        [
+            Case("ejkernel", executor, [(kernel, *of_jax)]),
+            Case("ejkernel, by keyword", executor, [(kernel, *of_jax)], by_name=names),
+            Case("hand-written", hand_written(), [of_numpy]),
+            Case("numpy, layout=False", three_arrays(layout=False), [of_numpy]),
+            Case("numpy, default", three_arrays(), [of_numpy]),
+            Case("numpy, by keyword", three_arrays(), [of_numpy], by_name=names),
+            Case("jax", three_arrays(), [of_jax]),
+            Case("Executor, jax", ours, [(Nothing("bench_nothing"), *of_jax)]),
+            Case("Executor, numpy", ours, [(Nothing("bench_nothing"), *of_numpy)]),
+        ],
+        rounds,
+    )
+
+    def faster(what: str, name: str, than: str = "ejkernel", at_least: float | None = None) -> Row:
+        return Row(what=what, measured=ratio(measured, than, name), unit="x", at_least=at_least)
+
+    rows = [
+        Row(what="ejkernel's executor, memory hit, jax arrays", measured=median(measured, "ejkernel") / 1e3, unit="us"),
+        faster("ejkernel's executor / tunebook, numpy arrays, layout=False", "numpy, layout=False", at_least=150),
+        faster("ejkernel's executor / tunebook, numpy arrays, default", "numpy, default", at_least=150),
+        faster("ejkernel's executor / hand-written lookup, numpy arrays", "hand-written"),
+        faster(
+            "ejkernel's executor / tunebook, default, both called by keyword",
+            "numpy, by keyword",
+            "ejkernel, by keyword",
+        ),
+        faster("ejkernel's executor / tunebook, the same jax arrays", "jax", at_least=150),
+        faster("ejkernel's executor / tunebook's Executor, jax arrays", "Executor, jax"),
+        Row(
+            what="tunebook's Executor, memory hit, numpy arrays",
+            measured=median(measured, "Executor, numpy") / 1e3,
+            unit="us",
+        ),
+    ]
+    return rows, {"ejkernel": measured}
+
+
+def median(measured: dict[str, list[float]], name: str) -> float:
+    return statistics.median(measured[name])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-peers", action="store_true", help="leave ejkernel out")
+    parser.add_argument("--rounds", type=int, default=201)
+    options = parser.parse_args()
+    parts = [against_hand_written, twelve_arguments, with_company]
+    if not options.no_peers:
+        try:
+            import ejkernel  # noqa: F401, PLC0415 - to say at once that it is missing
+        except ModuleNotFoundError as error:
+            print(f"cannot compare: {error}. Run: pip install ejkernel==0.0.80 jax==0.10.2, or use --no-peers")
+            return 1
+        parts.append(against_ejkernel)
+    rows: list[Row] = []
+    raw: Raw = {}
+    for part in parts:
+        more, measured = part(options.rounds)
+        rows += more
+        raw |= measured
+    show(rows)
+    medians = {group: {name: round(median(each, name), 1) for name in each} for group, each in raw.items()}
+    path = save(
+        "hot_path", rows, {"median_ns": medians, "rounds": options.rounds}, ["tunebook", "numpy", "jax", "ejkernel"]
+    )
+    print(f"\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

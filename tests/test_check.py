@@ -1,0 +1,56 @@
+"""Comparing outputs: what counts as right."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tunebook._check import difference
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (ONES, ONES * (1 + 1e-6)),
+        (27095.49303258, 27095.49303190),
+        (np.array([np.nan, np.inf]), np.array([np.nan, np.inf])),
+        (np.zeros(0), np.zeros(0)),
+        ((ONES, [ONES]), (ONES, [ONES])),
+        ({"a": ONES}, {"a": ONES}),
+        (np.array([1e-9, 1.0]), np.array([0.0, 1.0])),
+        (ONES.astype(ml_dtypes.bfloat16), ONES),
+        (None, None),
+        ("x", "x"),
+        (np.array([True, False]), np.array([True, False])),
+    ],
+    ids=repr,
+)
+def test_what_is_close_enough_is_right(output, expected):
+    assert difference(output, expected) is None
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "says"),
+    [
+        (ONES * 1.1, ONES, r"off by up to 0\.1 in 4 of 4"),
+        (np.full(4, np.nan, np.float32), ONES, "4 NaN of 4"),
+        (np.full(4, np.inf, np.float32), ONES, "off by up to inf"),
+        (ONES[:2], ONES, r"shape \(2,\), expected \(4,\)"),
+        (np.arange(3), np.arange(3) + 1, "differs in 3 of 3"),
+        ((ONES,), (ONES, ONES), "2 parts"),
+        ((ONES, ONES * 2), (ONES, ONES), r"output\[1\] is off"),
+        ({"a": 1}, {"b": 1}, "keys"),
+        (1, 2, "is 1, expected 2"),
+        (1.5, 1.0, "off by up to"),
+        (float("nan"), 1.0, "NaN"),
+        (None, ONES, "shape"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_is_told_how_far_off_it_is(output, expected, says):
+    assert re.search(says, difference(output, expected))

@@ -1,0 +1,56 @@
+"""The hot path, gated by instruction counts: they are the same on a busy machine, where times are not.
+
+Callgrind counts the instructions of children that make few and many warm calls; the difference is what the calls took.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("hot_path_calls.py")
+VALGRIND = shutil.which("valgrind")
+
+pytestmark = [
+    pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed: apt-get install valgrind"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="counts forked children"),
+]
+
+
+def without_address_randomisation() -> list[str]:
+    """Addresses are hashed, so a random layout moves the counts by some thousandths; some containers forbid to fix it."""
+    fixed = ["setarch", "-R"]
+    allowed = (
+        shutil.which("setarch") and subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode == 0
+    )
+    return fixed if allowed else []
+
+
+@pytest.fixture(scope="module")
+def instructions(tmp_path_factory):
+    """Instructions per call, by case."""
+    out = tmp_path_factory.mktemp("callgrind")
+    counter = [VALGRIND, "--tool=callgrind", f"--callgrind-out-file={out}/%p"]
+    line = [*without_address_randomisation(), *counter, sys.executable, str(SCRIPT)]
+    # One thread: those of a BLAS would be started, and counted, for nothing.
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "TUNEBOOK_HOME": str(out / "book")}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    totals = defaultdict(list)
+    for name, calls, child in (printed.split() for printed in done.stdout.splitlines()):
+        counted = re.search(r"^totals: (\d+)", (out / child).read_text(), re.MULTILINE)
+        totals[name].append((int(calls), int(counted[1])))
+    return {name: per_call(runs) for name, runs in totals.items()}
+
+
+def per_call(runs):
+    few, many = min(calls for calls, _ in runs), max(calls for calls, _ in runs)
+    by_calls = {n: sum(total for calls, total in runs if calls == n) / 2 for n in (few, many)}
+    return (by_calls[many] - by_calls[few]) / (many - few)

@@ -1,0 +1,53 @@
+"""The progress line: on a terminal it is drawn over itself, elsewhere only its end is written."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from tunebook._progress import progress_for, seconds_text
+from tunebook._tuner import Step
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+STEPS = [
+    Step("compiling", 2, 2, 1.0),
+    Step("measuring", 1, 2, 2.0, best_s=0.001),
+    Step("measuring", 2, 2, 3.0, failures=1, best_s=0.001),
+]
+
+
+def drawn(stream, asked):
+    show = progress_for(asked, "matmul", stream)
+    for step in STEPS if show else ():
+        show(step)
+    return stream.getvalue()
+
+
+def test_on_a_terminal_each_step_is_drawn_over_the_last():
+    text = drawn(Terminal(), None)
+    assert text.count("\r") == 3
+    assert text.count("\n") == 1
+    assert "compiling" in text
+    assert "1/2  best 1 ms  2 s left" in text
+    assert text.endswith("2/2  best 1 ms  1 failed  3 s\n")
+
+
+def test_elsewhere_it_is_quiet_unless_asked():
+    assert drawn(io.StringIO(), None) == ""
+    assert drawn(io.StringIO(), False) == ""
+    assert drawn(io.StringIO(), True).count("\n") == 1
+
+
+def test_a_function_is_used_as_it_is():
+    assert progress_for(print, "matmul") is print
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 ns"), (5e-9, "5 ns"), (0.99, "990 ms"), (59.5, "59.5 s")])
+def test_durations_are_written_as_people_say_them(seconds, text):
+    assert seconds_text(seconds) == text
