@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
 
 import tunebook as tb
+from tunebook.stores import problem_id
 
 FAST, SLOW, GUESS = Tiles(64), Tiles(16), Tiles(32)
 COSTS = {SLOW: 0.5, FAST: 0.001, GUESS: 0.1}
@@ -326,6 +328,26 @@ def test_a_thread_may_take_the_heuristic_while_another_tunes():
         asked.set()
         assert first.result() == FAST
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
+
+
+def test_a_holder_that_was_paused_past_its_lease_does_not_undo_its_successors_result(tmp_path):
+    paused, kernel, _ = make(path=tmp_path)
+    inv = invocation(kernel, 1)
+    successor, other, _ = make(path=tmp_path, costs={SLOW: 0.001, FAST: 0.5})
+    spend = kernel.clock.spend
+
+    def pause_once(seconds):
+        kernel.clock.spend = spend
+        board = paused.persistent.leases()
+        board.remove(f"{problem_id(kernel.problem(inv))}.1")  # as if the lease had lapsed
+        assert successor.choose(invocation(other, 1), other) == SLOW
+        record = successor.persistent.read(kernel.problem(inv))
+        successor.persistent.write(record.replace(head=replace(record.head, generation=2)))
+        spend(seconds)
+
+    kernel.clock.spend = pause_once
+    assert paused.choose(inv, kernel) == FAST
+    assert paused.persistent.get(*kernel.problem(inv)) == SLOW
 
 
 def test_two_versions_of_a_kernel_have_two_entries():

@@ -49,6 +49,14 @@ class Refused(NamedTuple):
     reason: str
 
 
+class History(NamedTuple):
+    """What is known about a problem: measurements under whatever conditions, the winner's fingerprint, a generation."""
+
+    measurements: tuple[Measurement, ...] = ()
+    winner: str | None = None
+    generation: int = 0
+
+
 class Book(Generic[C]):
     """Reads and writes one `PersistentCache` on behalf of kernels."""
 
@@ -107,14 +115,20 @@ class Book(Generic[C]):
                 continue  # what cannot be written cannot be in the book
         return index
 
-    def history(self, call: Call[C]) -> tuple[tuple[Measurement, ...], str | None]:
-        """Return what was measured for a call's problem, under whatever conditions, and the winner's fingerprint."""
+    def history(self, call: Call[C]) -> History:
+        """Return what is known about a call's problem before it is tuned."""
         record = self.persistent.read(call.problem)
-        body = Body() if record is None else body_of(record)
-        return body.measurements, winner_of(body)
+        if record is None:
+            return History()
+        body = body_of(record)
+        return History(body.measurements, winner_of(body), record.head.generation)
 
     def publish(self, call: Call[C], tuned: Tuned[C], generation: int) -> None:
-        """Write what a tuning found; a configuration that cannot be written costs one warning and stays in memory."""
+        """Write what a tuning found; a configuration that cannot be written costs one warning and stays in memory.
+
+        `generation` is that of the record as it was before the tuning, plus the lease's. A holder that was paused past
+        its lease so comes out below the one that took over, and the store refuses its late record.
+        """
         earlier = self.persistent.read(call.problem)
         try:
             config = self.persistent.encode(tuned.config)
@@ -127,8 +141,7 @@ class Book(Generic[C]):
             checksum=call.kernel.checksum(call.inv),
             origin="tuned",
             environment=call.kernel.environment(call.inv),
-            # A lease's numbers start again when it is released; the record's go on.
-            generation=generation + (0 if earlier is None else earlier.head.generation),
+            generation=generation,
         )
         known = () if earlier is None else body_of(earlier).measurements
         body = Body(measurements=_kept(known, tuned.measurements), provenance=_provenance(tuned))

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tunebook._book import Book, Call, Refused
+from tunebook._book import Book, Call, History, Refused
 from tunebook._errors import TuningFailed
 from tunebook._overlay import find_overlay
 from tunebook._pending import Flights, single_flight
@@ -237,25 +237,31 @@ class Autotune(Generic[C]):
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
         """Measure what is not known, decide, and write it down."""
-        job = self._job(request, budget_s, on_step)
+        history = History() if self._book is None else self._book.history(request)
+        job = self._job(request, history, budget_s, on_step)
         request.tell("autotune_start", candidates=len(job.candidates))
         tuned = _tune(self._tuner or Tuner(), job)
         if self._book is not None and self._persist:
-            self._book.publish(request, tuned, generation)
+            self._book.publish(request, tuned, history.generation + generation)
         return tuned
 
-    def _job(self, request: Request[C], budget_s: float | None, on_step: Callable[[Step], None] | None) -> Job[C]:
+    def _job(
+        self,
+        request: Request[C],
+        history: History,
+        budget_s: float | None,
+        on_step: Callable[[Step], None] | None,
+    ) -> Job[C]:
         kernel, inv = request.kernel, request.inv
         backward = request.policy.validate_backward and not any(scoped(_ForwardOnly)) and kernel.has_backward(inv)
-        known, incumbent = ((), None) if self._book is None else self._book.history(request)
         return Job(
             make_fn=lambda config: kernel.bind(inv, config, backward=backward),
             args=inv.args,
             kwargs=inv.kwargs,
             candidates=list(kernel.candidates(inv)),
             heuristic=kernel.heuristic(inv),
-            incumbent=incumbent,
-            known=known,
+            incumbent=history.winner,
+            known=history.measurements,
             code=kernel.code_checksum,
             environment=kernel.environment(inv),
             mode="forward+backward" if backward else "forward",

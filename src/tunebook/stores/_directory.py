@@ -140,10 +140,13 @@ class DirectoryStore:
         mode that the umask gives, and with the 002 of many systems that is one that we do not trust.
         """
         if not (self._safe or self._check_root()):
-            if Path(self._root).exists():
+            if not Path(self._root).exists():
+                with suppress(OSError):  # the board's first slip will fail in the same way, and say so
+                    make_directory(self._base, self._sync)
+            # Looked at again, because another process may have made it meanwhile: taken for an unsafe one, a new
+            # book would be tuned into without leases (1 of 60 had a problem tuned twice).
+            if Path(self._root).exists() and not self._check_root():
                 return None
-            with suppress(OSError):  # the board's first slip will fail in the same way, and say so
-                make_directory(self._base, self._sync)
         return LeaseFiles(self._base / "leases", self._root)
 
     def collect_garbage(self, max_bytes: int | None = None, max_age_s: float | None = None) -> tuple[Removed, ...]:
