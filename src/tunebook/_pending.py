@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
 from tunebook._errors import StoreError, TunebookError, warn_once
 
@@ -299,20 +299,17 @@ def _keep_alive(slip_ref: weakref.ref[_Slip], withdrawn: threading.Event, every_
         del slip
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class Found(NamedTuple, Generic[T]):
     """The result was there."""
 
     result: T
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(NamedTuple):
     """Somebody else is at work, and the caller would wait no longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """The lease, or the leave to go on without one (generation 0). Released once what it was held for is published.
 
     Who takes over has the higher generation. After a release they start again at 1, so a holder publishes under its
@@ -475,7 +472,8 @@ def single_flight(
     while instead is None or not flights.busy(key):
         outcome, _ = flights.run(key, lead)
         if isinstance(outcome, Found):
-            return outcome.result
+            result: T = outcome.result
+            return result
         # Busy though this call would wait: the thread that led it would not. Then this one leads, or waits for another.
         if instead is not None:
             break
