@@ -12,30 +12,34 @@ import time
 
 import tunebook as tb
 
-book, log, keys, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 
+class LoggingTuner:
+    """Takes its time, and chooses by the key."""
 
-def say(*words):
-    line = " ".join(map(str, (*words, os.getpid(), time.monotonic_ns()))) + "\n"
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, line.encode())
-    os.close(descriptor)
+    def __init__(self, log, seconds):
+        self.log, self.seconds = log, seconds
 
+    def say(self, event, key):
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, f"{event} {key}\n".encode())
+        os.close(descriptor)
 
-class CountingTuner:
     def autotune(self, make_fn, args, kwargs, candidates):
-        say("begin", args[0])
-        time.sleep(seconds)
-        say("end", args[0])
+        self.say("begin", args[0])
+        time.sleep(self.seconds)
+        self.say("end", args[0])
         return candidates[args[0] % 2]
 
 
-@tb.tunable(space=tb.Space(b=[1, 2]), name="stress", store=book, tuner=CountingTuner())
-def kernel(n, *, config):
-    return config.b
+def main(book, log, keys, seconds):
+    @tb.tunable(space=tb.Space(b=[1, 2]), name="stress", store=book, tuner=LoggingTuner(log, float(seconds)))
+    def kernel(n, *, config):
+        return config.b
+
+    order = random.sample(range(int(keys)), int(keys))
+    assert all(kernel(n) == n % 2 + 1 for n in order)
+    print("done", flush=True)
 
 
-order = list(range(keys))
-random.shuffle(order)
-assert all(kernel(n) == n % 2 + 1 for n in order)
-print("done", flush=True)
+if __name__ == "__main__":
+    main(*sys.argv[1:])
