@@ -100,17 +100,19 @@ class Row:
     at_least: float | None = None
 
     @property
-    def met(self) -> bool | None:
-        if self.at_most is not None:
-            return self.measured <= self.at_most
-        return None if self.at_least is None else self.measured >= self.at_least
+    def kept(self) -> bool:
+        low = self.at_least is None or self.measured >= self.at_least
+        return low and (self.at_most is None or self.measured <= self.at_most)
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        bound = self.at_most if self.at_least is None else self.at_least
-        sign = "" if bound is None else "<= " if self.at_least is None else ">= "
-        target = "" if bound is None else f"{sign}{bound:g} {self.unit}"
-        return self.what, f"{self.measured:.4g} {self.unit}", target, {True: "yes", False: "NO", None: ""}[self.met]
+        bounds = [
+            f"{sign} {bound:g} {self.unit}"
+            for sign, bound in (("<=", self.at_most), (">=", self.at_least))
+            if bound is not None
+        ]
+        said = "" if not bounds else "yes" if self.kept else "NO"
+        return self.what, f"{self.measured:.4g} {self.unit}", " ".join(bounds), said
 
 
 def show(rows: Iterable[Row]) -> None:
@@ -127,9 +129,7 @@ def save(name: str, rows: Sequence[Row], raw: Mapping[str, object], packages: It
         "python": platform.python_version(),
         "versions": {package: _version(package) for package in packages},
         "cpu": cpu_model(),
-        "rows": [
-            {"what": r.what, "measured": r.measured, "unit": r.unit, "target": r.cells[2], "met": r.met} for r in rows
-        ],
+        "table": [dict(zip(("what", "measured", "target", "kept"), (*r.cells[:3], r.kept), strict=True)) for r in rows],
         "raw": raw,
     }
     RESULTS.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from hot_path import arrays, hand_written, hand_written_with_layout, listener, overlay_elsewhere, three_arrays
 from interleaved import Case, loop_for
 
-FEW, MANY = 500, 3500
+FEW, MANY = 500, 2500
 
 
 def cases() -> list[Case]:

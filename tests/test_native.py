@@ -492,3 +492,14 @@ def test_an_array_that_is_not_contiguous_is_refused(view):
 def test_what_has_no_memory_is_refused(thing):
     with pytest.raises(DefinitionError, match="has no memory that C could use; pass a numpy array"):
         pointer(thing)
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
+def test_loading_a_library_made_with_fast_math_leaves_the_processes_arithmetic_alone(flag):
+    code = f"""
+from tunebook.adapters.native import CLibrary
+library = CLibrary("double half(double x) {{ return x * 0.5; }}", flags=("-O2", {flag!r}))
+library({{}}).half
+assert 5e-324 * 1.0 != 0.0 and 2.3e-308 * 0.5 != 0.0, "subnormal numbers are treated as zero"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

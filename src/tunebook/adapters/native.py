@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tunebook._types import Json
 
 FLAGS_ITEM: Final = "cflags"
+# Linked with one of these, a library made by gcc before version 13 makes the processor treat subnormal numbers as zero
+# once it is loaded: for every other computation of the process too. Compiled with them it does not.
+_FAST_MATH: Final = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -139,18 +142,25 @@ class CLibrary:
 
     def _run_compiler(self, macros: Macros, output: Path) -> None:
         text = f'#line 1 "{self._source.name}"\n{self._source.text}'
-        command = [
-            self._executable,
-            "-shared",
-            "-fPIC",
+        flags = [*self._flags, *macros.flags]
+        source = [
             *(f"-D{definition}" for definition in macros.definitions),
             *([] if self._source.directory is None else ["-iquote", str(self._source.directory)]),
             *("-x", "c", "-", "-x", "none"),
-            *self._flags,
-            *macros.flags,
-            *("-o", str(output)),
         ]
-        returned, said = _run(command, text, self._timeout_s)
+        if _FAST_MATH.isdisjoint(flags):
+            self._ask_compiler(["-shared", "-fPIC", *source, *flags, "-o", str(output)], text, macros)
+            return
+        linked = [flag for flag in flags if flag not in _FAST_MATH]
+        half_done = output.with_suffix(".o")
+        try:
+            self._ask_compiler(["-c", "-fPIC", *source, *flags, "-o", str(half_done)], text, macros)
+            self._ask_compiler(["-shared", str(half_done), *linked, "-o", str(output)], "", macros)
+        finally:
+            half_done.unlink(missing_ok=True)
+
+    def _ask_compiler(self, arguments: list[str], text: str, macros: Macros) -> None:
+        returned, said = _run([self._executable, *arguments], text, self._timeout_s)
         if returned is None:
             raise CompileError(f"{self._source.name}: the compiler took longer than {self._timeout_s:g} s ({macros})")
         if returned != 0:
