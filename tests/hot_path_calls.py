@@ -1,7 +1,7 @@
 """Run the calls of bench/hot_path.py in forked children, to have their instructions counted; see the test beside it.
 
-Everything is imported, tuned and warmed up before the forks, so that children differ by their calls alone. Prints a line
-per child: case, number of calls, process id.
+Everything is imported and warmed up before the forks, so that children differ by their calls alone. Prints a line per
+child: case, number of calls, process id.
 """
 
 from __future__ import annotations

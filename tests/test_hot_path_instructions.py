@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def without_address_randomisation() -> list[str]:
-    """Addresses are hashed, so a random layout moves the counts by some thousandths; some containers forbid to fix it."""
+    """Objects are hashed by address, so a random layout moves the counts a little; some containers forbid to fix it."""
     fixed = ["setarch", "-R"]
     allowed = (
         shutil.which("setarch") and subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode == 0
@@ -56,8 +56,8 @@ def per_call(runs):
     return (by_calls[many] - by_calls[few]) / (many - few)
 
 
-# Counted on CPython 3.11, 3.12 and 3.13, in this order; the bounds are the largest plus one or two hundredths, which is
-# ten instructions of the interpreter's for every argument. Times are 0.01 to 0.03 above or below.
+# In the comments, what CPython 3.11, 3.12 and 3.13 took. A bound is the largest of them and one or two hundredths more,
+# for the releases to come; a single check added for each argument would cross it.
 @pytest.mark.parametrize(
     ("case", "base", "bound"),
     [

@@ -25,7 +25,7 @@ _tuner _pending _persistent
 _measure _check _decide _progress stores
 _kernel
 _overlay _cache _scope _policy
-_keys _key_text _fingerprint _space _checksum _code _buckets _arrays
+_leaf _keys _key_text _fingerprint _space _checksum _code _buckets _arrays
 _codec _record
 _gate
 _types

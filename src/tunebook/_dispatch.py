@@ -7,10 +7,13 @@ For `def scale(x, out, factor, causal, *, config)` the generated function is, on
             if (x.__class__ is _ndarray and x.flags.c_contiguous and ... and factor.__class__ is _int
                     and (causal is True or causal is False)):
                 try:
-                    found = _fast[x.shape, x.dtype, out.shape, out.dtype, factor, causal]
-                except (KeyError, TypeError):
-                    pass
+                    key = x.shape, x.dtype, out.shape, out.dtype, factor, causal
+                    found = _fast[key]
+                except KeyError:
+                    found = _known(key)
                 else:
+                    return _impl(x, out, factor, causal, found)
+                if found is not None:
                     return _impl(x, out, factor, causal, found)
             return _miss(x, out, factor, causal)
         return _override(config, x, out, factor, causal)
@@ -27,30 +30,34 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._gate import GATE, Answers
+from tunebook._leaf import exact_leaf
 from tunebook._registry import recordings
 from tunebook._scope import INNERMOST
-from tunebook._signature import ANY, Leaf, Signature, exact_leaf, leaf_for
+from tunebook._selection import event_data
+from tunebook._signature import ANY, Leaf, Signature, leaf_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from tunebook._selection import ConfigSelectorChain, Selection
-    from tunebook._types import Problem
 
 
 class Answer(NamedTuple):
-    """A memoised answer, with the event that stands for giving it once more."""
+    """A memoised answer, with the event that stands for giving it once more.
+
+    The event's data are made once: made at every call, they would be a quarter of a call with a listener.
+    """
 
     config: Any
     event: str
-    level: dict[str, str]
+    data: dict[str, Any]
 
 
 def _answer(selection: Selection[Any]) -> Answer:
     # Asked again, what was tuned or read from disk would be found in memory.
-    if selection.remember or selection.event == "cache_hit":
-        return Answer(selection.config, "cache_hit", {"level": "memory"})
-    return Answer(selection.config, selection.event, {})
+    in_memory = selection.remember or selection.event == "cache_hit"
+    data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
+    return Answer(selection.config, "cache_hit" if in_memory else selection.event, data)
 
 
 class _Generated(NamedTuple):
@@ -72,7 +79,6 @@ class Dispatcher:
         names: Sequence[str],
         layout: bool,
         select: Callable[..., Selection[Any]],
-        problem: Callable[..., Problem],
         selector: ConfigSelectorChain[Any],
         observe: Callable[..., None],
         as_config: Callable[[object], object],
@@ -81,7 +87,7 @@ class Dispatcher:
         self._implementation = implementation
         self._names = frozenset(names)
         self._layout = layout
-        self._select, self._problem, self._observe = select, problem, observe
+        self._select, self._observe = select, observe
         self._selector = selector
         self._as_config = as_config
         self._answers = Answers()
@@ -96,16 +102,20 @@ class Dispatcher:
     def _generate(self) -> _Generated:
         namespace = {
             **self._signature.defaults,
-            "_fast": self._answers.fast,
-            "_miss": self.miss,
-            "_override": self.override,
-            "_impl": self._signature.positional_twin or self._implementation,
-            "_leaf": exact_leaf,
-            **{f"_class_{name}": kind for name, kind in self._classes.items()},
+            "_tb_fast": self._answers.fast,
+            "_tb_known": self.known,
+            "_tb_miss": self.miss,
+            "_tb_override": self.override,
+            "_tb_impl": self._signature.positional_twin or self._implementation,
+            "_tb_leaf": exact_leaf,
+            **self._seen_classes(),
         }
         source = self._signature.source(self._leaves, self._names)
         exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return _Generated(*(namespace[name] for name in _Generated._fields))
+
+    def _seen_classes(self) -> dict[str, type]:
+        return {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:
         """Generate the code anew for the kinds of arguments seen; the public function keeps its identity."""
@@ -119,7 +129,7 @@ class Dispatcher:
             self._generated = self._generate()
             # Answers under keys of the old form could never be found again.
             GATE.forget(self._answers)
-            self.function.__globals__.update({f"_class_{name}": kind for name, kind in self._classes.items()})
+            self.function.__globals__.update(self._seen_classes())
             self.function.__code__ = self._generated.call.__code__
 
     def _note_kind(self, name: str, value: object) -> None:
@@ -144,49 +154,57 @@ class Dispatcher:
         if recordings():
             return self._recorded(config, arguments)
         if self._selector.listeners:
-            self._select(arguments, config)
+            self._select(arguments, config, None)
         return self._generated.run(*arguments, config)
+
+    def known(self, key: Hashable) -> Any:
+        """Give a memoised answer where the hot path may not give it by itself; None if there is none."""
+        # Only where nothing is scoped: an overlay or a policy of this thread or task may change the answer.
+        answer = self._answers.known.get(key) if INNERMOST.get() is None else None
+        if answer is None:
+            return None
+        listeners = self._selector.listeners
+        for listener in listeners:
+            listener(answer.event, **answer.data)
+        if not listeners and not GATE.holds:
+            GATE.open_fast(self._answers, key, answer.config)
+        return answer.config
 
     def config(self, arguments: tuple[Any, ...]) -> Any:
         """Return the configuration for a call."""
         epoch = GATE.epoch
+        key = self._key(arguments)
+        if key is not None and (found := self.known(key)) is not None:
+            return found
+        # Working out which problem a call is takes longest of all, and under an overlay every call comes here.
+        problem = None if key is None else self._answers.problems.get(key)
+        selection = self._select(arguments, None, problem)
+        if INNERMOST.get() is None and not selection.transient and not recordings():
+            self._memoise(arguments, selection, epoch)
+        if key is not None and problem is None:
+            GATE.note(self._answers, key, selection.problem)
+        return selection.config
+
+    def _key(self, arguments: tuple[Any, ...]) -> Hashable | None:
+        """Return the hot path's key if its guards hold, else the exact one; None if an argument has no cheap key."""
+        generated = self._generated
         try:
-            key = self._generated.exact_key(*arguments)
-            answer = self._answers.known.get(key)
+            key: Hashable = generated.fast_key(*arguments) or generated.exact_key(*arguments)
+            hash(key)
         except (TypeError, AttributeError):
-            key = answer = None
-        # Only where nothing is scoped: an overlay or a policy of this thread or task may change the answer.
-        plain = INNERMOST.get() is None
-        if answer is None or not plain:
-            selection = self._select(arguments, None)
-            if plain and not selection.transient and not recordings():
-                self._memoise(arguments, selection, epoch)
-            return selection.config
-        if self._selector.listeners:
-            problem = self._problem(arguments)
-            self._selector.tell(answer.event, problem, cfg=answer.config, **answer.level)
-        elif not GATE.holds:
-            self._open_fast(arguments, key, answer.config)
-        return answer.config
+            return None  # such calls always go the long way, and are still right
+        return key
 
     def _memoise(self, arguments: tuple[Any, ...], selection: Selection[Any], epoch: int) -> None:
         self._specialise(arguments)
-        try:
-            key, fast_key = self._generated.exact_key(*arguments), self._generated.fast_key(*arguments)
-            hash((key, fast_key))
-        except (TypeError, AttributeError):
-            return  # an argument that has no cheap exact key: such calls always go the long way, and are still right
-        GATE.remember(self._answers, selection.problem, key, fast_key, _answer(selection), epoch)
-        if not self._selector.listeners:
-            self._open_fast(arguments, key, selection.config)
-
-    def _open_fast(self, arguments: tuple[Any, ...], key: Hashable, config: object) -> None:
-        fast_key = self._generated.fast_key(*arguments)
-        if fast_key is not None:
-            GATE.open_fast(self._answers, key, fast_key, config)
+        key = self._key(arguments)
+        if key is not None:
+            GATE.remember(self._answers, selection.problem, key, _answer(selection), epoch=epoch)
+            if not self._selector.listeners:
+                GATE.open_fast(self._answers, key, selection.config)
 
     def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
-        selection = self._select(arguments, config)
+        selection = self._select(arguments, config, None)
         start = time.perf_counter()
         result = self._generated.run(*arguments, selection.config)
         self._observe(selection.problem, arguments, time.perf_counter() - start)

@@ -25,16 +25,17 @@ CAPACITY: Final = 4096
 class Answers:
     """The memoised answers of one kernel: `fast` is read by the hot path, `known` by the path that checks its context.
 
-    They have keys of their own, because the hot path's needs no more than its guards leave open. Both are read without
-    a lock, and written under the gate's.
+    `problems` says which problem a call is, which depends on the call alone and never becomes wrong. All are read
+    without a lock, and written under the gate's.
     """
 
-    __slots__ = ("__weakref__", "_keys_of", "fast", "known")
+    __slots__ = ("__weakref__", "_keys_of", "fast", "known", "problems")
 
     def __init__(self) -> None:
         self.fast: Final[dict[Hashable, Any]] = {}
         self.known: Final[dict[Hashable, Any]] = {}
-        self._keys_of: dict[Problem, list[tuple[Hashable, Hashable | None]]] = {}
+        self.problems: Final[dict[Hashable, Problem]] = {}
+        self._keys_of: dict[Problem, list[Hashable]] = {}
 
     def clear(self) -> None:
         """Forget every answer."""
@@ -44,16 +45,22 @@ class Answers:
 
     def drop(self, problem: Problem) -> None:
         """Forget the answers to one problem."""
-        for key, fast_key in self._keys_of.pop(problem, ()):
+        for key in self._keys_of.pop(problem, ()):
             self.known.pop(key, None)
-            self.fast.pop(fast_key, None)
+            self.fast.pop(key, None)
 
-    def add(self, problem: Problem, key: Hashable, fast_key: Hashable | None, answer: object) -> None:
+    def note(self, key: Hashable, problem: Problem) -> None:
+        """Remember which problem a call is."""
+        if len(self.problems) >= CAPACITY:
+            self.problems.clear()
+        self.problems[key] = problem
+
+    def add(self, problem: Problem, key: Hashable, answer: object) -> None:
         """Remember an answer for calls that check their context."""
         if len(self.known) >= CAPACITY:
             self.clear()
         self.known[key] = answer
-        self._keys_of.setdefault(problem, []).append((key, fast_key))
+        self._keys_of.setdefault(problem, []).append(key)
 
 
 class Gate:
@@ -102,20 +109,24 @@ class Gate:
         """Forget one kernel's answers, because their keys have a new form; the answers themselves are still right."""
         with self._lock:
             answers.clear()
+            answers.problems.clear()
 
-    def remember(
-        self, answers: Answers, problem: Problem, key: Hashable, fast_key: Hashable | None, answer: object, epoch: int
-    ) -> None:
+    def note(self, answers: Answers, key: Hashable, problem: Problem) -> None:
+        """Memoise which problem a call is."""
+        with self._lock:
+            answers.note(key, problem)
+
+    def remember(self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int) -> None:
         """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out."""
         with self._lock:
             if epoch == self.epoch:
-                answers.add(problem, key, fast_key, answer)
+                answers.add(problem, key, answer)
 
-    def open_fast(self, answers: Answers, key: Hashable, fast_key: Hashable, config: object) -> None:
+    def open_fast(self, answers: Answers, key: Hashable, config: object) -> None:
         """Let the hot path give an answer by itself, unless something holds it or the answer is no longer known."""
         with self._lock:
             if not self.holds and key in answers.known:
-                answers.fast[fast_key] = config
+                answers.fast[key] = config
 
 
 GATE: Final = Gate()

@@ -219,6 +219,8 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
     GATE.hold()
     with _active_lock:
         _active = (*_active, recording)
+    # Memoised answers are given without a look at what is recorded. While a recording is on, none is memoised.
+    GATE.invalidate()
     try:
         yield recording
     finally:

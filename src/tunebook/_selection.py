@@ -61,6 +61,12 @@ class NoSelection(NamedTuple):
     cause: Exception | None = None
 
 
+def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> dict[str, Any]:
+    """Return what a listener is told with an event."""
+    told = {"device": problem.device, "op_id": problem.op, "call_key": problem.call_key, **data}
+    return told if level is None else {**told, "level": level}
+
+
 def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selection[C] | NoSelection:
     tried: list[tuple[str, str]] = []
     cause: Exception | None = None
@@ -124,17 +130,16 @@ class ConfigSelectorChain(Generic[C]):
         """Return the configuration for a call; `NoConfig` says what every tier answered."""
         return self.select(inv, kernel).config
 
-    def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C]:
-        """Return the configuration for a call, and where it came from."""
-        request = self._request(inv, kernel)
+    def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
+        """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
+        request = self._request(inv, kernel, problem)
         selection = _ask_in_order(request, self.sources)
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
             raise NoConfig(selection.problem.op, selection.tried) from selection.cause
         if selection.remember:
             self._memory.remember(request, selection.config)
-        level = {} if selection.level is None else {"level": selection.level}
-        request.tell(selection.event, cfg=selection.config, **level)
+        request.tell(selection.event, cfg=selection.config, level=selection.level)
         return selection
 
     def preview(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C] | NoSelection:
@@ -183,17 +188,16 @@ class ConfigSelectorChain(Generic[C]):
             self._listeners = (*self._listeners, listener)
         GATE.invalidate()
 
-    def tell(self, event: str, problem: Problem, **data: object) -> None:
-        """Pass an event on to every listener."""
-        for listener in self._listeners:
-            listener(event, device=problem.device, op_id=problem.op, call_key=problem.call_key, **data)
+    def _request(
+        self, inv: Invocation[C, Any], kernel: Kernel[C, Any], known: Problem | None = None, *, silent: bool = False
+    ) -> Request[C]:
+        problem = known or kernel.problem(inv)
 
-    def _request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], *, silent: bool = False) -> Request[C]:
-        problem = kernel.problem(inv)
-
-        def tell(event: str, **data: object) -> None:
+        def tell(event: str, **data: Any) -> None:
             if self._listeners and not silent:
-                self.tell(event, problem, **data)
+                told = event_data(problem, **data)
+                for listener in self._listeners:
+                    listener(event, **told)
 
         return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell)
 

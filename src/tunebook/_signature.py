@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import inspect
 import keyword
 from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays import describe, device_of, is_array, root_module
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Leaf(NamedTuple):
@@ -26,7 +22,7 @@ class Leaf(NamedTuple):
     exact: str
 
 
-# `_class_k` stands for the class that the argument had when the code was generated.
+# {1} stands for the class that the argument had when the code was generated.
 _VALUE: Final = Leaf("{0}.__class__ is {1}", "{0}", "{0}.__class__, {0}")
 _LEAVES: Final = {
     bool: Leaf("({0} is True or {0} is False)", "{0}", "{0}.__class__, {0}"),
@@ -35,7 +31,7 @@ _LEAVES: Final = {
     str: _VALUE,
     bytes: _VALUE,
     # 0.0 == -0.0, so the exact key is the generic one, and `fast_key` refuses a zero.
-    float: Leaf("{0}.__class__ is {1}", "{0}", "_leaf({0})"),
+    float: Leaf("{0}.__class__ is {1}", "{0}", "_tb_leaf({0})"),
 }
 _NUMPY: Final = Leaf("{0}.__class__ is {1}", "{0}.shape, {0}.dtype", "{0}.__class__, {0}.shape, {0}.dtype")
 # Reading `strides` for every array would cost half of the whole lookup; asking whether they are C-contiguous costs a
@@ -46,7 +42,7 @@ _NUMPY_LAYOUT: Final = Leaf(
     "{0}.__class__, {0}.shape, {0}.dtype, {0}.strides",
 )
 # Seen with arguments of several kinds, or of a kind without a shorter way.
-ANY: Final = Leaf("", "_leaf({0})", "_leaf({0})")
+ANY: Final = Leaf("", "_tb_leaf({0})", "_tb_leaf({0})")
 
 
 def leaf_for(value: object, *, layout: bool) -> Leaf:
@@ -57,37 +53,6 @@ def leaf_for(value: object, *, layout: bool) -> Leaf:
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return _NUMPY_LAYOUT if layout else _NUMPY
     return ANY
-
-
-_DTYPES_OF: Final = frozenset({"numpy", "torch", "ml_dtypes"})
-_BY_VALUE: Final = frozenset({bool, NoneType, int, str, bytes, complex, range, slice, type(Ellipsis)})
-
-
-def exact_leaf(x: Any) -> Hashable:  # noqa: PLR0911 - a table of kinds, one return each
-    """Return a hashable value that is equal for two arguments only if they have the same call key.
-
-    `TypeError` where that cannot be said cheaply: such calls are looked up by their call key every time.
-    """
-    kind = type(x)
-    if kind in _BY_VALUE:
-        return kind, x
-    if kind is float:
-        return kind, x.hex()
-    if is_array(x):
-        return kind, describe(x), device_of(x)
-    if kind in (tuple, list):
-        return (kind, *map(exact_leaf, x))
-    if kind is dict:
-        return (kind, *((exact_leaf(key), exact_leaf(value)) for key, value in x.items()))
-    if dataclasses.is_dataclass(kind):
-        return (kind, *(exact_leaf(getattr(x, field.name)) for field in dataclasses.fields(x)))
-    if isinstance(x, (enum.Enum, type)) or (root_module(kind) in _DTYPES_OF and "dtype" in kind.__name__.lower()):
-        return kind, x
-    if root_module(kind) == "numpy":
-        return kind, x.tobytes()  # a numpy scalar: bytes, because 0.0 == -0.0
-    if kind is FunctionType and x.__closure__ is None:
-        return kind, x
-    raise TypeError(f"a {kind.__name__} is not memoised")
 
 
 _STARS: Final[dict[object, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -101,34 +66,45 @@ class Signature:
         self.name = f"{self.name}_" if keyword.iskeyword(self.name) else self.name
         self.parameters = [p for p in inspect.signature(implementation).parameters.values() if p.name != "config"]
         self.names = tuple(p.name for p in self.parameters)
-        self.defaults = {f"_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
+        self.defaults = {f"_tb_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
         self.positional_twin = _positional_twin(implementation)
 
     def source(self, leaves: Mapping[str, Leaf], names: frozenset[str]) -> str:
-        """Return the module that defines `call`, `run`, `exact_key` and `fast_key`."""
+        """Return the module that defines `call`, `run`, `exact_key` and `fast_key`.
+
+        Its own names start with `_tb_`, because an author's parameter may well be called `key` or `found`.
+        """
         used = {p.name: leaves.get(p.name, ANY) for p in self.parameters if p.name in names}
-        guards = [leaf.guard.format(n, f"_class_{n}") for n, leaf in used.items() if leaf.guard]
+        guards = [leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard]
         guard = " and ".join(guards) or "True"
         fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
         exact = "".join(f"{leaf.exact.format(n)}, " for n, leaf in used.items())
-        zeros = [f"{n} == 0.0" for n, leaf in used.items() if leaf is _LEAVES[float]]
-        refused = f"({' or '.join(zeros)})" if zeros else "False"
+        # NaN too: no two are equal, and every call with a new one would add an entry that is never found.
+        floats = [f"{n} == 0.0 or {n} != {n}" for n, leaf in used.items() if leaf is _LEAVES[float]]
+        refused = f"({' or '.join(floats)})" if floats else "False"
         arguments = ", ".join(self.names)
+        run = f"return _tb_impl({self._forwarded('_tb_found')})"
         return "\n".join(
             [
                 f"def call({self._declaration()}):",
                 " if config is None:",
                 f"  if {guard}:",
                 "   try:",
-                f"    found = _fast[({fast})]",
-                "   except (KeyError, TypeError, AttributeError):",
-                "    pass",
+                f"    _tb_key = ({fast})",
+                "    _tb_found = _tb_fast[_tb_key]",
+                "   except KeyError:",
+                "    _tb_found = _tb_known(_tb_key)",
+                "   except (TypeError, AttributeError):",
+                "    _tb_found = None",
                 "   else:",
-                f"    return _impl({self._forwarded('found')})",
-                f"  return _miss({arguments})",
-                f" return _override({', '.join(['config', *self.names])})",
-                f"def run({', '.join([*self.names, 'found'])}):",
-                f" return _impl({self._forwarded('found')})",
+                f"    {run}",
+                # Outside of the handler, or the author's own errors would all claim to come from a KeyError.
+                "   if _tb_found is not None:",
+                f"    {run}",
+                f"  return _tb_miss({arguments})",
+                f" return _tb_override({', '.join(['config', *self.names])})",
+                f"def run({', '.join([*self.names, '_tb_found'])}):",
+                f" {run}",
                 f"def exact_key({arguments}):",
                 f" return ({exact})",
                 f"def fast_key({arguments}):",
@@ -145,7 +121,7 @@ class Signature:
                 parts.append("*")
             starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
             star = _STARS.get(p.kind, "")
-            default = "" if p.default is p.empty else f"=_default_{p.name}"
+            default = "" if p.default is p.empty else f"=_tb_default_{p.name}"
             parts.append(f"{star}{p.name}{default}")
         if self.parameters and self.parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
             parts.append("/")

@@ -66,24 +66,20 @@ class _Tunable(Generic[R]):
             names=kernel.names,
             layout=kernel.layout,
             select=self.select,
-            problem=self.problem_of,
             selector=selector,
             observe=self.observe,
             as_config=as_config,
         )
 
-    def select(self, arguments: tuple[Any, ...], override: object) -> Selection[Any]:
-        return self.selector.select(self.kernel.invocation(arguments, override), self.kernel)
-
-    def problem_of(self, arguments: tuple[Any, ...]) -> Problem:
-        return self.kernel.problem(self.kernel.invocation(arguments))
+    def select(self, arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
+        return self.selector.select(self.kernel.invocation(arguments, override), self.kernel, problem)
 
     def observe(self, problem: Problem, arguments: tuple[Any, ...], seconds: float) -> None:
         for recording in recordings():
             recording.observe(problem, self.kernel, arguments, {}, seconds)
 
     def problem(self, *args: Any, **kwargs: Any) -> Problem:
-        return self.problem_of(self.kernel.arguments(args, kwargs))
+        return self.kernel.problem(self.kernel.invocation(self.kernel.arguments(args, kwargs)))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         inv = self.kernel.invocation(self.kernel.arguments(args, kwargs))

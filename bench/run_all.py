@@ -1,0 +1,73 @@
+"""Run every benchmark, one after the other, and print one table: what `make bench` does.
+
+    python bench/run_all.py [--quick] [--no-peers]
+
+Writes bench/results/summary.md beside the raw numbers. A target that is missed is printed; only a benchmark that
+breaks makes the exit status non-zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+# name, flags that make it shorter
+BENCHMARKS = (
+    ("hot_path", ["--rounds", "51"]),
+    ("import_time", ["--runs", "15"]),
+    ("store", ["--quick"]),
+    ("leases", ["--quick"]),
+)
+
+
+def run(name: str, flags: list[str]) -> list[dict[str, object]] | None:
+    """Run one benchmark, and return its table; None if it broke."""
+    path = RESULTS / f"{name}.json"
+    path.unlink(missing_ok=True)  # what an earlier run wrote must not pass for this one's
+    print(f"\n== {name} ==", flush=True)
+    subprocess.run([sys.executable, str(HERE / f"{name}.py"), *flags], check=False)
+    return json.loads(path.read_text())["table"] if path.exists() else None
+
+
+def markdown(tables: dict[str, list[dict[str, object]]]) -> str:
+    lines = ["| | measured | target | kept |", "| --- | --- | --- | --- |"]
+    for name, rows in tables.items():
+        lines.append(f"| **{name.replace('_', ' ')}** | | | |")
+        for row in rows:
+            kept = "" if not row["target"] else "yes" if row["kept"] else "**no**"
+            lines.append(f"| {row['what']} | {row['measured']} | {row['target']} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller books")
+    parser.add_argument("--no-peers", action="store_true", help="without the packages that are only compared with")
+    options = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    tables, broken = {}, []
+    for name, shorter in BENCHMARKS:
+        peers = ["--no-peers"] if options.no_peers and name == "hot_path" else []
+        table = run(name, [*(shorter if options.quick else []), *peers])
+        if table is None:
+            broken.append(name)
+        else:
+            tables[name] = table
+    (RESULTS / "summary.md").write_text(markdown(tables))
+    missed = [f"{name}: {row['what']}" for name, rows in tables.items() for row in rows if not row["kept"]]
+    print(f"\n{sum(map(len, tables.values()))} numbers in {RESULTS / 'summary.md'}; {len(missed)} targets missed")
+    for line in missed:
+        print(f"  missed   {line}")
+    for name in broken:
+        print(f"  broken   bench/{name}.py wrote no results")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
