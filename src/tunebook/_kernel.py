@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
 
-# Editing these, or their variants per platform, leaves every measurement valid.
+_WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo for ever
+# Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = ("heuristic_cfg", "candidate_cfgs", "__")
 
 
@@ -183,6 +184,8 @@ class Kernel(Generic[Cfg, Out]):
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
+        if name not in self._varied:  # most kernels; finding out the platform takes as long as all the rest of a call
+            return getattr(self, name)  # type: ignore[no-any-return]
         parts = [part for part in (inv.method, inv.platform) if part]
         suffixes = ["_".join(parts), *parts] if len(parts) > 1 else parts
         for suffix in suffixes:
@@ -190,6 +193,12 @@ class Kernel(Generic[Cfg, Out]):
             if found is not None:
                 return found  # type: ignore[no-any-return]
         return getattr(self, name)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _varied(self) -> frozenset[str]:
+        """The operations that have variants."""
+        names = dir(self)
+        return frozenset(op for op in _WITH_VARIANTS if any(name.startswith(f"{op}_") for name in names))
 
     def heuristic(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
         """Return the heuristic's configuration, or None if the kernel has no heuristic."""
