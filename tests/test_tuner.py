@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
@@ -243,7 +242,7 @@ class TestCompile:
 
         work, _ = job(clock, {i: lambda i=i: log.append(("ran", i)) or 0.1 for i in range(4)}, compile=compile_one)
         steps = []
-        tuned = fake_tuner(clock, compile_threads=4).tune(dataclasses.replace(work, on_step=steps.append))
+        tuned = fake_tuner(clock, compile_threads=4).tune(work._replace(on_step=steps.append))
         assert [s.doing for s in steps] == ["compiling"] * 4 + ["measuring"] * 4
         assert [kind for kind, _ in log[:4]] == ["compiled"] * 4
         assert all(m.compile_s is not None for m in tuned.measurements)

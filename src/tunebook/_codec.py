@@ -13,7 +13,6 @@ in. That is why there is no pickle here, and why a poisoned book can at worst be
 
 from __future__ import annotations
 
-import base64
 import binascii
 import dataclasses
 import enum
@@ -123,7 +122,7 @@ def _set(value: set[object] | frozenset[object], where: str, depth: int) -> Json
 
 
 def _bytes(value: bytes, _where: str, _depth: int) -> Json:
-    return {TAG: "bytes", "v": base64.b64encode(value).decode("ascii")}
+    return {TAG: "bytes", "v": binascii.b2a_base64(value, newline=False).decode("ascii")}
 
 
 def _dict(value: dict[object, object], where: str, depth: int) -> Json:
@@ -387,7 +386,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "set": set,
     "frozenset": frozenset,
     "map": dict,
-    "bytes": lambda v: base64.b64decode(v, validate=True),
+    "bytes": lambda v: binascii.a2b_base64(v, strict_mode=True),
     "dtype": _numpy_dtype,
     "scalar-type": lambda v: _numpy_dtype(v).type,
     "jax-scalar-type": _jax_numpy_scalar_type,

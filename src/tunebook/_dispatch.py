@@ -166,8 +166,8 @@ class Dispatcher:
         listeners = self._selector.listeners
         for listener in listeners:
             listener(answer.event, **answer.data)
-        if not listeners and not GATE.holds:
-            GATE.open_fast(self._answers, key, answer.config)
+        if not listeners and not GATE.holds and key not in self._answers.fast:
+            GATE.open_fast(self._answers, key, answer)
         return answer.config
 
     def config(self, arguments: tuple[Any, ...]) -> Any:
@@ -189,7 +189,9 @@ class Dispatcher:
         """Return the hot path's key if its guards hold, else the exact one; None if an argument has no cheap key."""
         generated = self._generated
         try:
-            key: Hashable = generated.fast_key(*arguments) or generated.exact_key(*arguments)
+            key: Hashable = generated.fast_key(*arguments)
+            if key is None:  # not "or": () is a key, that of a call whose arguments are all None
+                key = generated.exact_key(*arguments)
             hash(key)
         except (TypeError, AttributeError):
             return None  # such calls always go the long way, and are still right
@@ -199,12 +201,13 @@ class Dispatcher:
         self._specialise(arguments)
         key = self._key(arguments)
         if key is not None:
-            GATE.remember(self._answers, selection.problem, key, _answer(selection), epoch=epoch)
+            answer = _answer(selection)
+            GATE.remember(self._answers, selection.problem, key, answer, epoch=epoch)
             if not self._selector.listeners:
-                GATE.open_fast(self._answers, key, selection.config)
+                GATE.open_fast(self._answers, key, answer)
 
     def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
-        selection = self._select(arguments, config, None)
+        selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))
         start = time.perf_counter()
         result = self._generated.run(*arguments, selection.config)
         self._observe(selection.problem, arguments, time.perf_counter() - start)

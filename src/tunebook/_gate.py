@@ -122,11 +122,12 @@ class Gate:
             if epoch == self.epoch:
                 answers.add(problem, key, answer)
 
-    def open_fast(self, answers: Answers, key: Hashable, config: object) -> None:
-        """Let the hot path give an answer by itself, unless something holds it or the answer is no longer known."""
+    def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:
+        """Let the hot path give an answer by itself, unless something holds it or another answer is known by now."""
         with self._lock:
-            if not self.holds and key in answers.known:
-                answers.fast[key] = config
+            known = answers.known.get(key)
+            if known is not None and known is answer and not self.holds:
+                answers.fast[key] = known.config
 
 
 GATE: Final = Gate()

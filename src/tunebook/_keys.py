@@ -79,7 +79,8 @@ _registered: Final[dict[type, Callable[[Any], object]]] = {}
 def register_key(kind: type[T], describe_value: Callable[[T], object]) -> None:
     """Let objects of a class, and of its subclasses, be part of call keys.
 
-    `describe_value` returns what tells two of them apart, made of things that have keys: a tuple of numbers, say.
+    `describe_value` returns what tells two of them apart, made of things that have keys: a tuple of numbers, say. To be
+    called before the first call with such an object, since which problem a call is gets remembered.
     """
     if not isinstance(kind, type) or not callable(describe_value):
         raise DefinitionError("register_key takes a class and a function of one such object: register_key(Mask, tuple)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._errors import CompileError
@@ -32,8 +31,7 @@ def wait_for(result: Any) -> None:
             block()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopwatch:
+class Stopwatch(NamedTuple):
     """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic."""
 
     warmup: int = 1

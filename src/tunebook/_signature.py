@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import sys
 from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -41,6 +42,8 @@ _NUMPY_LAYOUT: Final = Leaf(
     "{0}.shape, {0}.dtype",
     "{0}.__class__, {0}.shape, {0}.dtype, {0}.strides",
 )
+# Avals are interned, so that three of them cost what one numpy array does. Which device an array is on they do not say.
+_JAX_ONE_DEVICE: Final = Leaf("{0}.__class__ is {1}", "{0}.aval", "{0}.__class__, {0}.aval")
 # Seen with arguments of several kinds, or of a kind without a shorter way.
 ANY: Final = Leaf("", "_tb_leaf({0})", "_tb_leaf({0})")
 
@@ -52,7 +55,15 @@ def leaf_for(value: object, *, layout: bool) -> Leaf:
         return _LEAVES[kind]
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return _NUMPY_LAYOUT if layout else _NUMPY
+    if kind.__name__ == "ArrayImpl" and kind.__module__ == "jaxlib._jax" and _jax_has_one_device():
+        return _JAX_ONE_DEVICE
     return ANY
+
+
+def _jax_has_one_device() -> bool:
+    jax = sys.modules["jax"]
+    # A process with an accelerator has the host as its second device, and names it second unless told otherwise.
+    return (jax.config.jax_platforms or "cpu") == "cpu" and [device.platform for device in jax.devices()] == ["cpu"]
 
 
 _STARS: Final[dict[object, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}

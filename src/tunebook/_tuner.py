@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -62,8 +62,7 @@ class Step(NamedTuple):
     latest: Measurement | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Generic[Cfg]):
+class Job(NamedTuple, Generic[Cfg]):
     """What is to be tuned. `known` are measurements to reuse; `incumbent` is the fingerprint of an earlier choice."""
 
     make_fn: Callable[[Cfg], Callable[..., object]]

@@ -1,0 +1,93 @@
+"""Arrays of a library that is not numpy: keys, hot calls and codec on real jax arrays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tunebook as tb
+from tunebook._codec import decode, encode
+from tunebook._measure import wait_for
+
+
+def make(**options):
+    @tb.tunable(space=tb.Space(b=[0]), name="on-jax", store=False, **options)
+    def kernel(a, flag=True, dtype=None, *, config):
+        return config.b
+
+    return kernel
+
+
+def test_a_jax_array_a_numpy_array_and_another_dtype_have_their_own_keys():
+    kernel = make()
+    arrays = [jnp.ones(4), np.ones(4, np.float32), jnp.ones(4, jnp.bfloat16), jnp.ones((2, 2)), jnp.ones(4, jnp.int32)]
+    assert len({kernel.problem(a) for a in arrays}) == len(arrays)
+
+
+def test_the_host_is_one_device_whichever_library_its_arrays_are_of():
+    assert make().problem(jnp.ones(4)).device == tb.device_fingerprint()
+
+
+def test_hot_calls_tell_libraries_and_dtypes_apart():
+    kernel = make()
+    arrays = [jnp.ones(4), np.ones(4, np.float32), jnp.ones(4, jnp.bfloat16), jnp.ones(4), jnp.ones((2, 2))]
+    for a in arrays:
+        kernel.selector.cache.put(*kernel.problem(a), tb.Config(b=str(kernel.problem(a))))
+    for _ in range(4):
+        for a in arrays:
+            assert kernel(a) == str(kernel.problem(a))
+
+
+def test_dtypes_as_arguments_are_told_apart():
+    kernel = make()
+    dtypes = [jnp.float32, jnp.bfloat16, jnp.int8, None]
+    assert len({kernel.problem(jnp.ones(4), dtype=d) for d in dtypes}) == len(dtypes)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.bool_, np.dtype(jnp.bfloat16)], ids=str)
+def test_dtypes_round_trip_in_configurations(dtype):
+    assert decode(encode(dtype)) == dtype
+
+
+def test_inside_a_trace_a_call_has_a_key():
+    kernel = make()
+    seen = []
+    jax.jit(lambda x: seen.append(kernel.problem(x)) or x)(jnp.ones((3, 5)))
+    assert "[3,5]" in seen[0].call_key
+
+
+def test_a_shape_without_data_has_the_key_of_an_array_of_a_trace():
+    kernel = make()
+    spec = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+    seen = []
+    jax.jit(lambda x: seen.append(kernel.problem(x)) or x)(jnp.ones((3, 5)))
+    assert kernel.problem(spec) == seen[0]
+
+
+def test_waiting_blocks_until_results_are_there():
+    out = jax.jit(lambda x: {"a": (x @ x, [x + 1])})(jnp.ones((200, 200)))
+    wait_for(out)
+    assert all(leaf.is_ready() for leaf in jax.tree.leaves(out))
+
+
+def test_on_several_devices_hot_calls_are_right():
+    script = textwrap.dedent("""
+        import jax, jax.numpy as jnp, tunebook as tb
+        kernel = tb.tunable(lambda a, *, config: config.b, space=tb.Space(b=[0]), name="k", store=False)
+        assert len(jax.devices()) == 4
+        arrays = [jax.device_put(jnp.ones(n), d) for n in (4, 8) for d in jax.devices()]
+        for a in arrays:
+            kernel.selector.cache.put(*kernel.problem(a), tb.Config(b=kernel.problem(a)))
+        for _ in range(4):
+            for a in arrays:
+                assert kernel(a) == kernel.problem(a)
+        """)
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
