@@ -248,6 +248,8 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
             Case("hand-written", hand_written(), [of_numpy]),
             Case("numpy, layout=False", three_arrays(layout=False), [of_numpy]),
             Case("numpy, default", three_arrays(), [of_numpy]),
+            # The author says what matters: the shape of one array stands for those of all.
+            Case("numpy, key named", three_arrays(key=("a", "flag"), layout=False), [of_numpy]),
             Case("numpy, by keyword", three_arrays(), [of_numpy], by_name=names),
             Case("jax", three_arrays(), [of_jax]),
             Case("Executor, jax", ours, [(Nothing("bench_nothing"), *of_jax)]),
@@ -262,6 +264,7 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
     rows = [
         Row(what="ejkernel's executor, memory hit, jax arrays", measured=median(measured, "ejkernel") / 1e3, unit="us"),
         faster("ejkernel's executor / tunebook, numpy arrays, layout=False", "numpy, layout=False", at_least=150),
+        faster("ejkernel's executor / tunebook, numpy arrays, key=('a', 'flag')", "numpy, key named", at_least=150),
         faster("ejkernel's executor / tunebook, numpy arrays, default", "numpy, default", at_least=150),
         faster("ejkernel's executor / hand-written lookup, numpy arrays", "hand-written"),
         faster(

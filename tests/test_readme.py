@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 
 
 def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path):
@@ -20,6 +22,14 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path):
     assert done.returncode == 0, done.stderr
     for shown in ("readme.add_transposed@v0 on cpu", "answer: Config(rows=", "winner", "runner-up"):
         assert shown in done.stdout
+
+
+def test_the_numbers_are_those_of_the_last_bench(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    tables = importlib.import_module("tables")
+    _, numbers, _ = tables.split_readme()
+    assert numbers == tables.for_readme(tables.read())
+    assert (ROOT / "bench" / "results" / "summary.md").read_text() == tables.summary(tables.read())
 
 
 def test_the_first_example_is_short():

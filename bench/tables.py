@@ -1,0 +1,94 @@
+"""Tables of results: all of them for bench/results/summary.md, the ones that matter most for the README."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+README = HERE.parent / "README.md"
+START, END = "<!-- numbers: written by make bench -->\n", "<!-- end of numbers -->"
+
+HEADER = ("| | measured | target | kept |", "| --- | --- | --- | --- |")
+
+Tables = dict[str, list[dict[str, Any]]]
+
+# What the README shows, in its own words.
+SHOWN = {
+    "default / hand-written key of the same facts (with contiguity)": (
+        "a tuned call: 3 numpy arrays and 2 scalars, beside a hand-written key, dict and call"
+    ),
+    "layout=False / hand-written key of the same facts": "the same without the memory layout in the key",
+    "default / hand-written key without contiguity": (
+        "the default, beside a hand-written key that does not look at the layout"
+    ),
+    "two shapes in turn / one shape": "two shapes in turn, beside one shape",
+    "warm hit, 12 arguments: 6 arrays + 6 scalars": "a tuned call with 12 arguments",
+    "an overlay elsewhere / plain warm hit": "while another thread has an overlay",
+    "a listener / plain warm hit": "while somebody listens to every hit",
+    "ejkernel's executor / tunebook, the same jax arrays": "faster than ejkernel's executor, on the same jax arrays",
+    "ejkernel's executor / tunebook, numpy arrays, default": "the same on numpy arrays",
+    "ejkernel's executor / hand-written lookup, numpy arrays": "of which a hand-written lookup reaches",
+    "import tunebook, CPU time": "`import tunebook`, CPU time",
+    "open and first get at 100,000 records": "open a book of 100,000 records, and first answer",
+    "hit at 100,000 records": "an answer from disk",
+    "miss at 100,000 records": "a miss on disk",
+    "syncs per put": "syncs for a durable write",
+    "reader p99, 4 writers hammering": "99 % of reads while 4 processes write",
+    "pack of 1,000,000: open + get, sqlite3 loaded": "open a pack of 1,000,000 records, and first answer",
+    "lost of 8 processes x 50 puts": "lost, of 8 processes x 50 writes",
+    "wrong values of 5,652 damaged files": "wrong answers, of 5,652 damaged records",
+    "16 processes x 200 keys: duplicates, overlaps, failures": "tuned twice, of 16 processes x 200 problems",
+    "16 processes x 200 keys: seconds": "seconds for that",
+    "100 kills of a holder: takeover, longest": "longest takeover, of 100 tuners killed with -9",
+}
+
+
+def read() -> Tables:
+    """Return the tables of the last run."""
+    return {path.stem: json.loads(path.read_text())["table"] for path in sorted(RESULTS.glob("*.json"))}
+
+
+def summary(tables: Tables) -> str:
+    lines = [*HEADER]
+    for name, rows in tables.items():
+        lines.append(f"| **{name.replace('_', ' ')}** | | | |")
+        lines.extend(_line(row, row["what"]) for row in rows)
+    return "\n".join(lines) + "\n"
+
+
+def for_readme(tables: Tables) -> str:
+    """Return the README's part on numbers."""
+    rows = {row["what"]: row for table in tables.values() for row in table}
+    facts = json.loads((RESULTS / "hot_path.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if name != "tunebook")
+    taken = f"Taken {facts['date'][:10]} on 2 cores of an {facts['cpu']}, Python {facts['python']}, {versions}."
+    lines = [
+        f"{taken} `make bench` takes them again.",
+        "",
+        "| | measured | target | kept |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines.extend(_line(rows[what], words) for what, words in SHOWN.items() if what in rows)
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any], words: str) -> str:
+    kept = "" if not row["target"] else "yes" if row["kept"] else "**no**"
+    return f"| {words} | {row['measured']} | {row['target']} | {kept} |"
+
+
+def split_readme() -> tuple[str, str, str]:
+    """Return the README before the numbers, the numbers, and the rest."""
+    before, _, rest = README.read_text().partition(START)
+    numbers, _, after = rest.partition(END)
+    return before + START, numbers, END + after
+
+
+def write(tables: Tables) -> None:
+    """Write the summary, and the README's part."""
+    (RESULTS / "summary.md").write_text(summary(tables))
+    before, _, after = split_readme()
+    README.write_text(before + for_readme(tables) + after)
