@@ -285,6 +285,18 @@ def test_one_failing_candidate_costs_itself_only():
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
 
 
+def test_a_kernel_with_a_heuristic_alone_is_not_tuned_and_its_guess_is_not_written_down(tmp_path):
+    class Guessing(PretendKernel):
+        def candidate_cfgs(self, inv):
+            return []
+
+    kernel = Guessing(FakeClock(), COSTS, heuristic=GUESS)
+    cache = tb.PersistentCache("pretend", tmp_path, cfg_type=Tiles)
+    chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner(), persistent=cache)
+    assert chain.choose(invocation(kernel, 1), kernel) == GUESS
+    assert (kernel.runs, list(cache.store.items())) == ([], [])
+
+
 def test_a_tuner_of_ones_own_needs_autotune_only(tmp_path):
     class First:
         def autotune(self, make_fn, args, kwargs, candidates):
@@ -307,7 +319,8 @@ def test_threads_that_ask_for_one_key_tune_it_once():
 
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(ask, range(16))) == {FAST}
-    assert names(events).count("autotune_start") == 1
+    assert names(events).count("autotune_start") == names(events).count("autotune_finish") == 1
+    assert names(events).count("cache_hit") == 15
 
 
 def test_a_thread_may_take_the_heuristic_while_another_tunes():

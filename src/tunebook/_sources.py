@@ -184,10 +184,13 @@ class Autotune(Generic[C]):
             return f"off: policy.cache_miss_fallback is {request.policy.cache_miss_fallback!r}"
         if recordings():
             return "off: a recording is on"
+        if not any(True for _ in request.kernel.candidates(request.inv)):
+            return "the kernel has no candidates"  # and its heuristic alone would be a guess, written down as a choice
         return None
 
     def _tune_once(self, request: Request[C]) -> Found[C] | Skipped:
         """Tune, unless another thread or process does so first: then take what that one found."""
+        led = False
 
         def look() -> Found[C] | None:
             entry = Refused("") if self._book is None else self._book.find(request)
@@ -196,6 +199,8 @@ class Autotune(Generic[C]):
             return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
 
         def work(generation: int) -> Found[C]:
+            nonlocal led
+            led = True
             tuned = self._run(request, generation=generation)
             return Found(config=tuned.config, event="autotune_finish", remember=True)
 
@@ -210,6 +215,8 @@ class Autotune(Generic[C]):
             work=work,
             instead=(lambda: Skipped(busy, transient=True)) if may_leave else None,
         )
+        if isinstance(answer, Found) and not led and answer.level is None:
+            return answer._replace(event="cache_hit", level="memory")  # another thread's result, waited for
         return answer
 
     def tune(self, request: Request[C], *, budget_s: float | None, on_step: Callable[[Step], None] | None) -> Tuned[C]:

@@ -225,7 +225,8 @@ class _Run(Generic[Cfg]):
     def _run_all(self, todo: list[str]) -> None:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a tenth of the time of `import tunebook`
 
-        with ThreadPoolExecutor(self.compile_threads, thread_name_prefix="tunebook-compile") as pool:
+        pool = ThreadPoolExecutor(self.compile_threads, thread_name_prefix="tunebook-compile")
+        try:
             compiled = self._start_compiling(pool, todo)
             for index, fp in enumerate(todo):
                 if index and self._left_s() <= 0:
@@ -236,8 +237,9 @@ class _Run(Generic[Cfg]):
                 self.results[fp] = measurement
                 self.ran += 1
                 self._tell(self._measured(measurement, len(todo)))
-            for future in compiled.values():
-                future.cancel()
+        finally:
+            # Not as a with-block: at Ctrl-C that would compile all the rest before it lets go.
+            pool.shutdown(cancel_futures=True)
 
     def _start_compiling(self, pool: ThreadPoolExecutor, todo: list[str]) -> dict[str, Future[float]]:
         """Compile everything before anything is timed: a compiler on the next core would slow the candidate down."""
