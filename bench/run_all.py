@@ -22,6 +22,7 @@ BENCHMARKS = (
     ("import_time", ["--runs", "15"]),
     ("store", ["--quick"]),
     ("leases", ["--quick"]),
+    ("engine", ["--quick"]),
 )
 
 

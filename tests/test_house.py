@@ -18,11 +18,12 @@ MODULES = sorted(ROOT.rglob("*.py"))
 # Imports go strictly downwards: a module may import from the rows below its own, and from earlier ones in its row.
 LAYERS = """
 testing
+_landscape
 adapters._build_cache adapters._per_config adapters.native adapters.numpy
 _explain _function_kernel _signature _dispatch _tunable _executor
 _registry _book _sources _selection _tune_cache
 _tuner _pending _persistent
-_measure _check _decide _progress stores
+_runner _worker _measure _check _decide _race _progress stores
 _kernel
 _overlay _cache _scope _policy
 _leaf _keys _key_text _fingerprint _space _checksum _code _buckets _arrays

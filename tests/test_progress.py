@@ -17,8 +17,8 @@ class Terminal(io.StringIO):
 
 STEPS = [
     Step("compiling", 2, 2, 1.0),
-    Step("measuring", 1, 2, 2.0, best_s=0.001),
-    Step("measuring", 2, 2, 3.0, failures=1, best_s=0.001),
+    Step("trying", 2, 2, 2.0),
+    Step("racing", 100, 100, 3.0, failures=1, best_s=0.001),
 ]
 
 
@@ -34,8 +34,8 @@ def test_on_a_terminal_each_step_is_drawn_over_the_last():
     assert text.count("\r") == 3
     assert text.count("\n") == 1
     assert "compiling" in text
-    assert "1/2  best 1 ms  2 s left" in text
-    assert text.endswith("2/2  best 1 ms  1 failed  3 s\n")
+    assert "2/2  2 s" in text
+    assert text.endswith("100/100  best 1 ms  1 failed  3 s\n")
 
 
 def test_elsewhere_it_is_quiet_unless_asked():

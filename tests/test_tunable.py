@@ -400,7 +400,8 @@ def test_tune_returns_the_measurements_and_shows_progress():
     steps = []
     tuned = tb.tune(kernel, np.ones(64), budget="1h", progress=steps.append)
     assert tuned.config == {"block": 64}
-    assert [(s.done, s.total) for s in steps] == [(1, 3), (2, 3), (3, 3)]
+    assert [(s.done, s.total) for s in steps if s.doing == "trying"] == [(1, 3), (2, 3), (3, 3)]
+    assert steps[-1].best == {"block": 64}
     assert len(tuned.measurements) == 3
 
 

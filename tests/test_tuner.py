@@ -12,8 +12,8 @@ from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook._codec import encode, fingerprint
-from tunebook._decide import TIE_FLOOR, decide
-from tunebook._measure import HOPELESS
+from tunebook._decide import TIE, decide
+from tunebook._race import HOPELESS
 from tunebook._tuner import Job, parse_budget
 from tunebook._types import Failure, Measurement
 
@@ -42,7 +42,7 @@ class TestDecide:
         assert winner([failed, measured("y", 1.0)]) == "y"
 
     def test_ties_go_to_the_incumbent_then_the_heuristic_then_canonical_order(self):
-        tied = [measured("b", 1.0), measured("a", 1.0 + TIE_FLOOR / 2), measured("c", 1.0 + TIE_FLOOR / 3)]
+        tied = [measured("b", 1.0), measured("a", 1.0 + TIE / 2), measured("c", 1.0 + TIE / 3)]
         assert winner(tied, incumbent=fingerprint("c"), heuristic=fingerprint("b")) == "c"
         assert winner(tied, heuristic=fingerprint("b")) == "b"
         assert winner(tied) == "a"
@@ -108,12 +108,13 @@ class TestTuner:
         work, _ = job(clock, {"compiles": lambda: next(slow_start), "steady": 0.2})
         assert fake_tuner(clock).tune(work).config == "compiles"
 
-    def test_a_hopeless_candidate_is_dropped_after_one_sample_of_the_same_kind(self):
+    def test_a_hopeless_candidate_is_dropped_after_two_samples_of_the_same_kind(self):
         clock = FakeClock()
-        work, ran = job(clock, {"good": 0.1, "hopeless": 0.1 * HOPELESS * 1.01, "slow": 0.1 * HOPELESS * 0.99})
+        costs = {"good": 0.1, "hopeless": 0.1 * HOPELESS * 1.01, "slow": 0.1 * HOPELESS * 0.99}
+        work, ran = job(clock, costs, heuristic="good")
         tuned = fake_tuner(clock).tune(work)
-        assert [ran.count(c) for c in ("good", "hopeless", "slow")] == [4, 2, 4]
-        assert [len(m.samples_s) for m in tuned.measurements] == [3, 1, 3]
+        assert [ran.count(c) for c in ("good", "hopeless", "slow")] == [4, 3, 4]
+        assert {m.config: len(m.samples_s) for m in tuned.measurements} == {"good": 3, "hopeless": 2, "slow": 3}
 
     def test_all_failures_are_named(self):
         clock = FakeClock()
@@ -172,6 +173,10 @@ class TestKnownMeasurements:
         tuned, ran = self.again({"a": 0.3, "b": 0.2, "c": 0.1}, self.first({"a": 0.3, "b": 0.2}))
         assert (tuned.config, set(ran)) == ("c", {"b", "c"})
 
+    def test_a_day_on_which_everything_is_slower_does_not_bring_back_a_loser(self):
+        tuned, ran = self.again({"a": 0.6, "b": 0.4, "c": 0.5}, self.first({"a": 0.3, "b": 0.2}))
+        assert (tuned.config, set(ran)) == ("b", {"b", "c"})
+
     def test_removing_and_reordering_candidates_runs_nothing(self):
         tuned, ran = self.again({"c": 0.1, "a": 0.3}, self.first({"a": 0.3, "b": 0.05, "c": 0.1}))
         assert (tuned.config, ran) == ("c", [])
@@ -209,14 +214,14 @@ class TestBudget:
 
     def test_the_best_so_far_stands_and_more_budget_goes_on_from_there(self):
         clock = FakeClock()
-        costs = {i: 0.2 - i * 0.01 for i in range(10)}
+        costs = {i: 0.2 - i * 0.01 for i in range(10)} | {"broken": OSError("x")}
         work, _ = job(clock, costs, budget_s=2.0)
-        first = fake_tuner(clock).tune(work)
-        assert 0 < first.ran < 10
-        again, ran = job(clock, costs, known=first.measurements, incumbent=fingerprint(first.config))
-        second = fake_tuner(clock).tune(again)
-        assert second.complete
-        assert len(set(ran)) == 10 - first.ran + 1, "the rest, and the incumbent once more"
+        first = fake_tuner(clock, now_s=lambda: 0.0).tune(work)
+        assert not first.complete
+        again, ran = job(clock, costs, known=first.measurements, unfinished=True)
+        second = fake_tuner(clock, now_s=lambda: 0.0).tune(again)
+        assert (second.complete, second.config) == (True, 9)
+        assert set(ran) == set(range(10)), "what is known to fail is not run again"
 
     def test_the_heuristic_is_measured_first(self):
         clock = FakeClock()
@@ -243,7 +248,8 @@ class TestCompile:
         work, _ = job(clock, {i: lambda i=i: log.append(("ran", i)) or 0.1 for i in range(4)}, compile=compile_one)
         steps = []
         tuned = fake_tuner(clock, compile_threads=4).tune(work._replace(on_step=steps.append))
-        assert [s.doing for s in steps] == ["compiling"] * 4 + ["measuring"] * 4
+        assert [s.doing for s in steps][:8] == ["compiling"] * 4 + ["trying"] * 4
+        assert (steps[-1].doing, steps[-1].done, steps[-1].total) == ("racing", 100, 100)
         assert [kind for kind, _ in log[:4]] == ["compiled"] * 4
         assert all(m.compile_s is not None for m in tuned.measurements)
 

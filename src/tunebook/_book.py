@@ -50,11 +50,15 @@ class Refused(NamedTuple):
 
 
 class History(NamedTuple):
-    """What is known about a problem: measurements under whatever conditions, the winner's fingerprint, a generation."""
+    """What is known about a problem: measurements under whatever conditions, the winner's fingerprint, a generation.
+
+    `complete` is False if a budget ended the last tuning.
+    """
 
     measurements: tuple[Measurement, ...] = ()
     winner: str | None = None
     generation: int = 0
+    complete: bool = True
 
 
 class Book(Generic[C]):
@@ -121,7 +125,8 @@ class Book(Generic[C]):
         if record is None:
             return History()
         body = body_of(record)
-        return History(body.measurements, winner_of(body), record.head.generation)
+        complete = body.provenance.get("complete") is not False
+        return History(body.measurements, winner_of(body), record.head.generation, complete)
 
     def publish(self, call: Call[C], tuned: Tuned[C], generation: int) -> None:
         """Write what a tuning found; a configuration that cannot be written costs one warning and stays in memory.

@@ -34,13 +34,12 @@ def _array_difference(output: Any, expected: Any, where: str) -> str | None:
     have, want = np.asarray(output), np.asarray(expected)
     if have.shape != want.shape:
         return f"{where} has shape {have.shape}, expected {want.shape}"
+    if np.array_equal(have, want):
+        return None  # nearly always, and ten times as fast as what follows
     tolerance = _TOLERANCE.get(have.dtype.name)
     if tolerance is None:
-        equal = have == want
-        return None if bool(np.all(equal)) else f"{where} differs in {int(np.sum(~equal))} of {have.size} values"
+        return f"{where} differs in {int(np.sum(have != want))} of {have.size} values"
     have, want = have.astype(np.float64), want.astype(np.float64)
-    if not have.size or np.array_equal(have, want, equal_nan=True):
-        return None
     if bool(np.any(np.isnan(have) & ~np.isnan(want))):
         return f"{where} has {int(np.sum(np.isnan(have)))} NaN of {have.size} values"
     # Relative to the size of the whole result: a sum that cancels to nearly zero has no small relative error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tunebook._race import typical_s, uncertainty
 from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
-# Candidates closer than this are not told apart, however quiet the samples look: the clock of a CPU drifts by as much
-# between two candidates that run a second apart.
-TIE_FLOOR: Final = 0.02
-# A very noisy winner must not declare everything tied.
+# Candidates closer than this to the best one may be tied, however quiet the samples look: what the next process would
+# measure differs by as much.
+TIE: Final = 0.015
+# A gap as wide as this between neighbours is seen in the next tuning too.
+CLEAR: Final = 0.004
+RACED: Final = 12
+# Very noisy measurements must not declare everything tied.
 TIE_CEILING: Final = 0.10
 
 
@@ -28,7 +32,10 @@ class Ranked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The choice and what it rests on. `ranking` is fastest first; `tied` could not be told apart, winner included."""
+    """The choice and what it rests on. `tied` could not be told apart, winner included.
+
+    `ranking` is fastest first, finalists before those that were dropped from the race.
+    """
 
     winner: Ranked
     rule: str
@@ -42,30 +49,44 @@ def decide(
     *,
     incumbent: str | None = None,
     heuristic: str | None = None,
-    objective: Objective = min,
+    objective: Objective = typical_s,
 ) -> Verdict | None:
     """Choose among measurements, or return None if none has a valid time.
 
     `incumbent` and `heuristic` are fingerprints. Ties go to the incumbent, then to the heuristic, then by the text of
-    the configuration, so that neither noise nor the order of the candidates decides. The default objective is the
-    fastest sample: of three samples on a busy machine it picks within 1.07 x of the best, the mean within 1.61 x.
+    the configuration, so that neither noise nor the order of the candidates decides.
     """
     ranking = sorted(
         (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
-        key=lambda r: (r.value_s, _text(r)),
+        key=lambda r: (r.measurement.dropped, r.value_s, _text(r)),
     )
     if not ranking:
         return None
-    band = _noise(ranking[0])
-    tied = [r for r in ranking if r.value_s <= ranking[0].value_s * (1 + band)]
+    finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
+    band = _tie_band(finalists)
+    tied = [r for r in finalists if r.value_s <= ranking[0].value_s * (1 + band)]
     winner, rule = _break_tie(tied, incumbent, heuristic)
     return Verdict(winner=winner, rule=rule, band=band, tied=tuple(tied), ranking=tuple(ranking))
 
 
-def _noise(best: Ranked) -> float:
-    samples = best.measurement.valid_samples_s
-    spread = (sorted(samples)[len(samples) // 2] - min(samples)) / min(samples)
-    return min(max(spread, TIE_FLOOR), TIE_CEILING)
+def _tie_band(ranking: Sequence[Ranked]) -> float:
+    """Return how much slower than the best a candidate may be and still be tied with it.
+
+    The edge is put into the first clear gap between neighbours. At a fixed edge, a candidate that happens to lie there
+    would be tied in one tuning and not in the next.
+    """
+    best = ranking[0]
+    noise = 2 * uncertainty(best.measurement.valid_samples_s)
+    limit = min(max(TIE, noise), TIE_CEILING)
+    # With few samples no gap is clear.
+    clear = max(CLEAR, noise) if len(best.measurement.valid_samples_s) >= RACED else limit
+    edge = 0.0
+    for ranked in ranking[1:]:
+        behind = ranked.value_s / best.value_s - 1
+        if behind > limit or behind - edge > clear:
+            break
+        edge = behind
+    return edge + 1e-12  # the last one before the gap is in, whatever the division rounds to
 
 
 def _break_tie(tied: Sequence[Ranked], incumbent: str | None, heuristic: str | None) -> tuple[Ranked, str]:

@@ -74,7 +74,7 @@ class Explanation:
             yield f"  runner-up  {_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x"
             yield f"  slowest    {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
         tied = (
-            "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.0%}"
+            "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.1%}"
         )
         yield f"  chosen as  {facts.get('rule', verdict.rule)}{tied}"
         if facts.get("complete") is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,10 +12,8 @@ from tunebook._types import Failure, FailureKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A candidate whose fastest run so far is this many times slower than the best candidate's fastest run is not sampled
-# further. Both are single runs under the same clock, so like is compared with like; the first run of a kernel can be
-# 3.3 x its mean, which is why the warm-up comes first and why the factor is no smaller.
-HOPELESS: Final = 3.0
+# Runs shorter than this are timed several at once: reading the clock twice takes a hundredth of it.
+SHORTEST_SAMPLE_S: Final = 20e-6
 
 
 def wait_for(result: Any) -> None:
@@ -44,53 +43,65 @@ class Stopwatch(NamedTuple):
         """The measurement policy: numbers taken under different ones are never compared."""
         return f"host-clock/warmup={self.warmup}/iters={self.iters}"
 
-    def sample_s(self, launch: Callable[[], object]) -> float:
-        """Return the seconds of one run."""
+    def sample_s(self, launch: Callable[[], object], runs: int = 1) -> float:
+        """Return the seconds of one run, as the mean of several that are timed together."""
         start = self.clock_ns()
-        self.wait(launch())
-        return (self.clock_ns() - start) * 1e-9
+        for _ in range(runs):
+            self.wait(launch())
+        return (self.clock_ns() - start) * 1e-9 / runs
 
 
 class Trial(NamedTuple):
-    """What came of running a candidate: samples, or a failure and the error behind it."""
+    """What came of running a candidate: a sample of so many runs, or a failure and the error behind it."""
 
-    samples_s: tuple[float, ...] = ()
+    sample_s: float = math.nan
+    runs: int = 1
     failure: Failure | None = None
     error: Exception | None = None
 
 
-def run_trial(
-    launch: Callable[[], object],
-    stopwatch: Stopwatch,
-    *,
-    check: Callable[[Any], str | None] | None = None,
-    best_s: float | None = None,
+def first_trial(
+    launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], str | None] | None = None
 ) -> Trial:
-    """Warm up, check the first output, take the samples. Never raises what the kernel raises.
+    """Run a candidate for the first time, check its output, and warm it up.
 
-    `best_s` is the fastest run of any candidate so far; one that is hopelessly behind it is not sampled to the end.
+    The sample is that of the first run, which may have compiled something: better than none if there is time for none.
     """
-    try:
+
+    def attempt() -> Trial:
+        start = stopwatch.clock_ns()
         output = launch()
         stopwatch.wait(output)
+        first_s = (stopwatch.clock_ns() - start) * 1e-9
         wrong = None if check is None else check(output)
         if wrong is not None:
             return Trial(failure=Failure(kind="wrong-result", message=wrong), error=ValueError(wrong))
         del output  # a second result in memory could be what makes the next run fail
         for _ in range(stopwatch.warmup - 1):
             stopwatch.wait(launch())
-        return Trial(samples_s=_samples(launch, stopwatch, best_s))
+        return Trial(sample_s=first_s)
+
+    return _guarded(attempt)
+
+
+def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1) -> Trial:
+    """Take one sample of a candidate that is warm; a run too short for the clock is taken again with many of it."""
+
+    def attempt() -> Trial:
+        seconds = stopwatch.sample_s(launch, runs)
+        if runs > 1 or not 0 < seconds < SHORTEST_SAMPLE_S:
+            return Trial(sample_s=seconds, runs=runs)
+        many = math.ceil(SHORTEST_SAMPLE_S / seconds)
+        return Trial(sample_s=stopwatch.sample_s(launch, many), runs=many)
+
+    return _guarded(attempt)
+
+
+def _guarded(attempt: Callable[[], Trial]) -> Trial:
+    try:
+        return attempt()
     except Exception as error:  # noqa: BLE001 - a kernel may raise anything, and a failure is a result, not a crash
         return failed(error)
-
-
-def _samples(launch: Callable[[], object], stopwatch: Stopwatch, best_s: float | None) -> tuple[float, ...]:
-    samples: list[float] = []
-    while len(samples) < stopwatch.iters:
-        samples.append(stopwatch.sample_s(launch))
-        if best_s is not None and min(samples) > HOPELESS * best_s:
-            break
-    return tuple(samples)
 
 
 def failed(error: Exception) -> Trial:

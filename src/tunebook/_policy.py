@@ -11,6 +11,7 @@ from tunebook._errors import DefinitionError
 
 MissFallback = Literal["autotune", "heuristics"]
 WhileTuning = Literal["wait", "heuristics"]
+Isolate = Literal["never", "auto", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,10 @@ class AutotunePolicy:
     """What happens on a miss.
 
     `cache_miss_fallback="heuristics"` answers misses with the heuristic and never tunes. `while_tuning` says what a
-    thread does when another one is tuning the same problem: wait for it, or take the heuristic for now.
+    thread does when another one is tuning the same problem: wait for it, or take the heuristic for now. `isolate` runs
+    candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over one without harm;
+    "auto" does so for kernels that are compiled ahead (`compile=`) and run on the CPU. The worker is a fork, which does
+    not suit a process that uses a GPU, or whose threads hold locks.
     """
 
     allow_autotune: bool = True
@@ -26,10 +30,15 @@ class AutotunePolicy:
     cache_miss_fallback: MissFallback = "autotune"
     validate_backward: bool = False
     while_tuning: WhileTuning = "wait"
+    isolate: Isolate = "never"
+    candidate_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         _one_of("cache_miss_fallback", self.cache_miss_fallback, get_args(MissFallback))
         _one_of("while_tuning", self.while_tuning, get_args(WhileTuning))
+        _one_of("isolate", self.isolate, get_args(Isolate))
+        if not self.candidate_timeout_s > 0:
+            raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
 
     def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
         """Return a copy with some fields changed; an unknown name is an error that lists the known ones."""

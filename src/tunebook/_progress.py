@@ -29,14 +29,14 @@ def progress_for(
 
 
 class ProgressLine:
-    """Draws `title measuring ━━━━━     12/48  best 1.24 ms  2 failed  3 s left`, over itself on a terminal."""
+    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 failed  3 s`, over itself on a terminal."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
         self._over = stream.isatty()
 
     def __call__(self, step: Step) -> None:
-        last = step.done == step.total and step.doing == "measuring"
+        last = step.done == step.total and step.doing == "racing"
         if self._over:
             self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if last else ""))
         elif last:
@@ -52,8 +52,7 @@ def progress_text(title: str, step: Step) -> str:
         parts.append(f"best {seconds_text(step.best_s)}")
     if step.failures:
         parts.append(f"{step.failures} failed")
-    left_s = step.elapsed_s / step.done * (step.total - step.done)
-    parts.append(f"{seconds_text(left_s)} left" if step.done < step.total else seconds_text(step.elapsed_s))
+    parts.append(seconds_text(step.elapsed_s))
     return "  ".join(parts)
 
 

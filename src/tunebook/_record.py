@@ -234,6 +234,8 @@ def _measurement_to(m: Measurement) -> dict[str, Json]:
         "samples_s": [s if math.isfinite(s) else None for s in m.samples_s],
         "when": m.when,
     }
+    if m.dropped:
+        fields["dropped"] = True
     if m.compile_s is not None:
         fields["compile_s"] = m.compile_s
     if m.failure is not None:
@@ -257,6 +259,7 @@ def _measurement_from(fields: dict[str, Json]) -> Measurement:
         failure=None if failure is None else _failure_from(failure),
         compile_s=None if compile_s is None else _number(compile_s),
         when=_number(fields.pop("when", None)),
+        dropped=fields.pop("dropped", False) is True,
         extra=fields,
     )
 

@@ -269,14 +269,23 @@ class Autotune(Generic[C]):
             heuristic=kernel.heuristic(inv),
             incumbent=history.winner,
             known=history.measurements,
+            unfinished=not history.complete,
             code=kernel.code_checksum,
             environment=kernel.environment(inv),
             mode="forward+backward" if backward else "forward",
             compile=(lambda config: kernel.compile_cfg(inv, config)) if kernel.compiles else None,
             check=None if backward else (lambda output: kernel.check_output(inv, output)),
+            isolate=_isolates(request),
+            timeout_s=request.policy.candidate_timeout_s,
             budget_s=budget_s,
             on_step=on_step,
         )
+
+
+def _isolates(request: Request[Any]) -> bool:
+    if request.policy.isolate == "auto":
+        return request.kernel.compiles and request.inv.platform == "cpu"
+    return request.policy.isolate == "always"
 
 
 def _tune(tuner: AnyTuner, job: Job[C]) -> Tuned[C]:

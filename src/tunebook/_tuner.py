@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import re
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tunebook._codec import TAG, encode, fingerprint_of
 from tunebook._decide import Verdict, decide
 from tunebook._errors import CodecError, DefinitionError, TuningFailed
-from tunebook._measure import Stopwatch, Trial, failed, run_trial
+from tunebook._measure import Stopwatch, Trial, failed, first_trial, sample
+from tunebook._race import Lane, Race, typical_s
 from tunebook._record import identity
+from tunebook._runner import InProcess, Isolated, Launches, Runner
 from tunebook._types import Measurement
 
 if TYPE_CHECKING:
@@ -49,10 +53,17 @@ def parse_budget(budget: float | str | None) -> float | None:
     return seconds
 
 
-class Step(NamedTuple):
-    """Where a tuning job is, after one more candidate; what a progress bar shows."""
+Doing: TypeAlias = Literal["compiling", "trying", "racing"]
 
-    doing: Literal["compiling", "measuring"]
+
+class Step(NamedTuple):
+    """Where a tuning job is; what a progress bar shows.
+
+    Candidates are compiled, then tried one by one, then raced against each other. `done` of `total` counts candidates,
+    and of a race percent: it may end early. The last step of a job has all of its race done.
+    """
+
+    doing: Doing
     done: int
     total: int
     elapsed_s: float
@@ -63,7 +74,11 @@ class Step(NamedTuple):
 
 
 class Job(NamedTuple, Generic[Cfg]):
-    """What is to be tuned. `known` are measurements to reuse; `incumbent` is the fingerprint of an earlier choice."""
+    """What is to be tuned. `known` are measurements to reuse; `incumbent` is the fingerprint of an earlier choice.
+
+    `isolate` runs the candidates in a worker process, where each step of one may take `timeout_s`. `unfinished` says
+    that a budget ended the tuning that `known` is from: those that were still in the race go on.
+    """
 
     make_fn: Callable[[Cfg], Callable[..., object]]
     args: tuple[Any, ...]
@@ -72,11 +87,14 @@ class Job(NamedTuple, Generic[Cfg]):
     heuristic: Cfg | None = None
     incumbent: str | None = None
     known: Sequence[Measurement] = ()
+    unfinished: bool = False
     code: str = ""
     environment: str = ""
     mode: str = "forward"
     compile: Callable[[Cfg], None] | None = None
     check: Callable[[Any], str | None] | None = None
+    isolate: bool = False
+    timeout_s: float = 60.0
     budget_s: float | None = None
     on_step: Callable[[Step], None] | None = None
 
@@ -129,10 +147,15 @@ class Tuner:
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
         """Return the seconds of the fastest of `iters` runs; what the function raises is raised."""
-        trial = run_trial(lambda: fn(*args, **kwargs), self.stopwatch)
+        launch = partial(fn, *args, **kwargs)
+        trial = first_trial(launch, self.stopwatch)
+        samples: list[float] = []
+        while trial.error is None and len(samples) < self.stopwatch.iters:
+            trial = sample(launch, self.stopwatch, trial.runs)
+            samples.append(trial.sample_s)
         if trial.error is not None:
             raise trial.error
-        return min(trial.samples_s)
+        return min(samples)
 
     def autotune(
         self,
@@ -168,12 +191,21 @@ class _Run(Generic[Cfg]):
         self.started = clock_s()
         self.live: dict[str, Cfg] = {}
         self.encoded: dict[str, Json] = {}
-        # The heuristic's goes first: if the budget ends early, it at least has been measured.
         self.heuristic = None if job.heuristic is None else self._admit(job.heuristic)
         for config in job.candidates:
             self._admit(config)
+        self.index = {fp: index for index, fp in enumerate(self.live)}
+        launches = Launches(list(self.live.values()), job.make_fn, job.args, job.kwargs)
+        self.runner: Runner = (
+            Isolated(launches, stopwatch, job.check, job.timeout_s)
+            if job.isolate
+            else InProcess(launches, stopwatch, job.check)
+        )
         self.results: dict[str, Measurement] = {}
-        self.errors: list[Exception] = []
+        self.lanes: list[Lane] = []
+        # The order in which candidates run must not depend on where they stand in a list, but be the same each time.
+        self.rng = random.Random("".join(sorted(self.live)))  # noqa: S311 - to shuffle
+        self.errors: dict[str, Exception] = {}
         self.ran = 0
 
     def _admit(self, config: Cfg) -> str:
@@ -192,8 +224,9 @@ class _Run(Generic[Cfg]):
         if not self.live:
             raise TuningFailed("there is no candidate to tune", [DefinitionError("the kernel gave no candidates")])
         todo = self._reuse_known()
-        self._run_all(todo)
-        complete = self.ran == len(todo)
+        with self.runner:
+            self._run_all(todo)
+            complete = self._race() and self.ran == len(todo)
         verdict = decide(self.results.values(), incumbent=self.job.incumbent, heuristic=self.heuristic)
         if verdict is None:
             raise TuningFailed(f"all {len(self.results)} candidates failed", self._all_errors())
@@ -214,13 +247,38 @@ class _Run(Generic[Cfg]):
             expired = m.failure is not None and (m.failure.expires or 0.0) < self.now_s()
             if m.fingerprint in self.live and identity(m)[1:] == here and not expired:
                 self.results[m.fingerprint] = m
-        todo = [fp for fp in self.live if fp not in self.results]
+        todo = [fp for fp in self.live if fp not in self.results or self._is_unfinished(self.results[fp])]
+        self.rng.shuffle(todo)
+        # The heuristic's goes first: if the budget ends early, it at least has been measured.
+        todo.sort(key=lambda fp: fp != self.heuristic)
         incumbent = self.job.incumbent
-        if todo and incumbent in self.results:
+        if todo and incumbent in self.results and incumbent not in todo:
             # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is
-            # compared with them on equal terms.
+            # compared with them on equal terms. The others lost to it then, and that is all that counts now.
             todo.insert(0, incumbent)
+            self.results = {fp: replace(m, dropped=True) for fp, m in self.results.items()}
         return todo
+
+    def _is_unfinished(self, m: Measurement) -> bool:
+        return self.job.unfinished and m.failure is None and not m.dropped
+
+    def _race(self) -> bool:
+        """Sample the candidates that work; False if the budget ended it."""
+        ends_s = math.inf if self.job.budget_s is None else self.started + self.job.budget_s
+        race = Race(self.lanes, self.rng, self.clock_s, ends_s=ends_s, on_round=self._raced)
+        finished = race.run(spent_s=self.clock_s() - self.started)
+        finalists = {lane.name for lane in race.finalists}
+        for lane in self.lanes:
+            known = self.results[lane.name]
+            if known.failure is None and lane.samples_s:
+                dropped = lane.name not in finalists
+                self.results[lane.name] = replace(known, samples_s=tuple(lane.samples_s), dropped=dropped)
+        if self.ran:
+            self._tell("racing", 100, 100)
+        return finished
+
+    def _raced(self, done: float) -> None:
+        self._tell("racing", min(int(100 * done), 99), 100)
 
     def _run_all(self, todo: list[str]) -> None:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a tenth of the time of `import tunebook`
@@ -236,7 +294,7 @@ class _Run(Generic[Cfg]):
                     break
                 self.results[fp] = measurement
                 self.ran += 1
-                self._tell(self._measured(measurement, len(todo)))
+                self._tell("trying", self.ran, len(todo), measurement)
         finally:
             # Not as a with-block: at Ctrl-C that would compile all the rest before it lets go.
             pool.shutdown(cancel_futures=True)
@@ -250,7 +308,7 @@ class _Run(Generic[Cfg]):
         for done, future in enumerate(futures.values(), 1):
             try:
                 future.exception(None if deadline is None else max(deadline - self.clock_s(), 0.0))
-                self._tell(Step("compiling", done, len(futures), self.clock_s() - self.started))
+                self._tell("compiling", done, len(futures))
             except TimeoutError:  # which is what concurrent.futures raises
                 break  # half of the budget is gone: measure what there is, and let the rest be cancelled or finish
         return futures
@@ -263,7 +321,6 @@ class _Run(Generic[Cfg]):
 
     def _run_one(self, fp: str, compiled: Future[float] | None) -> Measurement | None:
         """Return the measurement of one candidate, or None if the budget ended while it compiled."""
-        config = self.live[fp]
         compile_s: float | None = None
         if compiled is not None:
             try:
@@ -273,13 +330,19 @@ class _Run(Generic[Cfg]):
             compile_s = compiled.result() if error is None else None
             if isinstance(error, Exception):
                 return self._measurement(fp, failed(error), None)
-        return self._measurement(fp, self._trial(config), compile_s)
+        return self._measurement(fp, self._trial(fp), compile_s)
 
-    def _trial(self, config: Cfg) -> Trial:
-        # Building the function is part of the trial: a factory that rejects a configuration fails that one only.
-        launch = _Launch(partial(self.job.make_fn, config), self.job.args, self.job.kwargs)
-        times = [min(m.valid_samples_s) for m in self.results.values() if m.failure is None and m.valid_samples_s]
-        return run_trial(launch, self.stopwatch, check=self.job.check, best_s=min(times, default=None))
+    def _trial(self, fp: str) -> Trial:
+        trial = self.runner.first(self.index[fp])
+        if trial.failure is None:
+            self.lanes.append(Lane(fp, _Sampler(partial(self._sample, fp))))
+        return trial
+
+    def _sample(self, fp: str, runs: int) -> Trial:
+        trial = self.runner.sample(self.index[fp], runs)
+        if trial.failure is not None:
+            self.results[fp] = self._measurement(fp, trial, self.results[fp].compile_s)
+        return trial
 
     def _measurement(self, fp: str, trial: Trial, compile_s: float | None) -> Measurement:
         now, failure = self.now_s(), trial.failure
@@ -287,14 +350,14 @@ class _Run(Generic[Cfg]):
             failure = replace(failure, expires=now + FAILURE_LIFETIME_S)
         if trial.error is not None:
             trial.error.add_note(f"candidate {self.live[fp]!r}")
-            self.errors.append(trial.error)
+            self.errors[fp] = trial.error
         return Measurement(
             config=self.encoded[fp],
             fingerprint=fp,
             code=self.job.code,
             policy=self.policy,
             environment=self.job.environment,
-            samples_s=trial.samples_s,
+            samples_s=() if failure is not None else (trial.sample_s,),
             failure=failure,
             compile_s=compile_s,
             when=now,
@@ -303,45 +366,46 @@ class _Run(Generic[Cfg]):
     def _left_s(self) -> float:
         return float("inf") if self.job.budget_s is None else self.job.budget_s - (self.clock_s() - self.started)
 
-    def _tell(self, step: Step) -> None:
-        if self.job.on_step is not None:
-            self.job.on_step(step)
-
-    def _measured(self, latest: Measurement, total: int) -> Step:
-        verdict = decide(self.results.values(), incumbent=self.job.incumbent, heuristic=self.heuristic)
-        return Step(
-            "measuring",
-            self.ran,
-            total,
-            self.clock_s() - self.started,
-            failures=sum(m.failure is not None for m in self.results.values()),
-            best_s=None if verdict is None else verdict.winner.value_s,
-            best=None if verdict is None else self.live[verdict.winner.measurement.fingerprint],
-            latest=latest,
+    def _tell(self, doing: Doing, done: int, total: int, latest: Measurement | None = None) -> None:
+        if self.job.on_step is None:
+            return
+        raced = {lane.name: typical_s(lane.samples_s) for lane in self.lanes if lane.samples_s}
+        best = min(raced, key=raced.__getitem__, default=None)
+        self.job.on_step(
+            Step(
+                doing,
+                done,
+                total,
+                self.clock_s() - self.started,
+                failures=sum(m.failure is not None for m in self.results.values()),
+                best_s=None if best is None else raced[best],
+                best=None if best is None else self.live[best],
+                latest=latest,
+            )
         )
 
     def _all_errors(self) -> list[Exception]:
-        """One error per failed candidate: the real ones of this run, and what is remembered of earlier ones."""
-        remembered: list[Exception] = [
-            RuntimeError(f"{self.live[m.fingerprint]!r}: {m.failure.message} (remembered)")
-            for m in self.results.values()
-            if m.failure is not None and m.when < self.now_s() and not self.ran
-        ]
-        return [*self.errors, *remembered] or [ValueError("no candidate gave a valid time")]
+        """One error per failed candidate, in their order: the real ones of this run, and what is remembered."""
+        found: list[Exception] = []
+        for fp, config in self.live.items():
+            failure = self.results[fp].failure if fp in self.results else None
+            if fp in self.errors:
+                found.append(self.errors[fp])
+            elif failure is not None:
+                found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
+        return found or [ValueError("no candidate gave a valid time")]
 
 
-class _Launch:
-    """Calls the candidate's function on the job's arguments; the function is made at the first call."""
+class _Sampler:
+    """Takes samples of one candidate, each of as many runs as the clock needs."""
 
-    __slots__ = ("_args", "_fn", "_kwargs", "_make")
+    __slots__ = ("_runs", "_take")
 
-    def __init__(
-        self, make: Callable[[], Callable[..., object]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._make, self._args, self._kwargs = make, args, kwargs
-        self._fn: Callable[..., object] | None = None
+    def __init__(self, take: Callable[[int], Trial]) -> None:
+        self._take = take
+        self._runs = 1
 
-    def __call__(self) -> object:
-        if self._fn is None:
-            self._fn = self._make()
-        return self._fn(*self._args, **self._kwargs)
+    def __call__(self) -> float | None:
+        trial = self._take(self._runs)
+        self._runs = trial.runs
+        return None if trial.failure is not None else trial.sample_s

@@ -40,7 +40,8 @@ class Measurement:
 
     `config` is the encoded configuration (see `_codec`), so that a measurement can be kept, merged and compared
     without the class of the configuration. `code` is the checksum of the kernel's code alone: adding a candidate
-    changes the kernel's checksum, but leaves every known measurement valid.
+    changes the kernel's checksum, but leaves every known measurement valid. `dropped` says that it left its race behind
+    others: its samples are early ones, not taken in turn with those of the finalists, and must not win against them.
     """
 
     config: Json
@@ -52,6 +53,7 @@ class Measurement:
     failure: Failure | None = None
     compile_s: float | None = None
     when: float = 0.0
+    dropped: bool = False
     extra: Mapping[str, Json] = field(default_factory=dict)
 
     @property

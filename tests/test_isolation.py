@@ -1,0 +1,121 @@
+"""Trap 12: a candidate that hangs, crashes, exits, prints without end or is wrong costs one candidate."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tunebook as tb
+from tunebook.adapters import native
+
+ISOLATED = tb.AutotunePolicy(isolate="always", candidate_timeout_s=0.7)
+
+
+def behave(way, x):  # noqa: C901 - a table of misdeeds
+    if way == "hang":
+        time.sleep(600)
+    elif way == "segfault":
+        ctypes.string_at(0)
+    elif way == "abort":
+        os.abort()
+    elif way == "exit":
+        os._exit(3)
+    elif way == "leave":
+        sys.exit(4)
+    elif way == "print":
+        while True:
+            sys.stdout.write("x" * 10_000)
+    elif way == "raise":
+        raise ValueError("no such tile")
+    elif way == "memory":
+        raise MemoryError("too big")
+    elif way == "wrong":
+        return x
+    elif way == "nan":
+        return x * np.nan
+    else:
+        time.sleep(0.02 if way == "slow" else 0.002)
+    return x * 2
+
+
+WAYS = ["slow", "good", "hang", "segfault", "abort", "exit", "leave", "print", "raise", "memory", "wrong", "nan"]
+
+
+def make(policy, ways=WAYS, **options):
+    @tb.tunable(
+        space=tb.Space(way=ways), policy=policy, reference=lambda x: x * 2, name="hostile", store=False, **options
+    )
+    def kernel(x, *, config):
+        return behave(config.way, x)
+
+    return kernel
+
+
+def test_the_right_candidate_wins_among_hostile_ones_and_each_loss_has_its_reason():
+    kernel = make(ISOLATED)
+    tuned = tb.tune(kernel, np.ones(8))
+    assert tuned.config.way == "good"
+    kinds = {tuned.configs[m.fingerprint].way: m.failure.kind for m in tuned.measurements if m.failure}
+    assert kinds.pop("leave") in ("crash", "launch")
+    assert kinds == {
+        "hang": "timeout",
+        "print": "timeout",
+        "segfault": "crash",
+        "abort": "crash",
+        "exit": "crash",
+        "raise": "launch",
+        "memory": "memory",
+        "wrong": "wrong-result",
+        "nan": "wrong-result",
+    }
+    assert (kernel(np.ones(8)) == 2).all()
+
+
+def test_the_time_lost_is_bounded_by_the_timeouts():
+    start = time.monotonic()
+    tb.tune(make(ISOLATED, ["good", "hang", "slow"]), np.ones(8))
+    assert time.monotonic() - start < 20, "one timeout of 0.7 s, and not the 600 s that it would take"
+
+
+def test_no_process_is_left_behind(tmp_path):
+    tb.tune(make(ISOLATED, ["good", "hang", "segfault"]), np.ones(8))
+    with pytest.raises(ChildProcessError, match="No child"):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_without_isolation_what_only_raises_is_still_survived():
+    kernel = make(tb.AutotunePolicy(), ["good", "raise", "memory", "wrong", "nan"])
+    assert tb.tune(kernel, np.ones(8)).config.way == "good"
+
+
+def test_auto_isolates_what_is_compiled_ahead_and_nothing_else():
+    auto = tb.AutotunePolicy(isolate="auto", candidate_timeout_s=5.0)
+    library = native.CLibrary("void f(float *x, long n) { for (long i = 0; i < n; i++) x[CRASH * 100000000000] = 2; }")
+
+    @tb.tunable(space=tb.Space(CRASH=[1, 0]), compile=library.compile, policy=auto, store=False)
+    def crashes(x, *, config):
+        out = x.copy()
+        library(config).f(native.pointer(out), ctypes.c_long(out.size))
+        return out
+
+    assert (crashes(np.ones(4, np.float32)) != 1).any()
+    pids = set()
+
+    @tb.tunable(space=tb.Space(b=[1, 2]), policy=auto, store=False)
+    def plain(x, *, config):
+        pids.add(os.getpid())
+        return x
+
+    plain(np.ones(4))
+    assert pids == {os.getpid()}
+
+
+@pytest.mark.parametrize("wrong", [{"isolate": "sometimes"}, {"candidate_timeout_s": 0}])
+def test_a_wrong_setting_is_refused(wrong):
+    with pytest.raises(tb.DefinitionError, match=next(iter(wrong))):
+        tb.AutotunePolicy(**wrong)
