@@ -43,6 +43,11 @@ SHOWN = {
     "16 processes x 200 keys: duplicates, overlaps, failures": "tuned twice, of 16 processes x 200 problems",
     "16 processes x 200 keys: seconds": "seconds for that",
     "100 kills of a holder: takeover, longest": "longest takeover, of 100 tuners killed with -9",
+    "matmul in C, 66 configs: sequential / tunebook": "tuning 66 C matmuls, faster than 100 samples each",
+    "matmul in C, 66 configs: regret, worst of 5": "how much slower than the best its winner is, worst of 5 tunings",
+    "cv 1 %: worst of 5 problems, same config of 20": "same choice in 20 tunings, at 1 % noise, 10 % spikes, 5 % drift",
+    "cv 5 %: worst of 5 problems, same config of 20": "the same at 5 % noise",
+    "cv 10 %: worst of 5 problems, same config of 20": "the same at 10 % noise",
 }
 
 

@@ -121,7 +121,9 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
 
 class Tuner:
-    """Measures candidates one after the other, each `warmup` times untimed and `iters` times timed.
+    """Finds the fastest candidate: each is tried and checked once, then they race (see `_race`).
+
+    `warmup` is how often a candidate runs untimed before, and `iters` how often `measure` times a function.
 
     >>> tuner = Tuner(warmup=1, iters=3)
     >>> tuner.autotune(lambda n: lambda: sum(range(n)), (), {}, [200_000, 10])
@@ -300,7 +302,7 @@ class _Run(Generic[Cfg]):
             pool.shutdown(cancel_futures=True)
 
     def _start_compiling(self, pool: ThreadPoolExecutor, todo: list[str]) -> dict[str, Future[float]]:
-        """Compile everything before anything is timed: a compiler on the next core would slow the candidate down."""
+        """Compile everything before anything runs: a worker process must not be forked while threads hold locks."""
         if self.job.compile is None:
             return {}
         futures = {fp: pool.submit(self._compile, self.live[fp]) for fp in todo}
