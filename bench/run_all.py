@@ -52,7 +52,7 @@ def main() -> int:
     if options.quick or options.no_peers:
         print(f"\n{tables_of.summary(tables)}")  # not what is to be kept
     else:
-        tables_of.write(tables)
+        tables_of.write(tables_of.read())
     missed = [f"{name}: {row['what']}" for name, rows in tables.items() for row in rows if not row["kept"]]
     print(f"\n{sum(map(len, tables.values()))} numbers; {len(missed)} targets missed")
     for line in missed:
