@@ -13,7 +13,7 @@ import pytest
 import tunebook as tb
 from tunebook.adapters import native
 
-ISOLATED = tb.AutotunePolicy(isolate="always", candidate_timeout_s=0.7)
+ISOLATED = tb.AutotunePolicy(isolate="always", candidate_timeout_s=2.0)
 
 
 def behave(way, x):  # noqa: C901 - a table of misdeeds
@@ -79,7 +79,7 @@ def test_the_right_candidate_wins_among_hostile_ones_and_each_loss_has_its_reaso
 def test_the_time_lost_is_bounded_by_the_timeouts():
     start = time.monotonic()
     tb.tune(make(ISOLATED, ["good", "hang", "slow"]), np.ones(8))
-    assert time.monotonic() - start < 20, "one timeout of 0.7 s, and not the 600 s that it would take"
+    assert time.monotonic() - start < 20, "one timeout of 2 s, and not the 600 s that it would take"
 
 
 def test_no_process_is_left_behind(tmp_path):
