@@ -23,7 +23,7 @@ adapters._build_cache adapters._per_config adapters.native adapters.numpy
 _explain _function_kernel _signature _dispatch _tunable _executor
 _registry _book _sources _selection _tune_cache
 _tuner _pending _persistent
-_runner _worker _measure _check _decide _race _progress stores
+_runner _restore _worker _measure _check _decide _race _progress stores
 _kernel
 _overlay _cache _scope _policy
 _leaf _keys _key_text _fingerprint _space _checksum _code _buckets _arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,7 +50,6 @@ class FunctionKernel(Kernel[Any, Any]):
         self.compiles = compile is not None
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
         self._heuristic, self._reference, self._compile = heuristic, reference, compile
-        self._expected: tuple[object, object] | None = None
 
     def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
         """Say what runs the function from one argument per parameter and a configuration, and who chooses that."""
@@ -112,14 +111,9 @@ class FunctionKernel(Kernel[Any, Any]):
         if self._compile is not None:
             self._compile(cfg)
 
-    def check_output(self, inv: Invocation[Any, Any], output: Any) -> str | None:
-        """Compare with the reference's output, which is worked out once per tuning."""
-        if self._reference is None:
-            return None
-        known = self._expected
-        if known is None or known[0] is not inv:
-            known = self._expected = (inv, self._spread(self._reference, inv))
-        return difference(output, known[1])
+    def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], str | None] | None:
+        """Return what compares an output with the reference's."""
+        return None if self._reference is None else partial(_compare, self._spread(self._reference, inv))
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any]) -> Any:
         """Call a function of the author's with the arguments as the kernel's own signature takes them."""
@@ -135,6 +129,10 @@ class FunctionKernel(Kernel[Any, Any]):
             else:
                 positional.append(value)
         return function(*positional, **named)
+
+
+def _compare(expected: object, output: object) -> str | None:
+    return difference(output, expected)
 
 
 def as_config(value: object) -> Any:

@@ -141,8 +141,12 @@ class Kernel(Generic[Cfg, Out]):
     def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> None:
         """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True."""
 
-    def check_output(self, inv: Invocation[Cfg, Out], output: Out) -> str | None:
-        """Return why an output is wrong, or None; called once per candidate, outside the timed window."""
+    def checker(self, inv: Invocation[Cfg, Out]) -> Callable[[Out], str | None] | None:
+        """Return what says why an output is wrong, or None; by default nothing is checked.
+
+        Asked for once per tuning, before any candidate can write to the arguments, and called once per candidate,
+        outside the timed window.
+        """
         return None
 
     # ------------------------------------------------------------------------------------ what the library asks of it

@@ -84,12 +84,15 @@ def first_trial(
     return _guarded(attempt)
 
 
-def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1) -> Trial:
-    """Take one sample of a candidate that is warm; a run too short for the clock is taken again with many of it."""
+def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
+    """Take one sample of a candidate that is warm; a run too short for the clock is taken again with many of it.
+
+    `batch=False` times it alone all the same.
+    """
 
     def attempt() -> Trial:
         seconds = stopwatch.sample_s(launch, runs)
-        if runs > 1 or not 0 < seconds < SHORTEST_SAMPLE_S:
+        if runs > 1 or not batch or not 0 < seconds < SHORTEST_SAMPLE_S:
             return Trial(sample_s=seconds, runs=runs)
         many = math.ceil(SHORTEST_SAMPLE_S / seconds)
         return Trial(sample_s=stopwatch.sample_s(launch, many), runs=many)

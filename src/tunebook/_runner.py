@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast
 
 from tunebook._measure import Stopwatch, Trial, first_trial, sample
+from tunebook._restore import Restorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ class Launches(Generic[Cfg]):
     ) -> None:
         self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
         self._made: dict[int, Callable[[], object]] = {}
+        self.arguments: Final = Restorer((args, kwargs))
 
     def __call__(self, index: int) -> Callable[[], object]:
         # At the first run, and not before: a factory that rejects a configuration fails that one candidate.
@@ -58,13 +60,10 @@ class Launches(Generic[Cfg]):
 
 
 class InProcess:
-    """Runs candidates right here."""
+    """Runs candidates right here. Arguments that they write to are put back before each sample, and at the end."""
 
     def __init__(
-        self,
-        launches: Callable[[int], Callable[[], object]],
-        stopwatch: Stopwatch,
-        check: Callable[[Any], str | None] | None,
+        self, launches: Launches[Any], stopwatch: Stopwatch, check: Callable[[Any], str | None] | None
     ) -> None:
         self._launches, self._stopwatch, self._check = launches, stopwatch, check
 
@@ -74,13 +73,20 @@ class InProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._launches.arguments.restore()
 
     def first(self, index: int) -> Trial:
-        return first_trial(self._launches(index), self._stopwatch, self._check)
+        """Run a candidate for the first time, check it and warm it up."""
+        trial = first_trial(self._launches(index), self._stopwatch, self._check)
+        self._launches.arguments.notice()
+        return trial
 
     def sample(self, index: int, runs: int) -> Trial:
-        return sample(self._launches(index), self._stopwatch, runs)
+        """Take one sample of a candidate that has run."""
+        arguments = self._launches.arguments
+        arguments.restore()
+        # What is written to would be written to several times in a sample of several runs.
+        return sample(self._launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
 
 
 class Isolated:
@@ -88,22 +94,26 @@ class Isolated:
 
     def __init__(
         self,
-        launches: Callable[[int], Callable[[], object]],
+        launches: Launches[Any],
         stopwatch: Stopwatch,
         check: Callable[[Any], str | None] | None,
         timeout_s: float,
     ) -> None:
         from tunebook._worker import Job, Limits, Worker  # noqa: PLC0415 - only who isolates needs it
 
-        def first(launch: Callable[[], object]) -> Any:
-            trial = first_trial(launch, stopwatch, check)
+        # In the child, which has its own copy of the arguments, everything goes as it does without one.
+        there = InProcess(launches, stopwatch, check)
+
+        def first(index: Callable[[], object]) -> Any:
+            trial = there.first(cast("int", index()))
             return trial.failure or (trial.sample_s, 1.0)
 
-        def again(launch: Callable[[], object], runs: int) -> Any:
-            trial = sample(launch, stopwatch, runs)
+        def again(index: Callable[[], object], runs: int) -> Any:
+            trial = there.sample(cast("int", index()), runs)
             return trial.failure or (trial.sample_s, float(trial.runs))
 
-        self._worker = Worker(Job(build=launches, first=first, sample=again), Limits(timeout_s=timeout_s))
+        job = Job(build=lambda index: lambda: index, first=first, sample=again)
+        self._worker = Worker(job, Limits(timeout_s=timeout_s))
 
     def __enter__(self) -> Self:
         self._worker.__enter__()

@@ -274,7 +274,7 @@ class Autotune(Generic[C]):
             environment=kernel.environment(inv),
             mode="forward+backward" if backward else "forward",
             compile=(lambda config: kernel.compile_cfg(inv, config)) if kernel.compiles else None,
-            check=None if backward else (lambda output: kernel.check_output(inv, output)),
+            check=None if backward else kernel.checker(inv),
             isolate=_isolates(request),
             timeout_s=request.policy.candidate_timeout_s,
             budget_s=budget_s,

@@ -1,0 +1,100 @@
+"""Trap 13: a kernel that writes to its arguments is timed on what the user passed, and leaves it as one call would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tunebook as tb
+from tunebook._restore import Restorer
+
+
+@pytest.fixture(params=["never", "always"])
+def policy(request):
+    return tb.AutotunePolicy(isolate=request.param)
+
+
+def test_an_argument_that_is_scaled_in_place_is_scaled_once(policy):
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), heuristic={"b": 1}, store=False, policy=policy)
+    def double(x, *, config):
+        x *= 2
+        return x
+
+    x = np.ones(100)
+    out = double(x)
+    assert (x == 2).all()
+    assert out is x
+    double(x)
+    assert (x == 4).all()
+
+
+def test_every_candidate_sees_the_arguments_as_they_were(policy):
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), reference=lambda x, out: x.sum(), store=False, policy=policy)
+    def total(x, out, *, config):
+        out += x.sum()  # right only if `out` was zero
+        return out[0]
+
+    out = np.zeros(1)
+    total(np.ones(10), out)
+    assert out[0] == 10
+
+
+def test_the_reference_is_computed_before_anything_is_written_to(policy):
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), reference=lambda x: x * 2, store=False, policy=policy)
+    def double(x, *, config):
+        x *= 2
+        return x
+
+    x = np.ones(100)
+    double(x)
+    assert (x == 2).all()
+
+
+def test_what_is_deep_in_containers_is_put_back_too():
+    @tb.tunable(space=tb.Space(b=[1, 2]), ignore=("state",), store=False)
+    def step(x, state, *, config):
+        state["count"][0] += 1
+        state["all"][0].fill(7)
+        return x
+
+    state = {"count": np.zeros(1), "all": (np.ones(3),)}
+    step(np.ones(2), state)
+    assert state["count"][0] == 1
+
+
+def test_aliased_and_strided_arguments_are_put_back():
+    base = np.arange(12.0).reshape(3, 4)
+
+    @tb.tunable(space=tb.Space(b=[1, 2]), store=False)
+    def add(x, y, *, config):
+        x += 1
+        return x
+
+    add(base[:, ::2], base.T)
+    assert base[0].tolist() == [1, 1, 3, 3]
+
+
+def test_a_tuning_that_fails_leaves_the_arguments_as_they_were():
+    @tb.tunable(space=tb.Space(b=[1, 2]), store=False)
+    def breaks(x, *, config):
+        x += 1
+        raise ValueError("after writing")
+
+    x = np.zeros(3)
+    with pytest.raises(tb.NoConfig, match="after writing"):
+        breaks(x)
+    assert (x == 0).all()
+
+
+def test_nothing_is_restored_that_was_not_written_to():
+    x, y = np.zeros(3), np.zeros(3)
+    restorer = Restorer((x, [y]))
+    restorer.notice()
+    assert not restorer.has_changes
+    y[0] = 1
+    restorer.notice()
+    assert restorer.has_changes
+    assert y[0] == 0
+    x[0] = 5
+    restorer.restore()
+    assert x[0] == 5
