@@ -16,16 +16,13 @@ both sides and the sequential tuner's five best are measured again, in turn, in 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -34,13 +31,13 @@ import convolution
 import matmul
 import numpy as np
 import transpose
+from tables import report
 
 import tunebook as tb
 from tunebook._measure import Stopwatch
 from tunebook._tuner import Job
 from tunebook.testing import Landscape
 
-RESULTS = Path(__file__).with_name("results") / "engine.json"
 TUNINGS, CONFIGS = 20, 64
 WARMUP, ITERS = 5, 100  # of the sequential tuner
 
@@ -220,22 +217,7 @@ def main():
         os.environ["TUNEBOOK_HOME"] = home  # where compiled libraries are kept: nothing is compiled yet
         compared = {name: compare(kernel, 1 if quick else 5, 100 if quick else 500) for name, kernel in KERNELS.items()}
     rows = list(table(found, compared))
-    for what, measured, target, kept in rows:
-        print(f"{what:<86} {measured:>8}   {target:<7} {'' if kept else 'MISSED'}")
-    facts = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
-        "table": [
-            {"what": what, "measured": measured, "target": target, "kept": kept}
-            for what, measured, target, kept in rows
-        ],
-        "raw": {"landscapes": found, "kernels": compared},
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if all(kept for *_, kept in rows) else 1
+    return report("engine", rows, {"landscapes": found, "kernels": compared}, quick=quick)
 
 
 if __name__ == "__main__":

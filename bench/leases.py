@@ -9,19 +9,14 @@ a directory of records in a temporary directory (TMPDIR chooses the disk), and t
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from lease_processes import kill_holders, tune_each_key_once
-
-RESULTS = Path(__file__).with_name("results") / "leases.json"
+from tables import report
 
 
 def table(once, killed):
@@ -51,22 +46,7 @@ def main():
     once = tune_each_key_once(*((6, 40) if quick else (16, 200)))
     killed = kill_holders(10 if quick else 100)
     rows = table(once, killed)
-    for what, measured, target, kept in rows:
-        print(f"{what:<62} {measured:>8}   {target:<9} {'' if kept else 'MISSED'}")
-    facts = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
-        "table": [
-            {"what": what, "measured": measured, "target": target, "kept": kept}
-            for what, measured, target, kept in rows
-        ],
-        "raw": {"exactly_once": once, "kills": killed},
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if all(kept for *_, kept in rows) else 1
+    return report("leases", rows, {"exactly_once": once, "kills": killed}, quick=quick)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ made in a temporary directory (TMPDIR chooses the disk) and removed afterwards.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sqlite3
 import statistics
 import subprocess
@@ -19,18 +17,16 @@ import sys
 import tempfile
 import time
 import warnings
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "store_stress"))
 
 from rounds import environment, lost_by_kills, lost_by_writers, read_while_hammered
+from tables import report
 
 from tunebook._errors import TunebookWarning
 from tunebook.stores import DirectoryStore, PackStore, write_pack
 from tunebook.testing import example_record
-
-RESULTS = Path(__file__).with_name("results") / "store.json"
 
 # Run in a fresh process, as a user's would be: nothing is warm but what the kernel has in its caches.
 OPEN_AND_GET = """
@@ -193,23 +189,8 @@ def main() -> int:
             **measure_stress(scratch, rounds=5 if quick else 50, reads=500 if quick else 5_000),
         }
     rows = table(raw, counts)
-    for what, measured, target, kept in rows:
-        print(f"{what:<52} {measured:>10}   {target:<9} {'' if kept else 'MISSED'}")
-    facts = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "python": platform.python_version(),
-        "sqlite": sqlite3.sqlite_version,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "table": [
-            {"what": what, "measured": measured, "target": target, "kept": kept}
-            for what, measured, target, kept in rows
-        ],
-        "raw": {name: _rounded(value) for name, value in raw.items()},
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if all(kept for *_, kept in rows) else 1
+    rounded = {name: _rounded(value) for name, value in raw.items()}
+    return report("store", rows, rounded, quick=quick, sqlite=sqlite3.sqlite_version)
 
 
 def _rounded(value: object) -> object:

@@ -1,10 +1,16 @@
-"""Tables of results: all of them for bench/results/summary.md, the ones that matter most for the README."""
+"""Results: written by each benchmark, and as tables for bench/results/summary.md and the README."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -49,6 +55,25 @@ SHOWN = {
     "cv 5 %: worst of 5 problems, same config of 20": "the same at 5 % noise",
     "cv 10 %: worst of 5 problems, same config of 20": "the same at 10 % noise",
 }
+
+
+def report(name: str, rows: Sequence[tuple[str, str, str, bool]], raw: object, *, quick: bool, **facts: str) -> int:
+    """Print what was measured, write it to results/, and return the exit status: 1 if a target was missed."""
+    wide = max(len(what) for what, *_ in rows)
+    for what, measured, target, kept in rows:
+        print(f"{what:<{wide}} {measured:>10}   {target:<9} {'' if kept else 'MISSED'}")
+    content = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": quick,
+        "python": platform.python_version(),
+        **facts,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "table": [{"what": w, "measured": m, "target": t, "kept": k} for w, m, t, k in rows],
+        "raw": raw,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if all(kept for *_, kept in rows) else 1
 
 
 def read() -> Tables:
