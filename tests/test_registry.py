@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -145,6 +147,38 @@ def test_a_recording_survives_a_file(tmp_path):
     loaded = tb.Recording.load(tmp_path / "calls.json")
     assert list(loaded) == list(calls)
     assert {o.status for o in tb.tune_all(loaded)} == {"tuned"}
+
+
+class Mode(enum.Enum):
+    CAUSAL = 1
+    FULL = 2
+
+
+@dataclass(frozen=True)
+class Window:
+    left: int
+    modes: tuple[Mode, ...] = ()
+
+
+def test_arguments_of_declared_classes_survive_a_file(tmp_path):
+    @tb.tunable(space=tb.Space(b=[1, 2]), name="declared", store=False)
+    def kernel(x, window: Window | None = None, mode=Mode.FULL, *, config):
+        return x
+
+    with tb.record() as calls:
+        kernel(np.ones(3), Window(4, (Mode.CAUSAL,)), Mode.CAUSAL)
+    calls.save(tmp_path / "calls.json")
+    (call,) = tb.Recording.load(tmp_path / "calls.json")
+    assert call.args[1:] == (Window(4, (Mode.CAUSAL,)), Mode.CAUSAL)
+
+
+def test_an_argument_of_a_class_that_nothing_declares_is_a_clear_error(tmp_path):
+    kernel, _ = make()
+    with tb.record() as calls:
+        kernel(np.ones(3), Mode.CAUSAL)
+    calls.save(tmp_path / "calls.json")
+    with pytest.raises(tb.CodecError, match=r"test_registry\.Mode"):
+        tb.Recording.load(tmp_path / "calls.json")
 
 
 def test_a_recording_is_tuned_in_another_process_that_imports_the_kernel(tmp_path):

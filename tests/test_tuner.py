@@ -191,7 +191,7 @@ class TestKnownMeasurements:
         clock = FakeClock()
         known = [
             Measurement(
-                config=c, fingerprint=fingerprint(c), code="", policy="host-clock/warmup=1/iters=3/forward",
+                config=c, fingerprint=fingerprint(c), code="", policy="host-clock/race/warmup=1/forward",
                 environment="", failure=Failure(kind="launch", message="x", expires=expires),
             )
             for c, expires in (("old", 10.0), ("recent", 100.0))
@@ -222,6 +222,12 @@ class TestBudget:
         second = fake_tuner(clock, now_s=lambda: 0.0).tune(again)
         assert (second.complete, second.config) == (True, 9)
         assert set(ran) == set(range(10)), "what is known to fail is not run again"
+
+    def test_the_heuristic_races_though_it_is_no_candidate_and_may_win(self):
+        clock = FakeClock()
+        costs = {"a": 0.2, "b": 0.3, "guess": 0.1}
+        work, _ = job(clock, costs, heuristic="guess")
+        assert fake_tuner(clock).tune(work._replace(candidates=["a", "b"])).config == "guess"
 
     def test_the_heuristic_is_measured_first(self):
         clock = FakeClock()

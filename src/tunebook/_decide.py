@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from tunebook._race import typical_s, uncertainty
+from tunebook._race import ENOUGH, typical_s, uncertainty
 from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 TIE: Final = 0.015
 # A gap as wide as this between neighbours is seen in the next tuning too.
 CLEAR: Final = 0.004
-RACED: Final = 12
 # Very noisy measurements must not declare everything tied.
 TIE_CEILING: Final = 0.10
 
@@ -78,8 +77,7 @@ def _tie_band(ranking: Sequence[Ranked]) -> float:
     best = ranking[0]
     noise = 2 * uncertainty(best.measurement.valid_samples_s)
     limit = min(max(TIE, noise), TIE_CEILING)
-    # With few samples no gap is clear.
-    clear = max(CLEAR, noise) if len(best.measurement.valid_samples_s) >= RACED else limit
+    clear = max(CLEAR, noise) if len(best.measurement.valid_samples_s) >= ENOUGH else limit
     edge = 0.0
     for ranked in ranking[1:]:
         behind = ranked.value_s / best.value_s - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,6 +61,16 @@ class FunctionKernel(Kernel[Any, Any]):
     def module(self) -> str:
         """The module to import so that this kernel is defined."""
         return self.function.__module__
+
+    @property
+    def argument_classes(self) -> tuple[object, ...]:
+        """The classes that the function's parameters are annotated with, or have as defaults."""
+        try:
+            hints = typing.get_type_hints(self.function)
+        except (NameError, TypeError, AttributeError):
+            hints = {}  # an annotation that cannot be resolved declares nothing
+        defaults = [p.default for p in self.parameters.values() if p.default is not p.empty]
+        return (*(hint for name, hint in hints.items() if name in self.parameters), *defaults)
 
     def invocation(self, arguments: tuple[Any, ...], override: object = None) -> Invocation[Any, Any]:
         """Return a call with one argument per parameter."""

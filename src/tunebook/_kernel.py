@@ -151,7 +151,10 @@ class Kernel(Generic[Cfg, Out]):
 
     # ------------------------------------------------------------------------------------ what the library asks of it
 
-    argument_classes: tuple[type, ...] = ()  # classes that may be built when a saved recording is read
+    @property
+    def argument_classes(self) -> tuple[object, ...]:
+        """Classes and annotations of arguments, which alone may be built when a saved recording is read."""
+        return ()
 
     @property
     def module(self) -> str:

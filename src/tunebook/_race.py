@@ -47,6 +47,8 @@ LEAST_FINAL_S: Final = 0.5
 SAMPLES_PER_CANDIDATE: Final = 9
 # When the best candidate's time is known this well, more samples change nothing that matters.
 SETTLED: Final = 0.002
+# With fewer samples, agreement may be chance and no gap is clear.
+ENOUGH: Final = 12
 # A sample this much faster than every other one of its candidate is a slip of the clock until it happens again.
 SUSPICIOUS: Final = 0.8
 
@@ -196,4 +198,4 @@ class Race:
             return True
         best = min(self._lanes, key=lambda lane: lane.value_s)
         # Three samples can agree by chance; only a clock that shows no noise at all is believed at once.
-        return uncertainty(best.samples_s) <= (SETTLED if len(best.samples_s) >= 12 else 0.0)
+        return uncertainty(best.samples_s) <= (SETTLED if len(best.samples_s) >= ENOUGH else 0.0)
