@@ -6,11 +6,15 @@ Thread CPU time, interleaved rounds, medians; everything in this one process. Pr
 writes bench/results/hot_path.json. The kernels do nothing, so that what is measured is the way to them. The exit status
 is not zero if the peer is missing and `--no-peers` is not given; a target that is not met is printed, and is no error:
 in CI the hot path is gated by instruction counts (tests/test_hot_path_instructions.py).
+
+What an installation does by default is measured, that is with the accelerator if it was built, and beside it the
+pure-Python way.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from contextlib import contextmanager
@@ -21,6 +25,7 @@ import numpy as np
 from interleaved import Case, Row, interleave, ratio, save, show
 
 import tunebook as tb
+from tunebook._accelerator import find_pack
 
 # Any number of candidates costs the same once tuned; none is measured here, because nothing depends on which one wins.
 OPTIONS: dict[str, Any] = {
@@ -31,6 +36,16 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@contextmanager
+def pure():
+    """Define kernels as if the accelerator had not been built."""
+    os.environ["TUNEBOOK_PURE"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["TUNEBOOK_PURE"]
+
+
 def three_arrays(**options):
     """A tunable kernel of three arrays, an int and a bool, which returns at once."""
 
@@ -39,6 +54,11 @@ def three_arrays(**options):
         return a
 
     return kernel
+
+
+def pure_three_arrays(**options):
+    with pure():
+        return three_arrays(**options)
 
 
 def implementation(a, b, c, n, flag, config):
@@ -82,6 +102,8 @@ def arrays(count: int, shape: tuple[int, ...]) -> list[np.ndarray]:
     return [np.ones(shape, np.float32) for _ in range(count)]
 
 
+PURE = "pure Python: "  # before what a row says
+
 Raw = dict[str, dict[str, list[float]]]
 
 
@@ -89,18 +111,29 @@ def against_hand_written(rounds: int) -> tuple[list[Row], Raw]:
     one = (*arrays(3, (512, 512)), 3, True)
     other = (*arrays(3, (1024, 384)), 3, True)
     short = interleave(
-        [Case("hand-written", hand_written(), [one]), Case("tunebook", three_arrays(layout=False), [one])], rounds
+        [
+            Case("hand-written", hand_written(), [one]),
+            Case("tunebook", three_arrays(layout=False), [one]),
+            Case("pure", pure_three_arrays(layout=False), [one]),
+        ],
+        rounds,
     )
     # Python keeps the ints up to 256 ready, so that such shapes are read faster, and the rest weighs more.
     tiny = (*arrays(3, (64, 128)), 3, True)
     small = interleave(
-        [Case("hand-written", hand_written(), [tiny]), Case("tunebook", three_arrays(layout=False), [tiny])], rounds
+        [
+            Case("hand-written", hand_written(), [tiny]),
+            Case("tunebook", three_arrays(layout=False), [tiny]),
+            Case("pure", pure_three_arrays(layout=False), [tiny]),
+        ],
+        rounds,
     )
     default = interleave(
         [
             Case("hand-written", hand_written(), [one]),
             Case("hand-written with layout", hand_written_with_layout(), [one]),
             Case("tunebook", three_arrays(), [one]),
+            Case("pure", pure_three_arrays(), [one]),
         ],
         rounds,
     )
@@ -108,6 +141,8 @@ def against_hand_written(rounds: int) -> tuple[list[Row], Raw]:
         [
             Case("one shape", three_arrays(), [one, one]),
             Case("two shapes in turn", three_arrays(), [one, other]),
+            Case("pure, one shape", pure_three_arrays(), [one, one]),
+            Case("pure, two shapes in turn", pure_three_arrays(), [one, other]),
         ],
         rounds,
     )
@@ -143,37 +178,66 @@ def against_hand_written(rounds: int) -> tuple[list[Row], Raw]:
             unit="x",
             at_most=1.1,
         ),
+        Row(
+            what=f"{PURE}layout=False / hand-written key of the same facts",
+            measured=ratio(short, "pure", "hand-written"),
+            unit="x",
+            at_most=1.15,
+        ),
+        Row(
+            what=f"{PURE}the same, no dimension above 256",
+            measured=ratio(small, "pure", "hand-written"),
+            unit="x",
+            at_most=1.15,
+        ),
+        Row(
+            what=f"{PURE}default / hand-written key of the same facts (with contiguity)",
+            measured=ratio(default, "pure", "hand-written with layout"),
+            unit="x",
+            at_most=1.15,
+        ),
+        Row(what=f"{PURE}warm hit, layout=False", measured=median(short, "pure"), unit="ns"),
+        Row(what=f"{PURE}warm hit, default", measured=median(default, "pure"), unit="ns"),
+        Row(
+            what=f"{PURE}two shapes in turn / one shape",
+            measured=ratio(shapes, "pure, two shapes in turn", "pure, one shape"),
+            unit="x",
+            at_most=1.1,
+        ),
     ]
     return rows, {"layout=False": short, "layout=False, small": small, "default": default, "alternating shapes": shapes}
 
 
 def twelve_arguments(rounds: int) -> tuple[list[Row], Raw]:
-    @tb.tunable(**OPTIONS)
-    def mixed(q, k, v, out, bias, lengths, window, heads, causal, packed, mode, scale, *, config):
-        return q
+    def kernels():
+        @tb.tunable(**OPTIONS)
+        def mixed(q, k, v, out, bias, lengths, window, heads, causal, packed, mode, scale, *, config):
+            return q
 
-    @tb.tunable(**OPTIONS)
-    def all_arrays(a, b, c, d, e, f, g, h, i, j, k, l, *, config):  # noqa: E741 - twelve letters
-        return a
+        @tb.tunable(**OPTIONS)
+        def all_arrays(a, b, c, d, e, f, g, h, i, j, k, l, *, config):  # noqa: E741 - twelve letters
+            return a
+
+        return mixed, all_arrays
 
     mixture = (*arrays(6, (512, 512)), 128, 8, True, False, "fwd", 0.125)
+    dozen = tuple(arrays(12, (512, 512)))
+    mixed, all_arrays = kernels()
+    with pure():
+        pure_mixed, pure_all_arrays = kernels()
+    some, every = "warm hit, 12 arguments: 6 arrays + 6 scalars", "warm hit, 12 arguments: all of them arrays"
     measured = interleave(
         [
-            Case("6 arrays + 6 scalars", mixed, [mixture]),
-            Case("12 arrays", all_arrays, [tuple(arrays(12, (512, 512)))]),
+            Case(some, mixed, [mixture]),
+            Case(every, all_arrays, [dozen]),
+            Case(f"{PURE}{some}", pure_mixed, [mixture]),
+            Case(f"{PURE}{every}", pure_all_arrays, [dozen]),
         ],
         rounds,
     )
-    us = {name: median(measured, name) / 1e3 for name in measured}
-    rows = [
-        Row(
-            what="warm hit, 12 arguments: 6 arrays + 6 scalars",
-            measured=us["6 arrays + 6 scalars"],
-            unit="us",
-            at_most=2,
-        ),
-        Row(what="warm hit, 12 arguments: all of them arrays", measured=us["12 arrays"], unit="us"),
-    ]
+    # A dozen arrays are more than Python code can read in that time.
+    bounds = {some: 2, every: 2 if find_pack(layout=True) else None, f"{PURE}{some}": 2, f"{PURE}{every}": None}
+    rows = [Row(what=name, measured=median(measured, name) / 1e3, unit="us", at_most=bounds[name]) for name in measured]
     return rows, {"twelve arguments": measured}
 
 
@@ -196,6 +260,7 @@ def with_company(rounds: int) -> tuple[list[Row], Raw]:
     """What others cost: an overlay that is live elsewhere, somebody who listens."""
     call = (*arrays(3, (512, 512)), 3, True)
     kernel, watched = three_arrays(), three_arrays(on_event=listener)
+    pure_kernel, pure_watched = pure_three_arrays(), pure_three_arrays(on_event=listener)
     inside, outside = kernel.overlay(block=32), three_arrays()
     measured = interleave(
         [
@@ -204,11 +269,20 @@ def with_company(rounds: int) -> tuple[list[Row], Raw]:
             Case("a listener", watched, [call]),
             Case("inside its own overlay", kernel, [call], around=lambda: inside),
             Case("inside another kernel's overlay", outside, [call], around=lambda: inside),
+            Case(f"{PURE}plain", pure_kernel, [call]),
+            Case(f"{PURE}an overlay elsewhere", pure_kernel, [call], around=lambda: overlay_elsewhere(pure_kernel)),
+            Case(f"{PURE}a listener", pure_watched, [call]),
         ],
         rounds,
     )
     rows = [
-        Row(what=f"{name} / plain warm hit", measured=ratio(measured, name, "plain"), unit="x", at_most=3.5)
+        Row(
+            what=f"{way}{name} / plain warm hit",
+            measured=ratio(measured, f"{way}{name}", f"{way}plain"),
+            unit="x",
+            at_most=3.5,
+        )
+        for way in ("", PURE)
         for name in ("an overlay elsewhere", "a listener")
     ]
     rows += [
@@ -251,6 +325,8 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
             # The author says what matters: the shape of one array stands for those of all.
             Case("numpy, key named", three_arrays(key=("a", "flag"), layout=False), [of_numpy]),
             Case("numpy, by keyword", three_arrays(), [of_numpy], by_name=names),
+            Case("numpy, pure", pure_three_arrays(), [of_numpy]),
+            Case("numpy, layout=False, pure", pure_three_arrays(layout=False), [of_numpy]),
             Case("jax", three_arrays(), [of_jax]),
             Case("Executor, jax", ours, [(Nothing("bench_nothing"), *of_jax)]),
             Case("Executor, numpy", ours, [(Nothing("bench_nothing"), *of_numpy)]),
@@ -266,6 +342,8 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
         faster("ejkernel's executor / tunebook, numpy arrays, layout=False", "numpy, layout=False", at_least=150),
         faster("ejkernel's executor / tunebook, numpy arrays, key=('a', 'flag')", "numpy, key named", at_least=150),
         faster("ejkernel's executor / tunebook, numpy arrays, default", "numpy, default", at_least=150),
+        faster(f"{PURE}ejkernel's executor / tunebook, numpy arrays, layout=False", "numpy, layout=False, pure"),
+        faster(f"{PURE}ejkernel's executor / tunebook, numpy arrays, default", "numpy, pure"),
         faster("ejkernel's executor / hand-written lookup, numpy arrays", "hand-written"),
         faster(
             "ejkernel's executor / tunebook, default, both called by keyword",
@@ -292,6 +370,8 @@ def main() -> int:
     parser.add_argument("--no-peers", action="store_true", help="leave ejkernel out")
     parser.add_argument("--rounds", type=int, default=201)
     options = parser.parse_args()
+    if find_pack(layout=True) is None:
+        print("the accelerator is not built, so that everything here is pure Python: pip install --editable .")
     parts = [against_hand_written, twelve_arguments, with_company]
     if not options.no_peers:
         try:
@@ -309,7 +389,10 @@ def main() -> int:
     show(rows)
     medians = {group: {name: round(median(each, name), 1) for name in each} for group, each in raw.items()}
     path = save(
-        "hot_path", rows, {"median_ns": medians, "rounds": options.rounds}, ["tunebook", "numpy", "jax", "ejkernel"]
+        "hot_path",
+        rows,
+        {"median_ns": medians, "rounds": options.rounds, "accelerator": find_pack(layout=True) is not None},
+        ["tunebook", "numpy", "jax", "ejkernel"],
     )
     print(f"\nwritten to {path}")
     return 0

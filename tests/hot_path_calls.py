@@ -8,29 +8,40 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from hot_path import arrays, hand_written, hand_written_with_layout, listener, overlay_elsewhere, three_arrays
+from hot_path import arrays, hand_written, hand_written_with_layout, listener, overlay_elsewhere, pure, three_arrays
 from interleaved import Case, loop_for
 
 FEW, MANY = 500, 2500
 
+ONE = [(*arrays(3, (512, 512)), 3, True)]
+TWO = [*ONE, (*arrays(3, (1024, 384)), 3, True)]
+
 
 def cases() -> list[Case]:
-    one = [(*arrays(3, (512, 512)), 3, True)]
-    two = [*one, (*arrays(3, (1024, 384)), 3, True)]
-    default = three_arrays()
     return [
-        Case("hand-written", hand_written(), one),
-        Case("hand-written-with-layout", hand_written_with_layout(), one),
-        Case("layout=False", three_arrays(layout=False), one),
-        Case("default", three_arrays(), one),
-        Case("two-shapes", three_arrays(), two),
-        Case("overlay-elsewhere", default, one, around=lambda: overlay_elsewhere(default)),
-        Case("listener", three_arrays(on_event=listener), one),
+        Case("hand-written", hand_written(), ONE),
+        Case("hand-written-with-layout", hand_written_with_layout(), ONE),
+        *tuned("accelerated", nullcontext()),
+        *tuned("pure", pure()),
     ]
+
+
+def tuned(way, defining) -> list[Case]:
+    """Return the calls of kernels that are defined in a with-block."""
+    with defining:
+        default = three_arrays()
+        return [
+            Case(f"{way}:layout=False", three_arrays(layout=False), ONE),
+            Case(f"{way}:default", three_arrays(), ONE),
+            Case(f"{way}:two-shapes", three_arrays(), TWO),
+            Case(f"{way}:overlay-elsewhere", default, ONE, around=lambda: overlay_elsewhere(default)),
+            Case(f"{way}:listener", three_arrays(on_event=listener), ONE),
+        ]
 
 
 def main() -> None:

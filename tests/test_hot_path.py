@@ -1,4 +1,7 @@
-"""The hot path is a memo and nothing else: whatever is called in whatever order, it answers as the tiers would."""
+"""The hot path is a memo and nothing else: whatever is called in whatever order, it answers as the tiers would.
+
+Everything here is tested with the accelerator and without it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
+from tunebook._accelerator import find_pack
 from tunebook._leaf import exact_leaf
+
+
+@pytest.fixture(autouse=True, scope="module", params=["accelerated", "pure"])
+def way(request):
+    if request.param == "accelerated" and find_pack(layout=True) is None:
+        pytest.skip("the accelerator is not built: python hatch_build.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEBOOK_PURE", "1" if request.param == "pure" else "")
+        yield request.param
 
 
 class Mode(enum.Enum):
@@ -31,13 +44,14 @@ def helper(x):
 
 
 SQUARE = np.zeros((4, 4), np.float32)
+SWAPPED, HUGE = np.zeros((4, 4), ">f4"), 2**64
 VALUES = [
     SQUARE,
     SQUARE.T.copy().T,
     SQUARE[:, ::2],
     np.zeros((4, 2), np.float32),
     np.zeros((4, 4), np.float64),
-    np.zeros((4, 4), ">f4"),
+    SWAPPED,
     np.asfortranarray(SQUARE),
     np.ma.masked_array(SQUARE),
     True,
@@ -73,6 +87,12 @@ VALUES = [
     slice(1),
     ...,
     1j,
+    HUGE,
+    1.5,
+    (SQUARE, "1"),
+    np.zeros((4, 4), "q"),
+    np.zeros((4, 4), "l"),
+    np.zeros(0),
 ]
 
 
@@ -88,9 +108,15 @@ def make(**options):
     return kernel
 
 
-CALLS = st.lists(
-    st.tuples(st.sampled_from(VALUES), st.sampled_from(VALUES), st.sampled_from(VALUES), st.booleans()), max_size=40
-)
+def calls_with(values):
+    value = st.sampled_from(values)
+    return st.lists(st.tuples(value, value, value, st.booleans()), max_size=40)
+
+
+# Of any kinds, or of those that the accelerator knows: one other argument, and a kernel goes the pure way for good.
+KNOWN = (np.ndarray, bool, int, float, str, bytes, type(None))
+PACKED = [x for x in VALUES if type(x) in KNOWN and x is not SWAPPED and x is not HUGE]
+CALLS = calls_with(VALUES) | calls_with(PACKED)
 
 
 @settings(max_examples=150, deadline=None)
@@ -145,3 +171,71 @@ def test_nan_arguments_do_not_fill_the_memo():
     for _ in range(50):
         kernel(float("nan"))
     assert len(answers) <= 2, "one for 1.5, and one for every NaN"
+
+
+def code_after(kernel, *calls):
+    for call in calls:
+        kernel(*call)
+    return kernel.__code__
+
+
+def test_arguments_of_other_kinds_need_no_other_code_where_they_are_packed(way):
+    kernel = make()
+    first = code_after(kernel, (SQUARE, 1))
+    assert (code_after(kernel, (1, "x"), (None, 1.5)) is first) == (way == "accelerated")
+
+
+def test_an_argument_that_cannot_be_packed_makes_the_kernel_go_the_pure_way_for_good(way):
+    kernel = make()
+    same = kernel
+    before = code_after(kernel, (SQUARE, 1), (SQUARE, 1))
+    assert (kernel.__globals__["_tb_pack"] is not None) == (way == "accelerated")
+    after = code_after(kernel, (SQUARE, [1]), (SQUARE, [1]), (SQUARE, 1), (SQUARE, 1))
+    assert after is not before
+    assert kernel is same
+    assert kernel.__globals__["_tb_pack"] is None
+
+
+def test_a_warm_call_asks_nobody(way, monkeypatch):
+    kernel = make()
+    calls = [
+        (SQUARE, 1),
+        (SQUARE, 2),
+        (
+            SQUARE,
+            1.5,
+        ),
+        (SQUARE.astype("f8"), True),
+    ]
+    for a, b in calls * 2:
+        kernel(a, b)
+    monkeypatch.setitem(kernel.__globals__, "_tb_known", None)
+    monkeypatch.setitem(kernel.__globals__, "_tb_miss", None)
+    for a, b in calls[:2] if way == "pure" else calls:
+        kernel(a, b)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_every_listener_is_told_of_every_hit(count):
+    told = []
+    kernel = make()
+    for i in range(count):
+        kernel.selector.listen(lambda event, i=i, **data: told.append((i, event, data["level"], data["cfg"])))
+    config = tb.Config(answer=7)
+    kernel.selector.cache.put(*kernel.problem(SQUARE, 1), config)
+    for _ in range(3):
+        kernel(SQUARE, 1)
+    assert told == [(i, "cache_hit", "memory", config) for i in range(count)] * 3
+
+
+def test_the_authors_own_errors_have_no_other_behind_them():
+    @tb.tunable(space=[{"b": 1}], heuristic={"b": 1}, name="raises", store=False)
+    def kernel(a, *, config):
+        if a < 0:
+            raise ValueError("negative")
+
+    kernel(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="negative") as caught:
+            kernel(-1)
+        assert caught.value.__context__ is None

@@ -18,6 +18,16 @@ For `def scale(x, out, factor, causal, *, config)` the generated function is, on
             return _miss(x, out, factor, causal)
         return _override(config, x, out, factor, causal)
 
+Where the accelerator has been built (`_packed.c`) and every argument so far was one that it knows, it is shorter::
+
+            key = _pack(x, out, factor, causal)
+            found = _get(key)
+            if found is None:
+                found = _known(key)
+            if found is not None:
+                return _impl(x, out, factor, causal, found)
+            return _miss(x, out, factor, causal)
+
 Generated, because a class with `__call__`, a partial or an `*args` wrapper each adds 220 to 280 ns to a lookup of 450.
 The guards make the short key exact: `True == 1 == 1.0` as dict keys, and a jax array has numpy's dtypes. There is no
 one-entry inline cache: it makes calls of alternating shapes slow (a peer goes from 2 to 155 us).
@@ -27,37 +37,64 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._accelerator import find_pack
+from tunebook._frameworks import hot_names
 from tunebook._gate import GATE, Answers
 from tunebook._leaf import exact_leaf
+from tunebook._policy import accelerator_wanted
 from tunebook._registry import recordings
 from tunebook._scope import INNERMOST
 from tunebook._selection import event_data
 from tunebook._signature import ANY, Leaf, Signature, leaf_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
+    from tunebook._accelerator import Pack
+    from tunebook._exploration import Exploration
     from tunebook._selection import ConfigSelectorChain, Selection
 
 
 class Answer(NamedTuple):
-    """A memoised answer, with the event that stands for giving it once more.
+    """A memoised answer; `tell` tells the listeners that it was given once more, and is None if there are none.
 
-    The event's data are made once: made at every call, they would be a quarter of a call with a listener.
+    A new listener makes all answers be forgotten, so that those of an answer are always those of its selector.
     """
 
     config: Any
-    event: str
-    data: dict[str, Any]
+    tell: Callable[[], object] | None
 
 
-def _answer(selection: Selection[Any]) -> Answer:
+def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> Answer:
     # Asked again, what was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
     data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
-    return Answer(selection.config, "cache_hit" if in_memory else selection.event, data)
+    event = "cache_hit" if in_memory else selection.event
+    calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
+    return Answer(selection.config, _in_turn(calls) if len(calls) > 1 else next(iter(calls), None))
+
+
+@cache
+def _call_maker(names: tuple[str, ...]) -> Callable[..., Callable[[], object]]:
+    """Return what makes the call that tells a listener an event, with data of these names.
+
+    Generated, because `listener(event, **data)` takes 120 ns more than names that are written out: a fifth of the call.
+    """
+    passed = ", ".join(f"{name}={name}" for name in names)
+    source = f"lambda listener, event, {', '.join(names)}: lambda: listener(event, {passed})"
+    made: Callable[..., Callable[[], object]] = eval(source)  # noqa: S307 - names of our own events
+    return made
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    def tell() -> None:
+        for call in calls:
+            call()
+
+    return tell
 
 
 class _Generated(NamedTuple):
@@ -93,6 +130,8 @@ class Dispatcher:
         self._answers = Answers()
         self._leaves: dict[str, Leaf] = {}
         self._classes: dict[str, type] = {}
+        self._packs = accelerator_wanted()  # until a call comes that cannot be packed
+        self._pack: Pack | None = None
         self._signature = Signature(implementation)
         self._lock = threading.Lock()
         self._generated = self._generate()
@@ -103,46 +142,61 @@ class Dispatcher:
         namespace = {
             **self._signature.defaults,
             "_tb_fast": self._answers.fast,
+            "_tb_get": self._answers.fast.get,
             "_tb_known": self.known,
             "_tb_miss": self.miss,
             "_tb_override": self.override,
             "_tb_impl": self._signature.positional_twin or self._implementation,
             "_tb_leaf": exact_leaf,
-            **self._seen_classes(),
+            **self._seen(),
         }
-        source = self._signature.source(self._leaves, self._names)
+        source = self._signature.source(self._leaves, self._names, packed=self._pack is not None)
         exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return _Generated(*(namespace[name] for name in _Generated._fields))
 
-    def _seen_classes(self) -> dict[str, type]:
-        return {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
+    def _seen(self) -> dict[str, Any]:
+        """Return what the generated code depends on that changes with the arguments seen."""
+        classes = {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
+        return {"_tb_pack": self._pack, **classes, **hot_names()}
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:
         """Generate the code anew for the kinds of arguments seen; the public function keeps its identity."""
         with self._lock:
-            before = dict(self._leaves)
-            for name, value in zip(self._signature.names, arguments, strict=True):
-                if name in self._names:
-                    self._note_kind(name, value)
-            if before == self._leaves:
+            before = self._form()
+            used = {n: x for n, x in zip(self._signature.names, arguments, strict=True) if n in self._names}
+            for name, value in used.items():
+                self._note_kind(name, value)
+            self._note_packing(used.values())
+            if before == self._form():
                 return
             self._generated = self._generate()
             # Answers under keys of the old form could never be found again.
             GATE.forget(self._answers)
-            self.function.__globals__.update(self._seen_classes())
+            self.function.__globals__.update(self._seen())
             self.function.__code__ = self._generated.call.__code__
+
+    def _form(self) -> object:
+        """Return what the form of the keys depends on: packed ones have one form for arguments of any kind."""
+        return self._pack or dict(self._leaves)
+
+    def _note_packing(self, used: Collection[object]) -> None:
+        pack = find_pack(layout=self._layout) if self._packs else None
+        self._packs = pack is not None and pack(*used) is not None
+        self._pack = pack if self._packs else None
 
     def _note_kind(self, name: str, value: object) -> None:
         leaf = leaf_for(value, layout=self._layout)
         known = self._leaves.setdefault(name, leaf)
-        if known is not leaf or self._classes.setdefault(name, type(value)) is not type(value):
+        fixed = self._classes.setdefault(name, type(value)) if "{1}" in leaf.guard else type(value)
+        if known is not leaf or fixed is not type(value):
             self._leaves[name] = ANY
 
     def miss(self, *arguments: Any) -> Any:
         """Answer a call that the hot path could not, and run it."""
         if recordings():
             return self._recorded(None, arguments)
-        return self._generated.run(*arguments, self.config(arguments))
+        config, exploration = self.choose(arguments)
+        return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
 
     def run(self, *arguments: Any) -> Any:
         """Run the author's function; the last argument is the configuration."""
@@ -163,19 +217,30 @@ class Dispatcher:
         answer = self._answers.known.get(key) if INNERMOST.get() is None else None
         if answer is None:
             return None
-        listeners = self._selector.listeners
-        for listener in listeners:
-            listener(answer.event, **answer.data)
-        if not listeners and not GATE.holds and key not in self._answers.fast:
+        config, tell = answer
+        if tell is not None:
+            tell()
+        elif not GATE.holds and key not in self._answers.fast:
             GATE.open_fast(self._answers, key, answer)
-        return answer.config
+        return config
 
-    def config(self, arguments: tuple[Any, ...]) -> Any:
-        """Return the configuration for a call."""
+    def exploration(self, key: Hashable) -> Exploration[Any] | None:
+        """Return what runs calls of this kind for now, if candidates are tried in them."""
+        explored = self._answers.explored.get(key) if INNERMOST.get() is None else None
+        if explored is None:
+            return None
+        if explored.tell is not None:
+            explored.tell()
+        return explored.config  # type: ignore[no-any-return] # what stands in for one
+
+    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, Exploration[Any] | None]:
+        """Return the configuration for a call, or what is to run it."""
         epoch = GATE.epoch
         key = self._key(arguments)
         if key is not None and (found := self.known(key)) is not None:
-            return found
+            return found, None
+        if key is not None and (exploration := self.exploration(key)) is not None:
+            return None, exploration
         # Working out which problem a call is takes longest of all, and under an overlay every call comes here.
         problem = None if key is None else self._answers.problems.get(key)
         selection = self._select(arguments, None, problem)
@@ -183,7 +248,7 @@ class Dispatcher:
             self._memoise(arguments, selection, epoch)
         if key is not None and problem is None:
             GATE.note(self._answers, key, selection.problem)
-        return selection.config
+        return selection.config, selection.exploration
 
     def _key(self, arguments: tuple[Any, ...]) -> Hashable | None:
         """Return the hot path's key if its guards hold, else the exact one; None if an argument has no cheap key."""
@@ -201,9 +266,13 @@ class Dispatcher:
         self._specialise(arguments)
         key = self._key(arguments)
         if key is not None:
-            answer = _answer(selection)
+            answer = _answer(selection, self._selector.listeners)
+            if selection.exploration is not None:
+                explored = answer._replace(config=selection.exploration)
+                GATE.explore(self._answers, selection.problem, key, explored, epoch=epoch)
+                return
             GATE.remember(self._answers, selection.problem, key, answer, epoch=epoch)
-            if not self._selector.listeners:
+            if answer.tell is None:
                 GATE.open_fast(self._answers, key, answer)
 
     def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from tunebook._types import Problem
 
@@ -25,15 +26,17 @@ CAPACITY: Final = 4096
 class Answers:
     """The memoised answers of one kernel: `fast` is read by the hot path, `known` by the path that checks its context.
 
-    `problems` says which problem a call is, which depends on the call alone and never becomes wrong. All are read
-    without a lock, and written under the gate's.
+    `explored` are the calls that have no answer yet, and are run by what looks for one. `problems` says which problem
+    a call is, which depends on the call alone and never becomes wrong. All are read without a lock, and written under
+    the gate's.
     """
 
-    __slots__ = ("__weakref__", "_keys_of", "fast", "known", "problems")
+    __slots__ = ("__weakref__", "_keys_of", "explored", "fast", "known", "problems")
 
     def __init__(self) -> None:
         self.fast: Final[dict[Hashable, Any]] = {}
         self.known: Final[dict[Hashable, Any]] = {}
+        self.explored: Final[dict[Hashable, Any]] = {}
         self.problems: Final[dict[Hashable, Problem]] = {}
         self._keys_of: dict[Problem, list[Hashable]] = {}
 
@@ -41,12 +44,14 @@ class Answers:
         """Forget every answer."""
         self.fast.clear()
         self.known.clear()
+        self.explored.clear()
         self._keys_of.clear()
 
     def drop(self, problem: Problem) -> None:
         """Forget the answers to one problem."""
         for key in self._keys_of.pop(problem, ()):
             self.known.pop(key, None)
+            self.explored.pop(key, None)
             self.fast.pop(key, None)
 
     def note(self, key: Hashable, problem: Problem) -> None:
@@ -57,9 +62,16 @@ class Answers:
 
     def add(self, problem: Problem, key: Hashable, answer: object) -> None:
         """Remember an answer for calls that check their context."""
-        if len(self.known) >= CAPACITY:
+        self._add(self.known, problem, key, answer)
+
+    def explore(self, problem: Problem, key: Hashable, explored: object) -> None:
+        """Remember who runs a call, for calls that check their context."""
+        self._add(self.explored, problem, key, explored)
+
+    def _add(self, memo: dict[Hashable, Any], problem: Problem, key: Hashable, answer: object) -> None:
+        if len(memo) >= CAPACITY:
             self.clear()
-        self.known[key] = answer
+        memo[key] = answer
         self._keys_of.setdefault(problem, []).append(key)
 
 
@@ -122,6 +134,12 @@ class Gate:
             if epoch == self.epoch:
                 answers.add(problem, key, answer)
 
+    def explore(self, answers: Answers, problem: Problem, key: Hashable, explored: object, *, epoch: int) -> None:
+        """Memoise who runs a call, under the same condition."""
+        with self._lock:
+            if epoch == self.epoch:
+                answers.explore(problem, key, explored)
+
     def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:
         """Let the hot path give an answer by itself, unless something holds it or another answer is known by now."""
         with self._lock:
@@ -130,6 +148,53 @@ class Gate:
                 answers.fast[key] = known.config
 
 
+class Epoch:
+    """Counts the answers that were replaced by better ones while the program ran. One per process: `EPOCH`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: tuple[Callable[[int], object], ...] = ()
+        self.number = 0
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.Lock()
+
+    def advance(self) -> None:
+        """Count one more, and tell the listeners."""
+        with self._lock:
+            self.number += 1
+            number, listeners = self.number, self._listeners
+        for listener in listeners:
+            listener(number)
+
+    def listen(self, listener: Callable[[int], object]) -> Callable[[], None]:
+        """Tell one more listener from now on, until what is returned is called."""
+        mine = partial(listener)  # an object of its own: one function may listen twice, and stop once
+        with self._lock:
+            self._listeners = (*self._listeners, mine)
+        return partial(self._unlisten, mine)
+
+    def _unlisten(self, listener: Callable[[int], object]) -> None:
+        with self._lock:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+
 GATE: Final = Gate()
+EPOCH: Final = Epoch()
 # A lock that another thread held at a fork would stay locked in the child for ever.
 os.register_at_fork(after_in_child=GATE.renew_lock)
+os.register_at_fork(after_in_child=EPOCH.renew_lock)
+
+
+def epoch() -> int:
+    """Return a number that grows when tuning in the background, or by the user's calls, has changed an answer.
+
+    Whoever keeps what was made from an answer, such as a compiled program, makes it anew when the number has changed.
+    """
+    return EPOCH.number
+
+
+def on_epoch(callback: Callable[[int], object]) -> Callable[[], None]:
+    """Call `callback(epoch)` whenever the epoch grows, from whichever thread that happens in; return what ends it."""
+    return EPOCH.listen(callback)

@@ -43,9 +43,26 @@ _NUMPY_LAYOUT: Final = Leaf(
     "{0}.__class__, {0}.shape, {0}.dtype, {0}.strides",
 )
 # Avals are interned, so that three of them cost what one numpy array does. Which device an array is on they do not say.
-_JAX_ONE_DEVICE: Final = Leaf("{0}.__class__ is {1}", "{0}.aval", "{0}.__class__, {0}.aval")
+_JAX_ONE_DEVICE: Final = Leaf(
+    "(_tb_type({0}) is _tb_jax_array or _tb_type({0}) is _tb_jax_tracer)", "{0}.aval", "_tb_leaf({0})"
+)
+_JAX: Final = Leaf("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
+_JAX_TRACED: Final = Leaf("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
+_JAX_SETTINGS: Final = "_tb_jax_x64.value, _tb_jax_precision.value, "
+# What a call of jax's depends on beside its arguments, once per call; the names are from `adapters.jax`. There is no
+# mesh of one device.
+_SETTINGS: Final = {
+    _JAX_ONE_DEVICE: _JAX_SETTINGS,
+    _JAX: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
+    _JAX_TRACED: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
+}
 # Seen with arguments of several kinds, or of a kind without a shorter way.
 ANY: Final = Leaf("", "_tb_leaf({0})", "_tb_leaf({0})")
+
+
+def told_apart_by_value(kind: type) -> None:
+    """Read arguments of a class as they are: they are hashable, and equal only if calls with them are the same."""
+    _LEAVES[kind] = _VALUE
 
 
 def leaf_for(value: object, *, layout: bool) -> Leaf:
@@ -55,9 +72,16 @@ def leaf_for(value: object, *, layout: bool) -> Leaf:
         return _LEAVES[kind]
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return _NUMPY_LAYOUT if layout else _NUMPY
-    if kind.__name__ == "ArrayImpl" and kind.__module__ == "jaxlib._jax" and _jax_has_one_device():
-        return _JAX_ONE_DEVICE
+    if (kind.__module__, kind.__name__) in _JAX_CLASSES:
+        return _JAX_ONE_DEVICE if _jax_has_one_device() else _JAX_CLASSES[kind.__module__, kind.__name__]
     return ANY
+
+
+# Tracers of other classes hide more than their aval says: what a vmap batches, for one.
+_JAX_CLASSES: Final = {
+    ("jaxlib._jax", "ArrayImpl"): _JAX,
+    ("jax._src.interpreters.partial_eval", "DynamicJaxprTracer"): _JAX_TRACED,
+}
 
 
 def _jax_has_one_device() -> bool:
@@ -80,38 +104,22 @@ class Signature:
         self.defaults = {f"_tb_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
         self.positional_twin = _positional_twin(implementation)
 
-    def source(self, leaves: Mapping[str, Leaf], names: frozenset[str]) -> str:
+    def source(self, leaves: Mapping[str, Leaf], names: frozenset[str], *, packed: bool) -> str:
         """Return the module that defines `call`, `run`, `exact_key` and `fast_key`.
 
-        Its own names start with `_tb_`, because an author's parameter may well be called `key` or `found`.
+        With `packed`, the fast key is made by the accelerator. The module's own names start with `_tb_`, because an
+        author's parameter may well be called `key` or `found`.
         """
         used = {p.name: leaves.get(p.name, ANY) for p in self.parameters if p.name in names}
-        guards = [leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard]
-        guard = " and ".join(guards) or "True"
-        fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
-        exact = "".join(f"{leaf.exact.format(n)}, " for n, leaf in used.items())
-        # NaN too: no two are equal, and every call with a new one would add an entry that is never found.
-        floats = [f"{n} == 0.0 or {n} != {n}" for n, leaf in used.items() if leaf is _LEAVES[float]]
-        refused = f"({' or '.join(floats)})" if floats else "False"
         arguments = ", ".join(self.names)
         run = f"return _tb_impl({self._forwarded('_tb_found')})"
+        exact = "".join(f"{leaf.exact.format(n)}, " for n, leaf in used.items())
+        lookup, fast_key = _packed_lookup(used, run) if packed else _plain_lookup(used, run)
         return "\n".join(
             [
                 f"def call({self._declaration()}):",
                 " if config is None:",
-                f"  if {guard}:",
-                "   try:",
-                f"    _tb_key = ({fast})",
-                "    _tb_found = _tb_fast[_tb_key]",
-                "   except KeyError:",
-                "    _tb_found = _tb_known(_tb_key)",
-                "   except (TypeError, AttributeError):",
-                "    _tb_found = None",
-                "   else:",
-                f"    {run}",
-                # Outside of the handler, or the author's own errors would all claim to come from a KeyError.
-                "   if _tb_found is not None:",
-                f"    {run}",
+                *(f"  {line}" for line in lookup),
                 f"  return _tb_miss({arguments})",
                 f" return _tb_override({', '.join(['config', *self.names])})",
                 f"def run({', '.join([*self.names, '_tb_found'])}):",
@@ -119,7 +127,7 @@ class Signature:
                 f"def exact_key({arguments}):",
                 f" return ({exact})",
                 f"def fast_key({arguments}):",
-                f" return ({fast}) if {guard} and not {refused} else None",
+                f" return {fast_key}",
             ]
         )
 
@@ -148,6 +156,50 @@ class Signature:
             named = f"{p.name}=" if p.kind is p.KEYWORD_ONLY else ""
             parts.append(f"{_STARS.get(p.kind, '')}{named}{p.name}")
         return ", ".join([*parts, f"config={config}"])
+
+
+def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
+    """Return the lines that look an answer up by a tuple, and the expression for that tuple."""
+    guard = " and ".join(leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard) or "True"
+    fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
+    fast += next((_SETTINGS[leaf] for leaf in used.values() if leaf in _SETTINGS), "")
+    # NaN too: no two are equal, and every call with a new one would add an entry that is never found.
+    floats = [f"{n} == 0.0 or {n} != {n}" for n, leaf in used.items() if leaf is _LEAVES[float]]
+    refused = f"({' or '.join(floats)})" if floats else "False"
+    lookup = [
+        f"if {guard}:",
+        " try:",
+        f"  _tb_key = ({fast})",
+        "  _tb_found = _tb_fast[_tb_key]",
+        " except KeyError:",
+        "  _tb_found = _tb_known(_tb_key)",
+        " except (TypeError, AttributeError):",
+        "  _tb_found = None",
+        " else:",
+        f"  {run}",
+        # Outside of the handler, or the author's own errors would all claim to come from a KeyError.
+        " if _tb_found is not None:",
+        f"  {run}",
+    ]
+    return lookup, f"({fast}) if {guard} and not {refused} else None"
+
+
+def _packed_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
+    """Return the lines that look an answer up by the accelerator's bytes, and the expression for those bytes.
+
+    They need no guards: they are exact by themselves. `get`, because a KeyError that is raised and caught costs as much
+    as all the rest, and with a listener there is one at every call.
+    """
+    pack = f"_tb_pack({', '.join(used)})"
+    lookup = [
+        f"_tb_key = {pack}",
+        "_tb_found = _tb_get(_tb_key)",
+        "if _tb_found is None:",
+        " _tb_found = _tb_known(_tb_key)",
+        "if _tb_found is not None:",
+        f" {run}",
+    ]
+    return lookup, pack
 
 
 def _positional_twin(implementation: Callable[..., Any]) -> FunctionType | None:

@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def packer(ndarray: type | None, layout: bool, /) -> Callable[..., bytes | None]: ...
