@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tunebook as tb
+from tunebook._job import Job
 from tunebook._measure import Stopwatch
 
 
@@ -25,11 +26,38 @@ class FakeClock:
         return self.ns * 1e-9
 
 
+def note_in(events):
+    """A listener that notes events with what was told; not each step of a tuning, of which there are many."""
+
+    def note(event, **data):
+        if event != "autotune_progress":
+            events.append((event, data))
+
+    return note
+
+
 def fake_tuner(clock, *, warmup=1, iters=3, **options):
     """A tuner that measures by a fake clock."""
     return tb.Tuner(
         stopwatch=Stopwatch(warmup=warmup, iters=iters, clock_ns=clock), clock_s=lambda: clock.seconds, **options
     )
+
+
+def job(clock, costs, **options):
+    """A job over configurations that cost seconds, raise, or do what they like; and the list of those that ran."""
+    ran = []
+
+    def make(config):
+        def run():
+            ran.append(config)
+            cost = costs[config]
+            if isinstance(cost, Exception):
+                raise cost
+            clock.spend(cost() if callable(cost) else cost)
+
+        return run
+
+    return Job(make_fn=make, args=(), kwargs={}, candidates=list(costs), **options), ran
 
 
 @dataclass(frozen=True)
@@ -42,6 +70,8 @@ class Tiles:
 
 class PretendKernel(tb.Kernel):
     """Takes `cost[config]` seconds on a fake clock; counts its runs by configuration."""
+
+    checks = False  # its output is its configuration
 
     def __init__(self, clock, costs, *, heuristic=None, op_id="pretend", version="0"):
         super().__init__(op_id, version)

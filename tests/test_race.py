@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
+from tunebook._job import Budget, Job
 from tunebook._measure import SHORTEST_SAMPLE_S, Stopwatch
-from tunebook._race import Lane, Race, typical_s, uncertainty
-from tunebook._tuner import Job
+from tunebook._objective import p95_s
+from tunebook._race import (
+    LEAST_SAMPLES,
+    QUALIFYING,
+    SAMPLES_PER_CANDIDATE,
+    STAGES,
+    Lane,
+    Race,
+    Stage,
+    is_settled,
+    survivors,
+    typical_s,
+    uncertainty,
+)
 from tunebook.testing import Landscape
 
 
@@ -30,6 +44,16 @@ def test_fresh_tunings_of_one_problem_agree_on_the_best(problem):
     chosen = [tune(land := noisy(costs, seed)).config for seed in range(10)]
     assert chosen.count(land.best) >= 9
     assert all(land.regret(config) <= 0.05 for config in chosen)
+
+
+@pytest.mark.parametrize("cv", [0.01, 0.05, 0.1])
+def test_with_the_noise_of_real_devices_20_tunings_agree_within_a_tenth_of_the_samples(cv):
+    costs = Landscape(64, seed=4).costs
+    lands = [noisy(costs, 4000 + seed, cv=cv) for seed in range(20)]
+    chosen = [tune(land).config for land in lands]
+    assert max(chosen.count(config) for config in chosen) >= 19
+    assert max(lands[0].regret(config) for config in chosen) <= 0.02
+    assert max(land.samples for land in lands) <= 10 * 64
 
 
 def test_a_tenth_of_the_samples_of_a_hundred_each_is_enough():
@@ -91,7 +115,7 @@ def test_runs_too_short_for_the_clock_are_timed_several_at_once():
 
 def test_the_budget_ends_the_race_and_the_best_so_far_stands():
     land = noisy(dict.fromkeys(range(8), 0.001), 1, cv=0.1)
-    tuned = tune(land, budget_s=0.04)
+    tuned = tune(land, budget=Budget(0.04))
     assert not tuned.complete
     assert land.elapsed_s <= 0.04 + 4 * 3e-3
 
@@ -104,7 +128,111 @@ def test_the_race_takes_at_most_as_long_again_as_qualifying():
     assert tuned.complete
 
 
+def racing(lanes, seed=0, **options):
+    race = Race(lanes, random.Random(seed), lambda: 0.0, **options)
+    race.run()
+    return race
+
+
+def disturbed(level_s, rng, cv=0.1):
+    """What a candidate's samples look like: skewed, and every tenth is a spike."""
+    return lambda: level_s * (1 + cv * rng.lognormvariate(0, 0.6)) * (3 if rng.random() < 0.1 else 1)
+
+
+@pytest.mark.parametrize("count", [2, 10, 64])
+def test_finalists_have_as_many_samples_as_each_other_and_all_together_not_too_many(count):
+    rng = random.Random(count)
+    lanes = [Lane(str(i), disturbed(1 + i / 100, rng)) for i in range(count)]
+    assert len({len(lane.samples_s) for lane in racing(lanes).finalists}) == 1
+    assert sum(len(lane.samples_s) for lane in lanes) <= max(SAMPLES_PER_CANDIDATE * count, LEAST_SAMPLES)
+
+
+def test_the_same_shuffling_gives_the_same_race():
+    def run(seed):
+        rng = random.Random(7)
+        lanes = [Lane(str(i), disturbed(1 + i / 50, rng)) for i in range(20)]
+        racing(lanes, seed)
+        return [lane.samples_s for lane in lanes]
+
+    assert run(1) == run(1) != run(2)
+
+
+@pytest.mark.parametrize("run", [1, 2, 3, 5, 8])
+def test_one_slip_of_the_clock_does_not_throw_all_others_out(run):
+    rng = random.Random(run)
+    level_s = 1.15 if run > 2 else 5.0  # else it would have left before
+    times = iter([level_s] * (run - 1) + [1e-6])
+    slips = Lane("slips", lambda: next(times, level_s), first_s=level_s)
+    others = [Lane(str(i), disturbed(1 + i / 10, rng, cv=0.01), first_s=9.0) for i in range(4)]
+    assert racing([slips, *others]).finalists[0].name == "0"
+
+
+def test_a_candidate_whose_first_run_was_fast_is_not_lost_to_three_disturbed_ones():
+    rng = random.Random(3)
+    spikes = iter([3.0, 3.1, 3.2])
+    fast = Lane("fast", lambda: next(spikes, None) or disturbed(1.0, rng, cv=0.02)(), first_s=1.01)
+    others = [Lane(str(i), disturbed(1.1 + i / 10, rng, cv=0.02)) for i in range(20)]
+    assert racing([fast, *others]).finalists[0].name == "fast"
+
+
+@pytest.mark.parametrize(("objective", "expected"), [(typical_s, "fast"), (p95_s, "steady")])
+def test_a_race_for_the_worst_case_is_not_won_by_the_fastest(objective, expected):
+    rng = random.Random(5)
+    fast = Lane("fast", lambda: 2.0 if rng.random() < 0.2 else 1.0 + rng.random() / 100)
+    steady = Lane("steady", lambda: 1.08 + rng.random() / 100)
+    assert racing([fast, steady], objective=objective).finalists[0].name == expected
+
+
+def test_typical_times_scatter_less_than_medians_and_means_of_the_faster_half():
+    rng = random.Random(11)
+    many = [[disturbed(1.0, rng)() for _ in range(64)] for _ in range(400)]
+
+    def scatter(of):
+        return statistics.stdev(values := [of(samples) for samples in many]) / statistics.mean(values)
+
+    assert scatter(typical_s) < 0.9 * scatter(lambda samples: statistics.mean(sorted(samples)[:32]))
+    assert scatter(typical_s) < 0.6 * scatter(statistics.median)
+
+
+def test_the_uncertainty_of_a_time_is_about_as_large_as_its_scatter():
+    rng = random.Random(12)
+    many = [[disturbed(1.0, rng)() for _ in range(64)] for _ in range(200)]
+    scatter = statistics.stdev(typical_s(samples) for samples in many) / statistics.mean(map(typical_s, many))
+    assert scatter == pytest.approx(statistics.mean(map(uncertainty, many)), rel=0.3)
+
+
 POSITIVE = st.floats(1e-6, 1e3)
+LANES = st.lists(st.lists(POSITIVE, max_size=30), max_size=20)
+
+
+def with_samples(samples):
+    lane = Lane("", lambda: None)
+    lane.samples_s = samples
+    return lane
+
+
+@given(LANES, st.sampled_from([*QUALIFYING, *STAGES]))
+def test_whoever_has_samples_and_leads_stays(lanes, stage):
+    running = [with_samples(samples) for samples in lanes]
+    left = survivors(running, stage, len(running))
+    assert len(left) <= stage.room(len(running))
+    assert bool(left) == any(lanes)
+    assert all(lane.samples_s for lane in left)
+    assert not left or left[0].value_s == min(lane.value_s for lane in running if lane.samples_s)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_of_more_candidates_at_least_as_many_stay(count, more):
+    assert all(s.few <= s.room(count) <= s.room(count + more) for s in (Stage(8, 1.25, few=9), Stage(64, 1.03, few=2)))
+
+
+def test_a_race_is_settled_when_its_times_are_known_well_enough():
+    rng = random.Random(2)
+    lanes = [with_samples([1 + rng.random() / 1000 for _ in range(n)]) for n in (6, 6)]
+    assert not is_settled(lanes)  # six samples may agree by chance
+    assert is_settled([with_samples(lane.samples_s * 4) for lane in lanes])
+    assert not is_settled([with_samples([1 + rng.random() for _ in range(24)]) for _ in lanes])
+    assert is_settled(lanes[:1])
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=40))

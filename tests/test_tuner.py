@@ -8,13 +8,13 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import FakeClock, fake_tuner
+from kernels import FakeClock, fake_tuner, job
 
 import tunebook as tb
 from tunebook._codec import encode, fingerprint
 from tunebook._decide import TIE, decide
+from tunebook._job import Budget, parse_budget
 from tunebook._race import HOPELESS
-from tunebook._tuner import Job, parse_budget
 from tunebook._types import Failure, Measurement
 
 
@@ -50,6 +50,39 @@ class TestDecide:
     def test_an_incumbent_that_is_clearly_slower_loses(self):
         assert winner([measured("old", 2.0), measured("new", 1.0)], incumbent=fingerprint("old")) == "new"
 
+    def test_of_times_that_are_known_badly_the_fastest_wins_unless_the_incumbent_is_as_likely(self):
+        rng = random.Random(1)
+        noise = [rng.lognormvariate(0, 0.1) for _ in range(96)]
+        fast = measured("z", *noise)
+        slow = measured("a", *(1.02 * s for s in rng.sample(noise, 96)))
+        assert winner([fast, slow]) == "z"
+        assert winner([fast, slow], heuristic=fingerprint("a")) == "z"
+        assert winner([fast, slow], incumbent=fingerprint("a")) == "a"
+        assert len(decide([fast, slow]).tied) == 2
+
+    def test_of_times_that_are_known_well_a_small_difference_is_a_tie(self):
+        quiet = [1 + n % 7 / 10_000 for n in range(96)]
+        both = [measured("z", *quiet), measured("a", *(1.003 * s for s in quiet))]
+        assert winner(both) == "a"
+        assert winner(both, heuristic=fingerprint("z")) == "z"
+
+    def test_a_gap_that_the_next_tuning_would_see_too_is_no_tie(self):
+        quiet = [1 + n % 7 / 10_000 for n in range(96)]
+        assert winner([measured("z", *quiet), measured("a", *(1.01 * s for s in quiet))]) == "z"
+
+    @given(st.lists(st.lists(st.floats(1.0, 1.3), min_size=1, max_size=40), min_size=1, max_size=6))
+    def test_without_an_incumbent_the_winner_is_never_measured_far_behind(self, data):
+        verdict = decide([measured(config, *samples) for config, samples in enumerate(data)], heuristic=fingerprint(0))
+        assert verdict.winner.value_s <= verdict.ranking[0].value_s * (1 + TIE) * 1.000001
+        assert verdict.winner in verdict.tied
+
+    @pytest.mark.parametrize(
+        ("objective", "expected"), [(lambda s: -1 / min(s), "b"), (lambda _: 0.0, "a"), (lambda _: math.inf, "a")]
+    )
+    def test_an_objective_may_be_negative_or_zero_or_infinite(self, objective, expected):
+        slow, fast = measured("a", *[2.0] * 20), measured("b", *[1.0] * 20)
+        assert winner([slow, fast], objective=objective) == expected
+
     @given(st.lists(st.tuples(st.integers(0, 20), st.floats(1e-6, 1.0)), min_size=1, max_size=20), st.randoms())
     def test_the_same_measurements_give_the_same_decision_in_any_order(self, data, rng):
         measurements = [measured(config, value) for config, value in dict(data).items()]
@@ -63,22 +96,6 @@ class TestDecide:
             samples = {c: [1.0 + abs(rng.gauss(0, 0.004)) for _ in range(3)] for c in ("a", "b")}
             choices.add(winner([measured(c, *s) for c, s in samples.items()]))
         assert choices == {"a"}
-
-
-def job(clock, costs, **options):
-    ran = []
-
-    def make(config):
-        def run():
-            ran.append(config)
-            cost = costs[config]
-            if isinstance(cost, Exception):
-                raise cost
-            clock.spend(cost() if callable(cost) else cost)
-
-        return run
-
-    return Job(make_fn=make, args=(), kwargs={}, candidates=list(costs), **options), ran
 
 
 class TestTuner:
@@ -205,7 +222,7 @@ class TestBudget:
     @pytest.mark.parametrize("budget", [0.5, 1.0, 3.3])
     def test_a_budget_is_kept_to_within_one_candidate(self, budget):
         clock = FakeClock()
-        work, _ = job(clock, dict.fromkeys(range(100), 0.1), budget_s=budget)
+        work, _ = job(clock, dict.fromkeys(range(100), 0.1), budget=Budget(budget))
         start = clock.seconds
         tuned = fake_tuner(clock).tune(work)
         one_candidate = 0.1 * 4
@@ -215,7 +232,7 @@ class TestBudget:
     def test_the_best_so_far_stands_and_more_budget_goes_on_from_there(self):
         clock = FakeClock()
         costs = {i: 0.2 - i * 0.01 for i in range(10)} | {"broken": OSError("x")}
-        work, _ = job(clock, costs, budget_s=2.0)
+        work, _ = job(clock, costs, budget=Budget(2.0))
         first = fake_tuner(clock, now_s=lambda: 0.0).tune(work)
         assert not first.complete
         again, ran = job(clock, costs, known=first.measurements, unfinished=True)
@@ -231,7 +248,7 @@ class TestBudget:
 
     def test_the_heuristic_is_measured_first(self):
         clock = FakeClock()
-        work, ran = job(clock, dict.fromkeys(range(10), 1.0), heuristic=7, budget_s=0.5)
+        work, ran = job(clock, dict.fromkeys(range(10), 1.0), heuristic=7, budget=Budget(0.5))
         assert fake_tuner(clock).tune(work).config == 7
         assert set(ran) == {7}
 
@@ -242,23 +259,6 @@ class TestBudget:
 
 
 class TestCompile:
-    def test_candidates_are_compiled_at_once_and_before_any_is_timed(self):
-        import threading
-
-        clock, barrier, log = FakeClock(), threading.Barrier(4, timeout=10), []
-
-        def compile_one(config):
-            barrier.wait()
-            log.append(("compiled", config))
-
-        work, _ = job(clock, {i: lambda i=i: log.append(("ran", i)) or 0.1 for i in range(4)}, compile=compile_one)
-        steps = []
-        tuned = fake_tuner(clock, compile_threads=4).tune(work._replace(on_step=steps.append))
-        assert [s.doing for s in steps][:8] == ["compiling"] * 4 + ["trying"] * 4
-        assert (steps[-1].doing, steps[-1].done, steps[-1].total) == ("racing", 100, 100)
-        assert [kind for kind, _ in log[:4]] == ["compiled"] * 4
-        assert all(m.compile_s is not None for m in tuned.measurements)
-
     def test_a_compile_error_costs_one_candidate(self):
         clock = FakeClock()
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._race import ENOUGH, typical_s, uncertainty
+from tunebook._race import ENOUGH, Objective, pooled_uncertainty, typical_s
 from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tunebook._types import Measurement
-
-Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
 # Candidates closer than this to the best one may be tied, however quiet the samples look: what the next process would
 # measure differs by as much.
 TIE: Final = 0.015
+# No rule but the incumbent's may choose a candidate that could be slower than the best by more than this...
+REGRET: Final = 0.02
+# ...or by this, if a device's own clock took the times: those repeat better (0.5 % on an H200)...
+REGRET_BY_DEVICE: Final = 0.01
+# ...by so many standard errors of the difference.
+SURE: Final = 3.5
 # A gap as wide as this between neighbours is seen in the next tuning too.
 CLEAR: Final = 0.004
 # Very noisy measurements must not declare everything tied.
@@ -31,7 +36,7 @@ class Ranked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The choice and what it rests on. `tied` could not be told apart, winner included.
+    """The choice and what it rests on. `tied` cannot be told apart: they are within `band` of the fastest.
 
     `ranking` is fastest first, finalists before those that were dropped from the race.
     """
@@ -52,8 +57,9 @@ def decide(
 ) -> Verdict | None:
     """Choose among measurements, or return None if none has a valid time.
 
-    `incumbent` and `heuristic` are fingerprints. Ties go to the incumbent, then to the heuristic, then by the text of
-    the configuration, so that neither noise nor the order of the candidates decides.
+    `incumbent` and `heuristic` are fingerprints. An incumbent that cannot be told apart from the fastest stays. Else,
+    among those that are surely as good as the fastest, it is the heuristic, or the first by the text of the
+    configuration, so that neither noise nor the order of the candidates decides.
     """
     ranking = sorted(
         (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
@@ -62,39 +68,64 @@ def decide(
     if not ranking:
         return None
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
-    band = _tie_band(finalists)
-    tied = [r for r in finalists if r.value_s <= ranking[0].value_s * (1 + band)]
-    winner, rule = _break_tie(tied, incumbent, heuristic)
-    return Verdict(winner=winner, rule=rule, band=band, tied=tuple(tied), ranking=tuple(ranking))
+    bands = _bands(finalists, objective)
+    tied = [r for r in finalists if _behind(r, ranking[0]) <= bands.alike]
+    good = [r for r in tied if _behind(r, ranking[0]) <= bands.as_good]
+    winner, rule = _break_tie(tied, good, incumbent, heuristic)
+    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=tuple(ranking))
 
 
-def _tie_band(ranking: Sequence[Ranked]) -> float:
-    """Return how much slower than the best a candidate may be and still be tied with it.
+class _Bands(NamedTuple):
+    """How far behind the fastest a candidate may be and still not be told apart from it, or surely be as good."""
 
-    The edge is put into the first clear gap between neighbours. At a fixed edge, a candidate that happens to lie there
-    would be tied in one tuning and not in the next.
+    alike: float
+    as_good: float
+
+
+def _bands(ranking: Sequence[Ranked], objective: Objective) -> _Bands:
+    behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
+    samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
+    # Of a difference, hence the square root.
+    error = math.sqrt(2) * pooled_uncertainty(samples, objective)
+    alike = min(max(TIE, 2 * error), TIE_CEILING)
+    if min(map(len, samples)) < ENOUGH:
+        # Too few to tell noise: what is nearly as fast is as good.
+        return _Bands(_edge(behind, alike, alike), _edge(behind, TIE, TIE))
+    clear = max(CLEAR, 2 * error)
+    by_device = ranking[0].measurement.policy.startswith("device-events")
+    as_good = min(max(0.0, (REGRET_BY_DEVICE if by_device else REGRET) - SURE * error), TIE)
+    return _Bands(_edge(behind, alike, clear), _edge(behind, as_good, clear))
+
+
+def _edge(behind: Sequence[float], limit: float, clear: float) -> float:
+    """Return how far behind the last one is before the first clear gap between neighbours, or before the limit.
+
+    At a fixed edge, a candidate that happens to lie there would be tied in one tuning and not in the next.
     """
-    best = ranking[0]
-    noise = 2 * uncertainty(best.measurement.valid_samples_s)
-    limit = min(max(TIE, noise), TIE_CEILING)
-    clear = max(CLEAR, noise) if len(best.measurement.valid_samples_s) >= ENOUGH else limit
     edge = 0.0
-    for ranked in ranking[1:]:
-        behind = ranked.value_s / best.value_s - 1
-        if behind > limit or behind - edge > clear:
+    for gap in behind:
+        if gap > limit or gap - edge > clear:
             break
-        edge = behind
-    return edge + 1e-12  # the last one before the gap is in, whatever the division rounds to
+        edge = gap
+    return edge
 
 
-def _break_tie(tied: Sequence[Ranked], incumbent: str | None, heuristic: str | None) -> tuple[Ranked, str]:
-    if len(tied) == 1:
-        return tied[0], "fastest"
-    for rule, fingerprint in (("tie, kept the incumbent", incumbent), ("tie, kept the heuristic", heuristic)):
-        for ranked in tied:
-            if ranked.measurement.fingerprint == fingerprint:
+def _behind(ranked: Ranked, best: Ranked) -> float:
+    """Return how much slower than the best one it is, as a part of the best one's time."""
+    if ranked.value_s == best.value_s:
+        return 0.0
+    return (ranked.value_s - best.value_s) / abs(best.value_s) if best.value_s else math.inf
+
+
+def _break_tie(
+    tied: Sequence[Ranked], good: Sequence[Ranked], incumbent: str | None, heuristic: str | None
+) -> tuple[Ranked, str]:
+    by_rules = (("tie, kept the incumbent", tied, incumbent), ("tie, kept the heuristic", good, heuristic))
+    for rule, among, fingerprint in by_rules:
+        for ranked in among:
+            if ranked.measurement.fingerprint == fingerprint and len(among) > 1:
                 return ranked, rule
-    return min(tied, key=_text), "tie, first in canonical order"
+    return (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first in canonical order")
 
 
 def _text(ranked: Ranked) -> str:
