@@ -53,4 +53,4 @@ def test_what_is_close_enough_is_right(output, expected):
     ids=repr,
 )
 def test_what_is_not_is_told_how_far_off_it_is(output, expected, says):
-    assert re.search(says, difference(output, expected))
+    assert re.search(says, difference(output, expected).message)

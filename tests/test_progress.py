@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from typing import get_args
 
 import pytest
 
-from tunebook._progress import progress_for, seconds_text
-from tunebook._tuner import Step
+from tunebook._job import Step
+from tunebook._progress import FAILED, progress_for, seconds_text
+from tunebook._types import FailureKind
 
 
 class Terminal(io.StringIO):
@@ -17,8 +19,8 @@ class Terminal(io.StringIO):
 
 STEPS = [
     Step("compiling", 2, 2, 1.0),
-    Step("trying", 2, 2, 2.0),
-    Step("racing", 100, 100, 3.0, failures=1, best_s=0.001),
+    Step("trying", 1, 2, 2.0, left_s=2.0),
+    Step("racing", 100, 100, 3.0, failures={"timeout": 2, "nan": 1}, best_s=0.001, left_s=0.0),
 ]
 
 
@@ -34,14 +36,18 @@ def test_on_a_terminal_each_step_is_drawn_over_the_last():
     assert text.count("\r") == 3
     assert text.count("\n") == 1
     assert "compiling" in text
-    assert "2/2  2 s" in text
-    assert text.endswith("100/100  best 1 ms  1 failed  3 s\n")
+    assert "1/2  2 s  about 2 s left" in text
+    assert text.endswith("100/100  best 1 ms  1 gave NaN  2 timed out  3 s\n")
 
 
 def test_elsewhere_it_is_quiet_unless_asked():
     assert drawn(io.StringIO(), None) == ""
     assert drawn(io.StringIO(), False) == ""
     assert drawn(io.StringIO(), True).count("\n") == 1
+
+
+def test_every_kind_of_failure_has_words():
+    assert set(FAILED) == set(get_args(FailureKind))
 
 
 def test_a_function_is_used_as_it_is():

@@ -8,20 +8,33 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tunebook._buckets import Buckets, as_buckets, unknown_name
-from tunebook._check import difference
-from tunebook._checksum import candidates_checksum, code_checksum
+from tunebook._check import as_mismatch, comparison
+from tunebook._checksum import code_checksum
+from tunebook._choice import Choice
 from tunebook._errors import DefinitionError
 from tunebook._kernel import Invocation, Kernel
 from tunebook._keys import call_key
+from tunebook._objective import objective_for
+from tunebook._pruning import Pruning
+from tunebook._roofline import NEAR, check_peak, peak_of
 from tunebook._space import Config, Space
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tunebook._check import Compare, Tolerance
+    from tunebook._roofline import Peak
     from tunebook._selection import ConfigSelectorChain
 
 CONFIG: Final = "config"
+# An amount of work: a number, or a function of the call's arguments.
+Amount: TypeAlias = "float | Callable[..., float]"
+HOW_TO_DIFFER: Final = (
+    "unlike the heuristic's configuration. Give a reference= to check against, or check=False if outputs may differ"
+)
 
 
 class FunctionKernel(Kernel[Any, Any]):
@@ -29,9 +42,9 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Any] | Choice,
         *,
-        space: Space | Iterable[object] | Callable[..., Iterable[object]],
+        space: Space | Iterable[object] | Callable[..., Iterable[object]] | None = None,
         heuristic: object = None,
         name: str | None = None,
         version: str = "0",
@@ -40,8 +53,24 @@ class FunctionKernel(Kernel[Any, Any]):
         bucket: Mapping[str, object] | None = None,
         layout: bool = True,
         reference: Callable[..., Any] | None = None,
+        inputs: Callable[..., Iterable[Any]] | None = None,
+        check: bool | str | Compare = True,
+        tolerance: Tolerance | None = None,
         compile: Callable[[Any], object] | None = None,  # noqa: A002 - the word for it
+        prune: Callable[..., Iterable[Any]] | None = None,
+        cost: Callable[..., float] | None = None,
+        keep: float | None = None,
+        mutates: Iterable[str] | None = None,
+        objective: str | Callable[[Sequence[float]], float] = "typical",
+        flops: Amount | None = None,
+        bytes: Amount | None = None,  # noqa: A002 - as above
+        peak: Peak | None = None,
     ) -> None:
+        self._choice = function if isinstance(function, Choice) else None
+        if isinstance(function, Choice):
+            function, space, heuristic = _of_choice(function, name, space, heuristic)
+        elif space is None:
+            raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
         self.function: Final = function
         self.parameters: Final = _parameters(function)
         super().__init__(name or default_name(function), version, self._call_key)
@@ -50,7 +79,15 @@ class FunctionKernel(Kernel[Any, Any]):
         self.layout: Final = layout
         self.compiles = compile is not None
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
-        self._heuristic, self._reference, self._compile = heuristic, reference, compile
+        self._heuristic, self.reference, self._compile = heuristic, reference, compile
+        self._inputs = inputs
+        self._compare = comparison(check, tolerance)
+        self.checks = self._compare is not None
+        self._pruning = Pruning(self.op_id, prune, cost, keep)
+        self.mutates = None if mutates is None else _known_names(self.op_id, "mutates", mutates, self.parameters)
+        objective_for(objective)  # a name that is none is an error here
+        self.objective = objective
+        self._flops, self._bytes, self._peak = flops, bytes, check_peak(peak)
 
     def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
         """Say what runs the function from one argument per parameter and a configuration, and who chooses that."""
@@ -106,7 +143,7 @@ class FunctionKernel(Kernel[Any, Any]):
 
     @cached_property
     def _static_checksum(self) -> str:
-        return f"{self.code_checksum}-{candidates_checksum(self._space)}"  # type: ignore[arg-type] # not a callable here
+        return self._checksum_over(self._space)  # type: ignore[arg-type] # not a callable here
 
     @cached_property
     def code_checksum(self) -> str:
@@ -115,20 +152,65 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def _call_key(self, inv: Invocation[Any, Any]) -> str:
         values = dict(zip(self.parameters, inv.args, strict=True))
-        return call_key({n: values[n] for n in self.names}, buckets=self.buckets, layout=self.layout)
+        arguments = {n: values[n] for n in self.names}
+        return call_key({**arguments, **inv.beside()}, buckets=self.buckets, layout=self.layout)
 
-    def compile_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> None:
+    def compile_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> object:
         """Compile one candidate."""
-        if self._compile is not None:
-            self._compile(cfg)
+        return None if self._compile is None else self._compile(cfg)
 
-    def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], str | None] | None:
+    def prune_cfgs(self, inv: Invocation[Any, Any], cfgs: Sequence[Any]) -> Iterable[Any]:
+        """Return the candidates that the author's hook and cost model leave."""
+        wanted = [cfg for cfg in cfgs if self._choice is None or self.cfg_priority(inv, cfg) >= 0]
+        return self._pruning(wanted, lambda function, first: self._spread(function, inv, first))
+
+    def cfg_group(self, inv: Invocation[Any, Any], cfg: Any) -> int:
+        """Return the group of the way that a configuration names."""
+        return 0 if self._choice is None else self._choice.option(cfg).group
+
+    def cfg_priority(self, inv: Invocation[Any, Any], cfg: Any) -> int:
+        """Return the priority of the way that a configuration names, for this call."""
+        priority = 0 if self._choice is None else self._choice.option(cfg).priority
+        return self._spread(priority, inv) if callable(priority) else priority
+
+    def make_inputs(self, inv: Invocation[Any, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
+        """Return what the author's function makes of the made-up arguments."""
+        if self._inputs is None:
+            return None
+        made = tuple(self._spread(self._inputs, inv))
+        if len(made) != len(self.parameters):
+            raise DefinitionError(
+                f"inputs= of {self.op_id!r} returned {len(made)} arguments; return one for each of "
+                f"{', '.join(self.parameters)}"
+            )
+        return made, {}
+
+    def mutated(self, inv: Invocation[Any, Any]) -> Sequence[object] | None:
+        """Return the arguments that the author declared to be written to."""
+        if self.mutates is None:
+            return None
+        return [value for name, value in zip(self.parameters, inv.args, strict=True) if name in self.mutates]
+
+    def enough_s(self, inv: Invocation[Any, Any]) -> float:
+        """Return the seconds of a candidate that runs near what the device can do."""
+        if self._flops is None and self._bytes is None:
+            return 0.0
+        amounts = [self._spread(a, inv) if callable(a) else a for a in (self._flops, self._bytes)]
+        return (self._peak or peak_of(inv.device)).least_s(*amounts) / NEAR
+
+    def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         """Return what compares an output with the reference's."""
-        return None if self._reference is None else partial(_compare, self._spread(self._reference, inv))
+        if self.reference is None or self._compare is None:
+            return None
+        return partial(_swapped, self._compare, self._spread(self.reference, inv))
 
-    def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any]) -> Any:
+    def compare(self, output: Any, expected: Any) -> Any:
+        """Return how an output differs from the one of the heuristic's configuration."""
+        return as_mismatch(self._compare(output, expected), HOW_TO_DIFFER) if self._compare is not None else None
+
+    def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
         """Call a function of the author's with the arguments as the kernel's own signature takes them."""
-        positional: list[Any] = []
+        positional: list[Any] = [*before]
         named: dict[str, Any] = {}
         for parameter, value in zip(self.parameters.values(), inv.args, strict=True):
             if parameter.kind is parameter.VAR_POSITIONAL:
@@ -142,8 +224,19 @@ class FunctionKernel(Kernel[Any, Any]):
         return function(*positional, **named)
 
 
-def _compare(expected: object, output: object) -> str | None:
-    return difference(output, expected)
+def _swapped(compare: Compare, expected: object, output: object) -> Any:
+    return compare(output, expected)
+
+
+def _of_choice(
+    ways: Choice, name: str | None, space: object, heuristic: object
+) -> tuple[Callable[..., Any], tuple[Config, ...], object]:
+    """Return the function, the space and the heuristic of a choice among implementations."""
+    if space is not None:
+        raise DefinitionError("a choice has its own space; give a way one with tunebook.Option(function, space=...)")
+    if name is None:
+        raise DefinitionError(f"a choice of {', '.join(ways.options)} needs a name: tunable(choice(...), name='mul')")
+    return ways.function(name), tuple(ways), ways.default if heuristic is None else heuristic
 
 
 def as_config(value: object) -> Any:
@@ -188,7 +281,15 @@ def _names_that_count(
     chosen = None if key is None else tuple(key)
     ignored = tuple(ignore)
     for option, names in (("key", chosen or ()), ("ignore", ignored)):
-        for name in names:
-            if name not in parameters:
-                raise DefinitionError(f"{op_id!r}: {option}={names!r}: {unknown_name(name, parameters)}")
+        _known_names(op_id, option, names, parameters)
     return tuple(n for n in parameters if (chosen is None or n in chosen) and n not in ignored)
+
+
+def _known_names(op_id: str, option: str, names: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise DefinitionError(f"{op_id!r}: {option}= takes a tuple of names, such as {option}=({names!r},)")
+    given = tuple(names)
+    for name in given:
+        if name not in parameters:
+            raise DefinitionError(f"{op_id!r}: {option}={given!r}: {unknown_name(name, list(parameters))}")
+    return frozenset(given)

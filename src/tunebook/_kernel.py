@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays import device_of, libraries_of
+from tunebook._check import difference
 from tunebook._checksum import candidates_checksum, code_checksum
+from tunebook._digest import blake2b
 from tunebook._errors import DefinitionError, Unsupported
-from tunebook._fingerprint import device_fingerprint, environment_fingerprint, get_device_platform
+from tunebook._fingerprint import device_fingerprint, driver_of, environment_fingerprint, get_device_platform
+from tunebook._frameworks import surroundings_of
 from tunebook._keys import call_key
 from tunebook._leaf import exact_leaf
+from tunebook._objective import objective_name
 from tunebook._types import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
@@ -24,12 +27,17 @@ Out = TypeVar("Out")
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo for ever
 # Editing these, or their variants per platform, leaves every measurement valid.
-_NOT_MEASURED: Final = ("heuristic_cfg", "candidate_cfgs", "__")
+_NOT_MEASURED: Final = (
+    "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "__"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation(Generic[Cfg, Out]):
-    """One call of a kernel: its arguments after `Kernel.prepare`, and how it is to be run."""
+    """One call of a kernel: its arguments after `Kernel.prepare`, and how it is to be run.
+
+    `surroundings` is what it depends on beside its arguments, if it was made elsewhere; None is what is in force here.
+    """
 
     op_id: str
     args: tuple[Any, ...]
@@ -41,6 +49,7 @@ class Invocation(Generic[Cfg, Out]):
     in_specs: Any = None
     out_specs: Any = None
     check_vma: bool = False
+    surroundings: Mapping[str, Any] | None = None
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -67,7 +76,12 @@ class Invocation(Generic[Cfg, Out]):
         if self.method is not None:
             context |= {"mesh": self.mesh, "in_specs": self.in_specs, "out_specs": self.out_specs}
         arguments.update({f"@{name}": value for name, value in context.items() if value is not None})
+        arguments.update(self.beside())
         return arguments
+
+    def beside(self) -> Mapping[str, Any]:
+        """Return what this call depends on beside its arguments; empty for most."""
+        return surroundings_of((self.args, self.kwargs)) if self.surroundings is None else self.surroundings
 
     @property
     def platform(self) -> str:
@@ -137,12 +151,53 @@ class Kernel(Generic[Cfg, Out]):
         raise Unsupported(f"kernel {self.op_id!r} defines no create_shard_map_wrapper, so it cannot run in shard_map")
 
     compiles: bool = False
+    checks: bool = True
+    objective: str | Callable[[Sequence[float]], float] = "typical"
+    """What makes a candidate the best: "typical", "median", "mean", "p95", or a function of its samples in seconds."""
 
-    def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> None:
-        """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True."""
+    def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> object:
+        """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True.
 
-    def checker(self, inv: Invocation[Cfg, Out]) -> Callable[[Out], str | None] | None:
-        """Return what says why an output is wrong, or None; by default nothing is checked.
+        If it returns the path of what it made, or bytes, candidates that compile to the same are measured once.
+        """
+
+    def prune_cfgs(self, inv: Invocation[Cfg, Out], cfgs: Sequence[Cfg]) -> Iterable[Cfg]:
+        """Return the candidates that are worth a try; the others are not compiled. By default all are."""
+        return cfgs
+
+    def cfg_group(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> int:
+        """Return the group of a candidate: one is tried only if none of a lower number gave a right result."""
+        return 0
+
+    def cfg_priority(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> int:
+        """Return when in its group a candidate is tried: the highest first, which counts if a budget ends it."""
+        return 0
+
+    def enough_s(self, inv: Invocation[Cfg, Out]) -> float:
+        """Return the seconds at which a candidate is as good as any can be, which ends a tuning; 0 is never."""
+        return 0.0
+
+    def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
+        """Return the arguments that runs write to, which are put back between runs; None is to find out."""
+        return None
+
+    def compare(self, output: Any, expected: Any) -> Any:
+        """Return how an output differs from the one of the heuristic's configuration, or None if it does not.
+
+        Used while tuning if `checks` is True and there is no `checker`.
+        """
+        return difference(output, expected)
+
+    def make_inputs(self, inv: Invocation[Cfg, Out]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
+        """Return arguments to tune on, where there are none: in a trace, or from a recording; None for made-up ones.
+
+        `inv` has the made-up ones, of the right shapes and dtypes: random floats that are not zero, and integers from 1
+        to 3.
+        """
+        return None
+
+    def checker(self, inv: Invocation[Cfg, Out]) -> Callable[[Out], Any] | None:
+        """Return what says why an output is wrong, or None to `compare` it with the heuristic's.
 
         Asked for once per tuning, before any candidate can write to the arguments, and called once per candidate,
         outside the timed window.
@@ -168,7 +223,8 @@ class Kernel(Generic[Cfg, Out]):
 
     def problem(self, inv: Invocation[Cfg, Out]) -> Problem:
         """Return what this call's configuration is looked up by."""
-        if self.key_builder is not None or inv.method is not None or inv.batch_axes is not None:
+        elsewhere = (inv.method, inv.batch_axes, inv.surroundings)
+        if self.key_builder is not None or any(each is not None for each in elsewhere):
             return self._worked_out(inv)
         try:
             key = exact_leaf((inv.args, dict(inv.kwargs)))
@@ -252,11 +308,17 @@ class Kernel(Generic[Cfg, Out]):
 
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the software that a measurement of this call depends on."""
-        return environment_fingerprint(libraries_of((inv.args, inv.kwargs)))
+        arguments = inv.args, inv.kwargs
+        return environment_fingerprint(libraries_of(arguments), driver_of(device_of(arguments)))
 
     def checksum(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the digest over the kernel's code, its helpers, its version and its candidates for this call."""
-        return f"{self.code_checksum}-{candidates_checksum(self.candidates(inv))}"
+        return self._checksum_over(self.candidates(inv))
+
+    def _checksum_over(self, candidates: Iterable[Cfg]) -> str:
+        # The objective is not code: a decision under another one is made from the same measurements.
+        objective = "" if self.objective == "typical" else f"-{objective_name(self.objective)}"
+        return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}"
 
     @cached_property
     def code_checksum(self) -> str:

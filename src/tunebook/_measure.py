@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._check import as_mismatch
 from tunebook._errors import CompileError
 from tunebook._types import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tunebook._access import Timer
+
 # Runs shorter than this are timed several at once: reading the clock twice takes a hundredth of it.
 SHORTEST_SAMPLE_S: Final = 20e-6
+# XLA, CUDA's runtime and Triton, OpenCL.
+_OUT_OF_MEMORY: Final = re.compile(
+    r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
+)
 
 
 def wait_for(result: Any) -> None:
@@ -31,20 +39,30 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic."""
+    """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic.
+
+    A `timer` takes the samples by a device's own clock.
+    """
 
     warmup: int = 1
     iters: int = 3
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wait: Callable[[Any], None] = wait_for
+    timer: Timer | None = None
 
     @property
     def name(self) -> str:
         """The measurement policy: numbers taken under different ones are never compared."""
-        return f"host-clock/race/warmup={self.warmup}"
+        return f"{'host-clock' if self.timer is None else self.timer.name}/race/warmup={self.warmup}"
+
+    def by(self, timer: Timer | None) -> Stopwatch:
+        """Return one that takes samples by the clock of a device; None is this one."""
+        return self if timer is None else self._replace(timer=timer, wait=timer.wait)
 
     def sample_s(self, launch: Callable[[], object], runs: int = 1) -> float:
         """Return the seconds of one run, as the mean of several that are timed together."""
+        if self.timer is not None:
+            return self.timer.sample_s(launch, runs)
         start = self.clock_ns()
         for _ in range(runs):
             self.wait(launch())
@@ -60,9 +78,7 @@ class Trial(NamedTuple):
     error: Exception | None = None
 
 
-def first_trial(
-    launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], str | None] | None = None
-) -> Trial:
+def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
     """Run a candidate for the first time, check its output, and warm it up.
 
     The sample is that of the first run, which may have compiled something: better than none if there is time for none.
@@ -73,9 +89,9 @@ def first_trial(
         output = launch()
         stopwatch.wait(output)
         first_s = (stopwatch.clock_ns() - start) * 1e-9
-        wrong = None if check is None else check(output)
+        wrong = None if check is None else as_mismatch(check(output))
         if wrong is not None:
-            return Trial(failure=Failure(kind="wrong-result", message=wrong), error=ValueError(wrong))
+            return Trial(failure=Failure(kind=wrong.kind, message=wrong.message), error=ValueError(wrong.message))
         del output  # a second result in memory could be what makes the next run fail
         for _ in range(stopwatch.warmup - 1):
             stopwatch.wait(launch())
@@ -110,10 +126,15 @@ def _guarded(attempt: Callable[[], Trial]) -> Trial:
 def failed(error: Exception) -> Trial:
     """Return the trial of a candidate that raised."""
     kind: FailureKind = "launch"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _says_out_of_memory(error):
         kind = "memory"
     elif isinstance(error, CompileError):
         kind = "compile"
     elif isinstance(error, TimeoutError):
         kind = "timeout"
     return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {error}"), error=error)
+
+
+def _says_out_of_memory(error: Exception) -> bool:
+    """Whether a device ran out of memory: every framework has its own class for it, or only words."""
+    return "OutOfMemory" in type(error).__name__ or bool(_OUT_OF_MEMORY.search(str(error)))

@@ -6,13 +6,23 @@ import sys
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from tunebook._tuner import Step
+    from tunebook._job import Step
+    from tunebook._types import FailureKind
 
 Progress: TypeAlias = "Callable[[Step], None]"
 
 _BAR: Final = 24
+FAILED: Final[Mapping[FailureKind, str]] = {
+    "compile": "did not compile",
+    "launch": "did not run",
+    "timeout": "timed out",
+    "crash": "crashed",
+    "memory": "out of memory",
+    "wrong-result": "wrong",
+    "nan": "gave NaN",
+}
 
 
 def progress_for(
@@ -29,7 +39,7 @@ def progress_for(
 
 
 class ProgressLine:
-    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 failed  3 s`, over itself on a terminal."""
+    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left`, over itself on a terminal."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
@@ -50,9 +60,10 @@ def progress_text(title: str, step: Step) -> str:
     parts = [f"{title} {step.doing} {'━' * filled}{' ' * (_BAR - filled)} {step.done}/{step.total}"]
     if step.best_s is not None:
         parts.append(f"best {seconds_text(step.best_s)}")
-    if step.failures:
-        parts.append(f"{step.failures} failed")
+    parts.extend(f"{count} {FAILED[kind]}" for kind, count in sorted(step.failures.items()))
     parts.append(seconds_text(step.elapsed_s))
+    if step.left_s:
+        parts.append(f"about {seconds_text(step.left_s)} left")
     return "  ".join(parts)
 
 

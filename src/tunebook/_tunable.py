@@ -1,35 +1,41 @@
-"""The everyday API: `@tunable`, `tune`, `tune_all`."""
+"""The everyday API: `@tunable`, `tune`, `tune_all`, `verify`."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
-from tunebook._arrays import ArraySpec, materialise
 from tunebook._cache import ConfigCache
 from tunebook._dispatch import Dispatcher
 from tunebook._errors import DefinitionError, TunebookError
 from tunebook._explain import Explanation, explain_call
 from tunebook._function_kernel import FunctionKernel, as_config
+from tunebook._job import Budget, Tuned, parse_budget
 from tunebook._kernel import Invocation
 from tunebook._overlay import overlay_op
 from tunebook._persistent import PersistentCache
 from tunebook._progress import progress_for
-from tunebook._registry import Recording, announce_kernel, recordings
+from tunebook._registry import Recording, announce_kernel, concrete, recordings
 from tunebook._selection import ConfigSelectorChain, NoSelection, Selection
-from tunebook._tuner import Tuned, Tuner, parse_budget
+from tunebook._tuner import Tuner
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tunebook._check import Compare, Tolerance
+    from tunebook._choice import Choice
+    from tunebook._function_kernel import Amount
     from tunebook._policy import AutotunePolicy
     from tunebook._progress import Progress
     from tunebook._registry import RecordedCall
+    from tunebook._roofline import Peak
     from tunebook._scope import Scope
     from tunebook._space import Space
     from tunebook._types import Problem
+    from tunebook._verify import Verified
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,6 +131,8 @@ def _signature(original: Callable[..., Any]) -> inspect.Signature:
 @overload
 def tunable(function: Callable[..., R], /, *, space: Any, **options: Any) -> Tunable[R]: ...
 @overload
+def tunable(function: Choice, /, *, name: str, **options: Any) -> Tunable[Any]: ...
+@overload
 def tunable(
     *,
     space: Space | Iterable[object] | Callable[..., Iterable[object]],
@@ -136,14 +144,25 @@ def tunable(
     bucket: Mapping[str, object] | None = None,
     layout: bool = True,
     reference: Callable[..., Any] | None = None,
+    check: bool | str | Compare = True,
+    tolerance: Tolerance | None = None,
     compile: Callable[[Any], object] | None = None,
+    prune: Callable[..., Iterable[Any]] | None = None,
+    cost: Callable[..., float] | None = None,
+    keep: float | None = None,
+    mutates: Iterable[str] | None = None,
+    inputs: Callable[..., Iterable[Any]] | None = None,
+    objective: str | Callable[[Sequence[float]], float] = "typical",
+    flops: Amount | None = None,
+    bytes: Amount | None = None,
+    peak: Peak | None = None,
     policy: AutotunePolicy | None = None,
     tuner: Tuner | None = None,
     store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
     on_event: Callable[..., None] | None = None,
 ) -> Callable[[Callable[..., R]], Tunable[R]]: ...
 def tunable(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | Choice | None = None,
     /,
     *,
     policy: AutotunePolicy | None = None,
@@ -157,9 +176,20 @@ def tunable(
     `space` is a `Space`, a list of configurations, or a function of the arguments that returns one. `heuristic` is a
     configuration, or a function of the arguments that returns one. `key` names the arguments that matter, `ignore`
     those that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
-    `reference` computes the right output, against which every candidate is checked before its time counts. `compile`
-    prepares one configuration, and is called for several at once. `store` is where decisions are kept: None for the
-    user's own book, a path as for `PersistentCache`, or False for memory only.
+    `store` is where decisions are kept: None for the user's own book, a path as for `PersistentCache`, or False for
+    memory only.
+
+    Every candidate's output is checked before its time counts: against that of `reference`, or else of the heuristic's
+    configuration. `tolerance` is relative to the largest value, for all dtypes or by their names; `check="exact"` asks
+    for equal bits, a function of an output and the right one says what is wrong, and False checks nothing.
+    `mutates` names the arguments that runs write to; if it is not given, that is found out. `inputs` is a function of
+    made-up arguments that returns better ones, for calls that are tuned where there is no data: in a trace of jax's.
+
+    `compile` prepares one configuration, and is called for several at once while others run. `prune` gets the
+    candidates and the arguments, and returns those worth a try; of these the `keep` cheapest by `cost`, a function of
+    a configuration and the arguments, are tried. `objective` says what is best: "typical" (a mean of the faster
+    half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are the work of a call, as numbers or
+    functions of the arguments: near the `peak` of the device, tuning ends.
 
     >>> @tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False)
     ... def total(n, *, config):
@@ -192,19 +222,58 @@ def tune(
     function: Tunable[Any],
     /,
     *args: Any,
-    budget: float | str | None = None,
+    budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
     **kwargs: Any,
 ) -> Tuned[Any]:
     """Tune one call ahead of time, and return the measurements; what was measured before is not measured again.
 
-    `budget` is seconds or a string such as "30s". `progress` is True or False, a function of `Step`, or None to show a
-    bar if standard error is a terminal.
+    `budget` is seconds, or a string such as "30s" or "200 trials". `progress` is True or False, a function of `Step`,
+    or None to show a bar if standard error is a terminal.
     """
     kernel = _kernel_of(function)
     arguments = kernel.arguments(args, kwargs)
     show = progress_for(progress, kernel.op_id)
     return kernel.selector.tune(kernel.invocation(arguments), kernel, budget=budget, on_step=show)
+
+
+def tune_together(
+    function: Tunable[Any],
+    calls: Iterable[tuple[Any, ...]],
+    /,
+    *,
+    weights: Sequence[float] | None = None,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+) -> Tuned[Any]:
+    """Find the one configuration that is best for several calls on the whole, and use it for each of them.
+
+    What counts is the mean of the calls' times, each by its weight: how often it happens, say. A call is a tuple of
+    positional arguments. For shapes that change all the time, or where switching configurations costs something.
+    """
+    kernel = _kernel_of(function)
+    invs = [kernel.invocation(kernel.arguments(call, {})) for call in calls]
+    show = progress_for(progress, kernel.op_id)
+    return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
+
+
+def verify(
+    function: Tunable[Any],
+    /,
+    *args: Any,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+    **kwargs: Any,
+) -> Verified[Any]:
+    """Measure again only those that could have won a call, and keep its choice if it still wins or ties.
+
+    If it does not, or there is none yet, the call is tuned as by `tune`. After an update of a driver or a library this
+    happens by itself, at the first call.
+    """
+    kernel = _kernel_of(function)
+    arguments = kernel.arguments(args, kwargs)
+    show = progress_for(progress, kernel.op_id)
+    return kernel.selector.verify(kernel.invocation(arguments), kernel, budget=budget, on_step=show)
 
 
 def _kernel_of(function: object) -> FunctionKernel:
@@ -227,7 +296,7 @@ def tune_all(
     recording: Recording,
     *,
     selector: ConfigSelectorChain[Any] | None = None,
-    budget: float | str | None = None,
+    budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
@@ -236,20 +305,20 @@ def tune_all(
     The budget is shared: what is left over by one call goes to the next. One that fails does not stop the others.
     `selector` is for kernels that were run by an `Executor`; tunable functions have their own.
     """
-    left_s = parse_budget(budget)
+    left = parse_budget(budget)
     outcomes = []
     for call in recording:
-        outcome = _tune_recorded(call, selector, left_s, progress, seed)
+        outcome = _tune_recorded(call, selector, left, progress, seed)
         outcomes.append(outcome)
-        if left_s is not None and outcome.tuned is not None:
-            left_s = max(left_s - outcome.tuned.seconds, 0.0)
+        if outcome.tuned is not None:
+            left = left.less(outcome.tuned)
     return outcomes
 
 
 def _tune_recorded(
     call: RecordedCall,
     selector: ConfigSelectorChain[Any] | None,
-    left_s: float | None,
+    left: Budget,
     progress: Progress | bool | None,  # noqa: FBT001 - passed on as it came
     seed: int,
 ) -> Outcome:
@@ -259,26 +328,15 @@ def _tune_recorded(
     selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector
     if selector is None:
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
-    known = selector.preview(Invocation(kernel.op_id, call.args, call.kwargs), kernel)
+    inv: Invocation[Any, Any] = Invocation(kernel.op_id, call.args, call.kwargs, surroundings=call.surroundings)
+    known = selector.preview(inv, kernel)
     if not isinstance(known, NoSelection) and known.event == "cache_hit":
         return Outcome(call, "known", known.source)
-    if left_s is not None and left_s <= 0:
+    if left.is_spent:
         return Outcome(call, "skipped", "the budget is spent")
     try:
-        inv: Invocation[Any, Any] = Invocation(kernel.op_id, _concrete(call.args, seed), _concrete(call.kwargs, seed))
-        tuned = selector.tune(inv, kernel, budget=left_s, on_step=progress_for(progress, kernel.op_id))
+        inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+        tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
         return Outcome(call, "failed", str(error))
     return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
-
-
-def _concrete(value: Any, seed: int) -> Any:
-    """Return a value with every array spec in it replaced by an array."""
-    if isinstance(value, ArraySpec):
-        return materialise(value, seed)
-    if isinstance(value, (tuple, list)):
-        parts = [_concrete(item, seed) for item in value]
-        return type(value)(parts) if type(value) in (tuple, list) else type(value)(*parts)
-    if isinstance(value, dict):
-        return {key: _concrete(item, seed) for key, item in value.items()}
-    return value

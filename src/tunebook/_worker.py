@@ -34,6 +34,7 @@ from tunebook._types import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     Launch: TypeAlias = Callable[[], object]
@@ -88,7 +89,13 @@ class Worker:
     SIGKILL, the child goes too: at once on Linux, elsewhere when the candidate that it is running returns.
     """
 
-    def __init__(self, job: Job, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        limits: Limits | None = None,
+        calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`calm` keeps the other threads of this process from holding locks while it forks."""
         if getattr(os, "fork", None) is None:
             raise Unsupported(
                 f"candidates cannot be isolated on {sys.platform}: there is no fork. Tune with isolate='never'."
@@ -97,6 +104,7 @@ class Worker:
         self._limits = limits or Limits()
         if self._limits.memory_bytes is not None and sys.platform != "linux":
             raise Unsupported(f"memory_bytes= needs Linux; this is {sys.platform}. Leave it out.")
+        self._calm = calm
         self._child: _Child | None = None
 
     def prepare(self, index: int) -> Answer:
@@ -142,7 +150,7 @@ class Worker:
         if self._child is not None and self._child.has_ended():
             self.close()
         if self._child is None:
-            with _signals_held():
+            with self._calm(), _signals_held():
                 self._child = _fork(self._job, self._limits)
         return self._child
 

@@ -1,0 +1,158 @@
+"""From a call to the tuning job for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tunebook._access import timer_for
+from tunebook._arrays import libraries_of
+from tunebook._digest import blake2b
+from tunebook._errors import DefinitionError, TuningFailed
+from tunebook._job import Job, Order
+from tunebook._objective import objective_for
+from tunebook._scope import Scope, scoped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tunebook._book import Call, History
+    from tunebook._frameworks import Stage
+    from tunebook._job import Budget, Step
+    from tunebook._kernel import Invocation, Kernel
+    from tunebook._policy import AutotunePolicy
+    from tunebook._types import Problem
+
+C = TypeVar("C")
+
+
+class _ForwardOnly:
+    """Marks that backward passes are not measured."""
+
+    def content(self) -> str:
+        """Return what is equal for all of them."""
+        return "forward only"
+
+
+def forward_autotune_only() -> Scope:
+    """Measure forward passes only inside a with-block, whatever `validate_backward` says."""
+    return Scope(_ForwardOnly())
+
+
+def is_forward_only() -> bool:
+    """Whether this thread or task is inside such a block."""
+    return any(scoped(_ForwardOnly))
+
+
+def job_for(
+    call: Call[C],
+    policy: AutotunePolicy,
+    history: History,
+    budget: Budget,
+    on_step: Callable[[Step], None] | None,
+    stage: Stage | None = None,
+) -> Job[C]:
+    """Return what has to be measured to tune a call, given what is known; `stage` is where, if that is not here."""
+    stage = _with_inputs(stage, call.kernel)
+    call = call if stage is None else replace(call, inv=stage.inv)
+    kernel, inv = call.kernel, call.inv
+    job = outline(call, policy, history)
+    forward = job.mode == "forward"
+    if stage is not None and policy.validate_backward and not is_forward_only():
+        forward = not job.candidates or not stage.differentiable(stage.bind(kernel, inv, job.candidates[0]))
+    job = job._replace(
+        platform=inv.platform,
+        compile=partial(kernel.compile_cfg, inv) if kernel.compiles else None,
+        check=kernel.checker(inv) if forward else None,
+        compare=kernel.compare if kernel.checks and forward else None,
+        mutated=kernel.mutated(inv),
+        timer=timer_for((inv.args, inv.kwargs)),
+        isolate=_isolates(policy, kernel, inv),
+        timeout_s=policy.candidate_timeout_s,
+        budget=budget,
+        objective=objective_for(kernel.objective),
+        enough_s=kernel.enough_s(inv) if forward else 0.0,
+        on_step=on_step,
+    )
+    return job if stage is None else _on_stage(job, stage, kernel, forward=forward)
+
+
+def _with_inputs(stage: Stage | None, kernel: Kernel[Any, Any]) -> Stage | None:
+    if stage is None or stage.with_inputs is None:
+        return stage
+    made = kernel.make_inputs(stage.inv)
+    return stage if made is None else stage.with_inputs(*made)
+
+
+def _on_stage(job: Job[C], stage: Stage, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
+    make_fn, compile_one = stage.programs(partial(stage.bind, kernel, stage.inv), not forward)
+    check = job.check
+    return job._replace(
+        make_fn=make_fn,
+        args=stage.args,
+        kwargs=stage.kwargs,
+        mode="forward" if forward else "forward+backward",
+        compile=compile_one or job.compile,
+        check=None if check is None else lambda output: check(stage.one_of(output)),
+        mutated=job.mutated if stage.in_place else (),
+        isolate=False,  # a fork of a process with a framework's threads in it would wait for their locks for ever
+    )
+
+
+def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Sequence[float]) -> Job[C]:
+    """Return the job that finds one configuration for several problems, by the weighted mean of their times."""
+    first, *rest = (job._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True))
+    share = [weight / math.fsum(weights) for weight in weights]
+    bounds = [job.enough_s for job in jobs]
+    parts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
+    return first._replace(
+        others=[part for job in rest for part in job.parts],
+        # Times of several problems are no times of one: the policy says so, and they are never compared.
+        mode=f"{first.mode}/together={blake2b(';'.join(parts).encode(), digest_size=8).hexdigest()}",
+        compile=None if first.compile is None else partial(_compile_for_all, [j.compile for j in jobs if j.compile]),
+        enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
+    )
+
+
+def _compile_for_all(compilers: Sequence[Callable[[C], object]], config: C) -> object:
+    made = [compile_one(config) for compile_one in compilers]
+    return made[0] if all(thing == made[0] for thing in made) else None
+
+
+def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
+    """Return as much of a job as tells what would have to run; the kernel's reference, which may be slow, does not."""
+    kernel, inv = call.kernel, call.inv
+    backward = policy.validate_backward and not is_forward_only() and kernel.has_backward(inv)
+    return Job(
+        make_fn=lambda config: kernel.bind(inv, config, backward=backward),
+        args=inv.args,
+        kwargs=inv.kwargs,
+        candidates=candidates_to_try(kernel, inv),
+        heuristic=kernel.heuristic(inv),
+        incumbent=history.winner,
+        known=history.measurements,
+        unfinished=not history.complete,
+        code=kernel.code_checksum,
+        environment=kernel.environment(inv),
+        mode="forward+backward" if backward else "forward",
+        order=Order(partial(kernel.cfg_group, inv), partial(kernel.cfg_priority, inv)),
+    )
+
+
+def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C]:
+    """Return the candidates that the author's hook leaves; `TuningFailed` if that is none."""
+    candidates = list(kernel.candidates(inv))
+    left = list(kernel.prune_cfgs(inv, candidates))
+    if candidates and not left:
+        error = DefinitionError("let prune keep at least one")
+        raise TuningFailed(f"prune left none of {len(candidates)} candidates", [error])
+    return left
+
+
+def _isolates(policy: AutotunePolicy, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> bool:
+    if policy.isolate == "auto":
+        # A fork of a process with a framework's threads in it would wait for their locks for ever.
+        return kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
+    return policy.isolate == "always"
