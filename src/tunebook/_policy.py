@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from tunebook._errors import DefinitionError
 
-MissFallback = Literal["autotune", "heuristics"]
+MissFallback = Literal["autotune", "heuristics", "background", "incremental"]
 WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
 
@@ -18,11 +19,18 @@ Isolate = Literal["never", "auto", "always"]
 class AutotunePolicy:
     """What happens on a miss.
 
-    `cache_miss_fallback="heuristics"` answers misses with the heuristic and never tunes. `while_tuning` says what a
-    thread does when another one is tuning the same problem: wait for it, or take the heuristic for now. `isolate` runs
-    candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over one without harm;
-    "auto" does so for kernels that are compiled ahead (`compile=`) and run on the CPU. The worker is a fork, which does
-    not suit a process that uses a GPU, or whose threads hold locks.
+    `cache_miss_fallback` is "autotune" to tune in the call that misses, which waits for it; or one of three that let
+    the heuristic answer. "heuristics" never tunes. "background" tunes in a thread of its own, on made-up arrays, and
+    calls that come after it get the result. "incremental" tries one candidate per call, in the user's own calls, which
+    take at most `incremental_slowdown` times as long together as the heuristic alone would, but for the one candidate
+    that takes longer than expected; it measures forward passes, and loses what it measured if the process ends before.
+    Both tune in the call after all if the kernel has no heuristic, or it is not allowed. Both keep to the heuristic,
+    with a warning, if an argument is neither an array nor a plain value.
+
+    `while_tuning` says what a thread does when another one is tuning the same problem: wait for it, or take the
+    heuristic for now. `isolate` runs candidates in a worker process, which may crash or take longer than
+    `candidate_timeout_s` over one without harm; "auto" does so for kernels that are compiled ahead (`compile=`) and run
+    on the CPU. The worker is a fork, which does not suit a process that uses a GPU, or whose threads hold locks.
     """
 
     allow_autotune: bool = True
@@ -32,6 +40,7 @@ class AutotunePolicy:
     while_tuning: WhileTuning = "wait"
     isolate: Isolate = "never"
     candidate_timeout_s: float = 60.0
+    incremental_slowdown: float = 1.5
 
     def __post_init__(self) -> None:
         _one_of("cache_miss_fallback", self.cache_miss_fallback, get_args(MissFallback))
@@ -39,6 +48,16 @@ class AutotunePolicy:
         _one_of("isolate", self.isolate, get_args(Isolate))
         if not self.candidate_timeout_s > 0:
             raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
+        if not 1 < self.incremental_slowdown < math.inf:
+            raise DefinitionError(
+                f"incremental_slowdown={self.incremental_slowdown!r} is a factor on the time of a call, and must be "
+                "more than 1: 1.5 lets calls take half as long again while candidates are tried"
+            )
+        if self.cache_miss_fallback == "incremental" and self.isolate == "always":
+            raise DefinitionError(
+                "cache_miss_fallback='incremental' runs candidates in the user's own calls, which isolate='always' "
+                "does not allow; use cache_miss_fallback='background', or isolate='never'"
+            )
 
     def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
         """Return a copy with some fields changed; an unknown name is an error that lists the known ones."""
@@ -55,6 +74,12 @@ def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
 
 
 HOME_VARIABLE: Final = "TUNEBOOK_HOME"
+PURE_VARIABLE: Final = "TUNEBOOK_PURE"
+
+
+def accelerator_wanted() -> bool:
+    """Return whether compiled code may be used: yes, unless `TUNEBOOK_PURE` is set to anything but nothing or "0"."""
+    return os.environ.get(PURE_VARIABLE, "") in ("", "0")
 
 
 def book_root() -> Path | None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
+import sys
 import threading
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from types import BuiltinFunctionType, EllipsisType, FunctionType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._arrays import ArraySpec, DeviceOrdinals, describe, is_array
+from tunebook._arrays import ArraySpec, DeviceOrdinals, describe, is_array, materialise
 from tunebook._codec import classes_of, decode, encode
 from tunebook._errors import CodecError, DefinitionError, StoreError
+from tunebook._frameworks import surroundings_of
 from tunebook._gate import GATE
 from tunebook._kernel import Kernel
 from tunebook._record import canonical_json
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 CAPACITY: Final = 10_000
 
 _FORMAT: Final = "tunebook-recording/1"
+_PLAIN: Final = (bool, int, float, complex, str, bytes, range, slice, NoneType, EllipsisType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class RecordedCall:
     module: str = ""
     count: int = 1
     seconds: float = 0.0
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Recording:
@@ -85,16 +91,9 @@ class Recording:
                     kwargs=specs[1],
                     module=_module_of(kernel),
                     count=0,
+                    surroundings=surroundings_of((args, kwargs)),
                 )
-            self._calls[problem] = RecordedCall(
-                problem=seen.problem,
-                kernel=seen.kernel,
-                args=seen.args,
-                kwargs=seen.kwargs,
-                module=seen.module,
-                count=seen.count + 1,
-                seconds=seen.seconds + seconds,
-            )
+            self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
@@ -141,6 +140,46 @@ def abstract(value: Any, devices: DeviceOrdinals | None = None) -> Any:
     return value
 
 
+def concrete(value: Any, seed: int = 0) -> Any:
+    """Return a value with every array spec in it replaced by an array of made-up values; what `abstract` took away."""
+    if isinstance(value, ArraySpec):
+        return materialise(value, seed)
+    if isinstance(value, (tuple, list)):
+        parts = [concrete(item, seed) for item in value]
+        return type(value)(parts) if type(value) in (tuple, list) else type(value)(*parts)
+    if isinstance(value, dict):
+        return {key: concrete(item, seed) for key, item in value.items()}
+    return value
+
+
+def opaque_part(value: object) -> str | None:
+    """Return the class of something that `abstract` cannot take apart, and that is no plain value; None if all is.
+
+    Such a thing may hold arrays of the user's, or change while another thread looks at it.
+    """
+    if isinstance(value, ArraySpec) or is_array(value) or _is_plain(value):
+        return None
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return next(filter(None, map(opaque_part, value)), None)
+    if type(value) is dict:
+        return next(filter(None, map(opaque_part, value.values())), None)
+    if is_dataclass(value):
+        inside = [getattr(value, each.name) for each in fields(value)]
+        if not any(map(is_array, inside)):
+            return next(filter(None, map(opaque_part, inside)), None)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value cannot change: numbers, texts, dtypes, classes, functions and modules."""
+    numpy = sys.modules.get("numpy")
+    return (
+        isinstance(value, (*_PLAIN, enum.Enum, type, FunctionType, BuiltinFunctionType, ModuleType))
+        or "dtype" in type(value).__name__.lower()
+        or (numpy is not None and isinstance(value, numpy.generic))
+    )
+
+
 def _module_of(kernel: object) -> str:
     return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
 
@@ -157,6 +196,7 @@ def _to_json(call: RecordedCall) -> Json:
         "kwargs": kwargs,
         "count": call.count,
         "seconds": call.seconds,
+        "surroundings": dict(call.surroundings),
     }
 
 
@@ -173,6 +213,7 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
             module=str(entry["module"]),
             count=int(entry["count"]),
             seconds=float(entry["seconds"]),
+            surroundings=dict(entry.get("surroundings", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         text = canonical_json(entry)[:200] if isinstance(entry, dict) else repr(entry)[:200]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from tunebook._agreement import agreed
+from tunebook._autotune import AnyTuner, Autotune
 from tunebook._book import Book
 from tunebook._errors import DefinitionError, NoConfig
 from tunebook._gate import GATE
+from tunebook._job import Budget, Step, Tuned, parse_budget
+from tunebook._measure import Stopwatch
+from tunebook._not_blocking import NotBlocking
 from tunebook._policy import AutotunePolicy
 from tunebook._scope import Scope, scoped
 from tunebook._sources import (
-    AnyTuner,
-    Autotune,
     FirstCandidate,
     Found,
     Heuristics,
@@ -21,18 +26,20 @@ from tunebook._sources import (
     Override,
     Persistent,
     Request,
+    Skipped,
     Source,
-    WouldTune,
 )
-from tunebook._tuner import Step, Tuned, parse_budget
+from tunebook._tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._cache import ConfigCache
+    from tunebook._exploration import Exploration
     from tunebook._kernel import Invocation, Kernel
     from tunebook._persistent import PersistentCache
     from tunebook._types import Problem
+    from tunebook._verify import Verified
 
 C = TypeVar("C")
 
@@ -41,6 +48,7 @@ class Selection(NamedTuple, Generic[C]):
     """A configuration, the tier that gave it, and what the tiers before it said.
 
     `transient` says that the same call may get another answer soon, though nothing changes in this process.
+    `exploration` may run the call in place of who asked, to learn from it; it is not obliged to use `config`.
     """
 
     problem: Problem
@@ -51,6 +59,7 @@ class Selection(NamedTuple, Generic[C]):
     remember: bool
     tried: tuple[tuple[str, str], ...]
     transient: bool = False
+    exploration: Exploration[C] | None = None
 
 
 class NoSelection(NamedTuple):
@@ -71,6 +80,7 @@ def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selectio
     tried: list[tuple[str, str]] = []
     cause: Exception | None = None
     transient = False
+    exploration: Exploration[C] | None = None
     for source in sources:
         answer = source.ask(request)
         if isinstance(answer, Found):
@@ -83,19 +93,50 @@ def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selectio
                 remember=answer.remember,
                 tried=tuple(tried),
                 transient=transient,
+                exploration=exploration,
             )
         tried.append((source.name, answer.reason))
         cause = cause or answer.error
         transient = transient or answer.transient
+        exploration = exploration or answer.exploration
     return NoSelection(problem=request.problem, tried=tuple(tried), cause=cause)
+
+
+class _Preview(Generic[C]):
+    """Stands in for tuning where nothing may run: it says what tuning would do."""
+
+    name: Final = NotBlocking.name
+
+    def __init__(self, tier: NotBlocking[C]) -> None:
+        self._tier = tier
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        return self._tier.preview(request)
+
+
+def _checked_weights(calls: int, weights: Sequence[float] | None) -> Sequence[float]:
+    if not calls:
+        raise DefinitionError("there is no call to tune for; give at least one tuple of arguments")
+    if weights is None:
+        return [1.0] * calls
+    if len(weights) != calls or not all(0 < weight < math.inf for weight in weights):
+        raise DefinitionError(f"weights={list(weights)!r}: write a positive number for each of the {calls} calls")
+    return weights
+
+
+_numbers: Final = itertools.count()
+# What a caller has set for calls of its own is not for the other processes of a job.
+_OWN_CALL: Final = ("override", "overlay_hit")
 
 
 class ConfigSelectorChain(Generic[C]):
     """Chooses a configuration for a call: override, overlay, memory, persistent, autotune, heuristics, error.
 
     `on_event(event, **data)` is called with `override`, `overlay_hit`, `cache_hit` (with `level` "memory" or
-    "persistent"), `autotune_start`, `autotune_finish`, `heuristics` or `error`; data holds `device`, `op_id`,
-    `call_key` and `cfg`. Safe to share between threads.
+    "persistent"), `autotune_start` (with `verifying`, True if only the finalists of an entry are measured again),
+    `autotune_finish`, `bad_ground` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `heuristics` or
+    `error`; data holds `device`, `op_id`, `call_key` and `cfg`. Tuning in the background is told from its thread.
+    Safe to share between threads.
     """
 
     def __init__(
@@ -108,6 +149,7 @@ class ConfigSelectorChain(Generic[C]):
         on_event: Callable[..., None] | None = None,
         forbid_reautotune: bool = True,  # noqa: FBT001, FBT002 - as above
     ) -> None:
+        self.number: Final = next(_numbers)
         self.cache: Final = cache
         self.persistent: Final = persistent
         self.book: Final = None if persistent is None else Book(persistent)
@@ -116,12 +158,14 @@ class ConfigSelectorChain(Generic[C]):
         self._listeners_lock = threading.Lock()
         self._memory = Memory(cache)
         self._autotune = Autotune(tuner, self.book, persist=persist_autotune, forbid_again=forbid_reautotune)
+        stopwatch = tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch()
+        self._not_blocking = NotBlocking(self._autotune, self._memory, stopwatch)
         self.sources: Final[tuple[Source[C], ...]] = (
             Override(),
             Overlays(),
             self._memory,
             Persistent(self.book),
-            self._autotune,
+            self._not_blocking,
             Heuristics(),
             FirstCandidate(),
         )
@@ -137,6 +181,8 @@ class ConfigSelectorChain(Generic[C]):
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
             raise NoConfig(selection.problem.op, selection.tried) from selection.cause
+        if selection.event not in _OWN_CALL:
+            selection = selection._replace(config=agreed(request, selection.config))
         if selection.remember:
             self._memory.remember(request, selection.config)
         request.tell(selection.event, cfg=selection.config, level=selection.level)
@@ -144,7 +190,7 @@ class ConfigSelectorChain(Generic[C]):
 
     def preview(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C] | NoSelection:
         """Return what `select` would answer, but tune nothing, remember nothing and tell nobody."""
-        sources = [WouldTune(s) if isinstance(s, Autotune) else s for s in self.sources]
+        sources = [_Preview(s) if isinstance(s, NotBlocking) else s for s in self.sources]
         return _ask_in_order(self._request(inv, kernel, silent=True), sources)
 
     def tune(
@@ -152,15 +198,48 @@ class ConfigSelectorChain(Generic[C]):
         inv: Invocation[C, Any],
         kernel: Kernel[C, Any],
         *,
-        budget: float | str | None = None,
+        budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
         """Tune a call now and use the result from now on; what was measured before is not measured again."""
         request = self._request(inv, kernel)
-        tuned = self._autotune.tune(request, budget_s=parse_budget(budget), on_step=on_step)
+        tuned = self._autotune.tune(request, budget=parse_budget(budget), on_step=on_step)
         self._memory.remember(request, tuned.config)
         request.tell("autotune_finish", cfg=tuned.config)
         return tuned
+
+    def tune_together(
+        self,
+        invs: Sequence[Invocation[C, Any]],
+        kernel: Kernel[C, Any],
+        weights: Sequence[float] | None = None,
+        *,
+        budget: Budget | float | str | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Tuned[C]:
+        """Find the one configuration that is best for several calls on the whole, and use it for each from now on."""
+        requests = [self._request(inv, kernel) for inv in invs]
+        shares = _checked_weights(len(invs), weights)
+        tuned = self._autotune.tune_together(requests, shares, budget=parse_budget(budget), on_step=on_step)
+        for request in requests:
+            self._memory.remember(request, tuned.config)
+            request.tell("autotune_finish", cfg=tuned.config)
+        return tuned
+
+    def verify(
+        self,
+        inv: Invocation[C, Any],
+        kernel: Kernel[C, Any],
+        *,
+        budget: Budget | float | str | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Verified[C]:
+        """Measure again those that could have won a call, and keep its choice if it holds; else tune it."""
+        request = self._request(inv, kernel)
+        verified = self._autotune.verify(request, budget=parse_budget(budget), on_step=on_step)
+        self._memory.remember(request, verified.config)
+        request.tell("autotune_finish", cfg=verified.config)
+        return verified
 
     @property
     def policy(self) -> AutotunePolicy:
@@ -199,7 +278,8 @@ class ConfigSelectorChain(Generic[C]):
                 for listener in self._listeners:
                     listener(event, **told)
 
-        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell)
+        heard = bool(self._listeners) and not silent
+        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard)
 
 
 # -------------------------------------------------------------------------------------------- for the length of a block
@@ -208,6 +288,10 @@ class ConfigSelectorChain(Generic[C]):
 class _PolicyOverride(NamedTuple):
     selector: ConfigSelectorChain[Any]
     updates: tuple[tuple[str, Any], ...]
+
+    def content(self) -> object:
+        """Return what is equal for overrides that do the same."""
+        return self.selector.number, self.updates
 
 
 def policy_override(selector: ConfigSelectorChain[Any], **updates: Any) -> Scope:
