@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
@@ -112,3 +113,24 @@ def test_other_versions_of_libraries_are_named(tmp_path, monkeypatch):
     kernel = make(tmp_path)
     assert "99.0" in str(kernel.explain(np.ones(8)))
     assert "the entry was made under" in str(kernel.explain(np.ones(8)))
+
+
+def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
+    def make_failing():
+        @tb.tunable(
+            space=tb.Space(b=[1, 2]), heuristic={"b": 2}, tuner=fake_tuner(FakeClock()), name="f", store=tmp_path
+        )
+        def failing(x, *, config):
+            raise ValueError("no such tile")
+
+        return failing
+
+    with pytest.raises(ValueError, match="no such tile"):
+        make_failing()(1)
+    explanation = make_failing().explain(1)
+    said = str(explanation)
+    assert "answer: Config(b=2) from heuristics" in said
+    assert "persistent  no decision, because every candidate failed" in said
+    assert "autotune    failed before: all 2 candidates failed" in said
+    assert "failed     b=1  launch: ValueError: no such tile (remembered until 2" in said
+    assert make_failing().explain(2).near_misses == (), "there is no configuration in it"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from store_stress.rounds import environment
 
 from tunebook._errors import DefinitionError, StoreError, TunebookWarning
-from tunebook._record import MAX_RECORD_BYTES
+from tunebook._record import MAX_RECORD_BYTES, Record
 from tunebook.stores import (
     DirectoryStore,
     JsonStore,
@@ -255,6 +256,17 @@ def test_what_was_tuned_here_comes_before_what_was_shipped(path):
     store.put(example_record(config="tuned"))
     assert store.get(example_record().problem) == example_record(config="tuned")
     assert sorted(str(record.head.config) for record in store.items()) == ["shipped", "tuned"]
+
+
+def test_a_record_without_a_decision_does_not_hide_a_shipped_one(tmp_path):
+    shipped = example_record(config="shipped")
+    write_pack(tmp_path / "shipped.db", [shipped])
+    store = LayeredStore(MemoryStore(), lambda: [PackStore(tmp_path / "shipped.db")])
+    failed, alone = (Record(replace(r.head, config=None), r.body) for r in (shipped, example_record(op="alone@1")))
+    store.put_many([failed, alone])
+    assert store.get(shipped.problem) == shipped
+    assert store.get(alone.problem) == alone
+    assert sorted(store.items(), key=repr) == sorted([shipped, alone], key=repr)
 
 
 def test_packs_are_looked_for_once_and_not_before_a_miss():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ import pytest
 
 import tunebook as tb
 from tunebook import PersistentCache
+from tunebook._record import Record
+from tunebook.testing import example_record
 
 
 class Order(enum.Enum):
@@ -199,3 +201,20 @@ def test_a_path_that_is_no_store_is_an_error_where_the_cache_is_made(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(tb.DefinitionError, match=r"notes\.txt"):
         PersistentCache("op", tmp_path / "notes.txt")
+
+
+def test_a_record_without_a_decision_is_a_miss_without_a_warning(path):
+    cache = PersistentCache("op", path, cfg_type=Tile)
+    record = example_record("d", "o", "k", generation=3)
+    cache.write(Record(replace(record.head, config=None), record.body))
+    assert cache.get("d", "o", "k") is None
+    assert cache.read(record.problem) is not None
+
+
+def test_a_put_counts_though_the_problem_was_tuned_before(path):
+    cache = PersistentCache("op", path, cfg_type=Tile)
+    record = example_record("d", "o", "k", generation=3)
+    for tuned in (record, Record(replace(record.head, config=None), record.body)):
+        cache.write(tuned)
+        cache.put("d", "o", "k", Tile(5))
+        assert cache.get("d", "o", "k") == Tile(5)

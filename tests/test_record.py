@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import zlib
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._errors import CodecError
+from tunebook._errors import CodecError, TuningFailed
 from tunebook._record import MAX_RECORD_BYTES, Body, Head, Record, canonical_json, identity, merge
 from tunebook._types import Failure, Measurement, Problem
 from tunebook.testing import example_record
@@ -102,6 +103,13 @@ def test_merging_takes_the_head_of_the_higher_generation_then_the_later():
     assert merge(new, old).head.config == "new"
     early, late = (Record(example_record(config=n).head, Body(provenance={"when": n})) for n in (1, 2))
     assert merge(late, early).head.config == 2
+
+
+def test_merging_prefers_a_decision_to_none_whatever_their_generations():
+    decided = example_record(generation=1)
+    undecided = Record(replace(decided.head, config=None, generation=9), decided.body)
+    assert merge(decided, undecided).head == merge(undecided, decided).head == decided.head
+    assert Record.from_bytes(undecided.to_bytes()).head.decided is False
 
 
 def test_every_flipped_bit_is_noticed():
@@ -199,3 +207,14 @@ def test_a_failure_of_a_kind_from_a_newer_release_is_read():
     measured = replace(example_record().body.measurements[0], failure=failure)
     record = Record.from_bytes(Record(example_record().head, Body(measurements=(measured,))).to_bytes())
     assert record.body.measurements[0].failure == failure
+
+
+def test_a_tuning_that_failed_keeps_its_measurements_and_notes_in_a_pickle_and_in_parts():
+    failed = example_record().body.measurements[1:]
+    error = TuningFailed("all failed", [ValueError("a"), OSError("b")], failed)
+    error.add_note("on a Monday")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.measurements, again.__notes__, str(again)) == (failed, error.__notes__, str(error))
+    part, rest = again.split(ValueError)
+    assert (part.measurements, [type(e) for e in rest.exceptions]) == (failed, [OSError])
+    assert TuningFailed("none", [ValueError("a")]).measurements == ()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
+from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
 
 import tunebook as tb
 from tunebook.stores import problem_id
@@ -26,7 +26,7 @@ def make(*, costs=None, heuristic=GUESS, path=None, clock=None, **options):
         tb.ConfigCache(),
         tuner=fake_tuner(clock),
         persistent=persistent,
-        on_event=lambda event, **data: events.append((event, data)),
+        on_event=note_in(events),
         **options,
     )
     return chain, kernel, events
@@ -263,10 +263,107 @@ def test_all_candidates_failing_gives_the_heuristic_and_persists_nothing(tmp_pat
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
     assert names(events) == ["autotune_start", "autotune_finish", "heuristics"]
     assert events[1][1]["cfg"] is None
-    assert list(chain.persistent.store.items()) == []
+    assert chain.persistent.get(*kernel.problem(invocation(kernel, 1))) is None
+    assert [record.head.decided for record in chain.persistent.store.items()] == [False]
     runs = len(kernel.runs)
     chain.choose(invocation(kernel, 1), kernel)
     assert len(kernel.runs) == runs, "a failure is remembered, not paid for at every call"
+
+
+FAILING = {FAST: ValueError("no shared memory"), SLOW: MemoryError("too big"), GUESS: OSError("gone")}
+
+
+@pytest.mark.parametrize("book", ["book", "book.json"])
+def test_another_process_does_not_try_again_what_failed_and_says_why(tmp_path, book):
+    first, kernel, _ = make(costs=FAILING, path=tmp_path / book)
+    first.choose(invocation(kernel, 1), kernel)
+    second, again, events = make(costs=FAILING, path=tmp_path / book, policy=tb.AutotunePolicy(allow_heuristics=False))
+    with pytest.raises(tb.NoConfig, match=r"failed before: all 3 candidates failed(\n.*)*no shared memory") as caught:
+        second.choose(invocation(again, 1), again)
+    assert isinstance(caught.value.__cause__, tb.TuningFailed)
+    assert ("persistent", "no decision, because every candidate failed") in caught.value.tried
+    assert (again.runs, names(events)) == ([], ["error"])
+    with pytest.raises(tb.TuningFailed, match="all 3 candidates failed"):
+        second.tune(invocation(again, 1), again)
+    assert again.runs == []
+
+
+def test_who_waits_for_a_tuning_that_fails_does_not_repeat_it(tmp_path):
+    first, kernel, _ = make(costs=FAILING, path=tmp_path)
+    second, waiting, _ = make(costs=FAILING, path=tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Held(dict):
+        def __getitem__(self, config):
+            begun.set()
+            assert go_on.wait(10)
+            return super().__getitem__(config)
+
+    kernel.costs = Held(FAILING)
+    with ThreadPoolExecutor(2) as pool:
+        failing = pool.submit(first.choose, invocation(kernel, 1), kernel)
+        assert begun.wait(10)
+        waiter = pool.submit(second.choose, invocation(waiting, 1), waiting)
+        go_on.set()
+        assert (failing.result(), waiter.result()) == (GUESS, GUESS)
+    assert waiting.runs == []
+
+
+def test_only_a_new_candidate_is_tried_where_all_others_failed(tmp_path):
+    first, kernel, _ = make(costs=FAILING, path=tmp_path)
+    first.choose(invocation(kernel, 1), kernel)
+    new = Tiles(8)
+    second, again, _ = make(costs={**FAILING, new: 0.2}, path=tmp_path)
+    assert second.choose(invocation(again, 1), again) == new
+    assert set(again.runs) == {new}
+    assert second.persistent.get(*again.problem(invocation(again, 1))) == new
+
+
+def test_a_failure_that_has_expired_is_tried_again(tmp_path):
+    first, kernel, _ = make(costs=FAILING, path=tmp_path)
+    first.choose(invocation(kernel, 1), kernel)
+    record = first.persistent.read(kernel.problem(invocation(kernel, 1)))
+    old = [replace(m, failure=replace(m.failure, expires=1.0)) for m in record.body.measurements]
+    first.persistent.write(record.replace(body=replace(record.body, measurements=tuple(old))))
+    second, again, _ = make(path=tmp_path)
+    assert second.choose(invocation(again, 1), again) == FAST
+
+
+def test_failing_under_new_versions_leaves_the_decision_of_the_old_ones_in_the_book(tmp_path, monkeypatch):
+    first, kernel, _ = make(path=tmp_path)
+    problem = kernel.problem(invocation(kernel, 1))
+    first.choose(invocation(kernel, 1), kernel)
+    monkeypatch.setattr(PretendKernel, "environment", lambda *_: "updated")
+    second, again, _ = make(costs=FAILING, path=tmp_path)
+    assert second.choose(invocation(again, 1), again) == GUESS
+    assert second.persistent.get(*problem) == FAST
+    third, later, _ = make(costs=FAILING, path=tmp_path)
+    assert third.choose(invocation(later, 1), later) == GUESS
+    assert later.runs == []
+    monkeypatch.undo()
+    fourth, back, _ = make(path=tmp_path)
+    assert fourth.choose(invocation(back, 1), back) == FAST
+    assert back.runs == []
+
+
+def test_a_heuristic_that_cannot_be_written_is_not_remembered_as_one_of_the_others(tmp_path):
+    odd = object()
+    chain, kernel, _ = make(costs={FAST: 0.1, SLOW: 0.5}, heuristic=odd, path=tmp_path)
+    kernel.costs = {**kernel.costs, odd: OSError("gone")}
+    kernel.candidate_cfgs = lambda _: [FAST, SLOW]
+    assert chain.choose(invocation(kernel, 1), kernel) == FAST
+    (record,) = chain.persistent.store.items()
+    assert len(record.body.measurements) == 2
+
+
+@pytest.mark.parametrize("cost", [0.1, OSError("gone")], ids=["works", "fails"])
+@pytest.mark.filterwarnings("ignore:pretend@v0. tuned, but not written down")
+def test_candidates_that_cannot_be_written_are_tuned_and_stay_in_memory(tmp_path, cost):
+    chain, kernel, _ = make(costs={FAST: cost, object(): OSError("gone")}, heuristic=GUESS, path=tmp_path)
+    kernel.costs = {**kernel.costs, GUESS: OSError("gone")}
+    for _ in range(2):
+        assert chain.choose(invocation(kernel, 1), kernel) == (FAST if cost == 0.1 else GUESS)
+    assert list(chain.persistent.store.items()) == []
 
 
 def test_all_candidates_failing_without_a_heuristic_names_each_failure():

@@ -7,16 +7,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from tunebook._codec import encode, fingerprint_of
+from tunebook._codec import TAG, encode, fingerprint_of
 from tunebook._errors import CodecError, warn_once
 from tunebook._record import Body, Head, Record, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from tunebook._job import Tuned
     from tunebook._kernel import Invocation, Kernel
     from tunebook._persistent import PersistentCache
-    from tunebook._tuner import Tuned
     from tunebook._types import Json, Measurement, Problem
 
 C = TypeVar("C")
@@ -43,16 +43,17 @@ class Trusted(NamedTuple, Generic[C]):
     record: Record
 
 
-class Refused(NamedTuple):
-    """Why there is no entry that may be used."""
+class Refused(NamedTuple, Generic[C]):
+    """Why there is no entry that may be used. `outdated` is one that only the environment speaks against."""
 
     reason: str
+    outdated: Trusted[C] | None = None
 
 
 class History(NamedTuple):
     """What is known about a problem: measurements under whatever conditions, the winner's fingerprint, a generation.
 
-    `complete` is False if a budget ended the last tuning.
+    `complete` is False if a budget ended the last tuning, or something disturbed it: its finalists then race again.
     """
 
     measurements: tuple[Measurement, ...] = ()
@@ -64,30 +65,35 @@ class History(NamedTuple):
 class Book(Generic[C]):
     """Reads and writes one `PersistentCache` on behalf of kernels."""
 
-    def __init__(self, persistent: PersistentCache[C]) -> None:
+    def __init__(self, persistent: PersistentCache[C], now_s: Callable[[], float] = time.time) -> None:
         self.persistent: Final = persistent
+        self._now_s = now_s
         self._indexes: dict[str, dict[str, C]] = {}
 
-    def find(self, call: Call[C]) -> Trusted[C] | Refused:
+    def find(self, call: Call[C]) -> Trusted[C] | Refused[C]:
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
         record = self.persistent.read(call.problem)
         if record is None:
             return Refused(f"no entry in {self.persistent.store.where}")
         head = record.head
-        # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
-        # user who imported it vouches for it.
-        checksum = call.kernel.checksum(call.inv)
-        if head.checksum and head.checksum != checksum:
-            return Refused("the entry was made by other code or other candidates, so it is tuned anew")
-        environment = call.kernel.environment(call.inv)
-        if head.environment and head.environment != environment:
-            return Refused(f"the entry was made under {head.environment}; this is {environment}")
+        if not head.decided:
+            return Refused("no decision, because every candidate failed")
         try:
-            return self._match(call, record, checksum)
+            checksum = call.kernel.checksum(call.inv)
+            # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
+            # user who imported it vouches for it.
+            if head.checksum and head.checksum != checksum:
+                return Refused("the entry was made by other code or other candidates, so it is tuned anew")
+            entry = self._match(call, record, checksum)
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}")
+        environment = call.kernel.environment(call.inv)
+        if isinstance(entry, Trusted) and head.environment not in {"", environment}:
+            reason = f"the entry was made under {head.environment}; this is {environment}, so it must be verified first"
+            return Refused(reason, entry)
+        return entry
 
-    def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused:
+    def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
         """Find the stored configuration among the live candidates.
 
         That is lossless whatever the class, and it is what a poisoned book fails at.
@@ -125,22 +131,66 @@ class Book(Generic[C]):
         if record is None:
             return History()
         body = body_of(record)
-        complete = body.provenance.get("complete") is not False
-        return History(body.measurements, winner_of(body), record.head.generation, complete)
+        complete = body.provenance.get("complete") is not False and not ground_of(body)
+        known = body.measurements
+        if record.head.environment == (environment := call.kernel.environment(call.inv)):
+            known += tuple(_carried_over(known, environments_verified(body), environment))
+        return History(known, winner_of(body), record.head.generation, complete)
 
-    def publish(self, call: Call[C], tuned: Tuned[C], generation: int) -> None:
-        """Write what a tuning found; a configuration that cannot be written costs one warning and stays in memory.
+    def to_verify(self, call: Call[C], *, again: bool = False) -> Trusted[C] | None:
+        """Return the entry whose finalists may be measured again, instead of everything; None if there is none.
 
-        `generation` is that of the record as it was before the tuning, plus the lease's. A holder that was paused past
-        its lease so comes out below the one that took over, and the store refuses its late record.
+        That is an outdated one, unless all that is known was measured here as well; with `again`, any.
         """
-        earlier = self.persistent.read(call.problem)
+        entry = self.find(call)
+        found = entry if isinstance(entry, Trusted) else entry.outdated
+        if found is None:
+            return None
+        body = body_of(found.record)
+        code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
+        valid = [m for m in body.measurements if m.code == code and m.failure is None]
+        here = {m.fingerprint for m in valid if m.environment == environment}
+        nothing_new = all(m.fingerprint in here for m in valid)
+        return None if winner_of(body) is None or (nothing_new and not again) else found
+
+    def publish(self, call: Call[C], tuned: Tuned[C], generation: int, *, verified: Trusted[C] | None = None) -> C:
+        """Write what a tuning found, and return the configuration that stands.
+
+        That is an earlier one if it may be used and nothing disturbed its tuning, as something did this one. `verified`
+        is the entry whose choice was found to hold here too. A configuration that cannot be written costs one warning
+        and stays in memory. `generation` is that of the record as it was before the tuning, plus the lease's: a holder
+        that was paused past its lease so comes out below the one that took over, and the store refuses its late record.
+        """
+        standing: Trusted[C] | Refused[C] = Refused("") if tuned.ground.quiet else self.find(call)
+        if isinstance(standing, Trusted) and not ground_of(body_of(standing.record)):
+            clean: C = standing.config
+            return clean
         try:
-            config = self.persistent.encode(tuned.config)
+            head = self._head(call, self.persistent.encode(tuned.config), generation)
         except CodecError as error:
             warn_once("unwritable", call.problem.op, f"{call.problem.op}: tuned, but not written down: {error}")
-            return
-        head = Head(
+            return tuned.config
+        provenance = _provenance(tuned, self._now_s())
+        if verified is not None:
+            provenance |= _restamped(verified.record, tuned, self._now_s())
+        self._write(head, tuned.measurements, provenance, self.persistent.read(call.problem))
+        return tuned.config
+
+    def publish_failures(self, call: Call[C], measurements: Sequence[Measurement], generation: int) -> None:
+        """Write down how every candidate failed. There is no decision in that, and an earlier one stays as it is."""
+        earlier = self.persistent.read(call.problem)
+        if earlier is not None and earlier.head.decided:
+            head, provenance = replace(earlier.head, generation=generation), dict(body_of(earlier).provenance)
+        else:
+            try:
+                head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
+            except CodecError:
+                return  # what cannot be written could not be told from another candidate later
+        if measurements:
+            self._write(head, measurements, provenance, earlier)
+
+    def _head(self, call: Call[C], config: Json, generation: int) -> Head:
+        return Head(
             problem=call.problem,
             config=config,
             checksum=call.kernel.checksum(call.inv),
@@ -148,11 +198,14 @@ class Book(Generic[C]):
             environment=call.kernel.environment(call.inv),
             generation=generation,
         )
-        known = () if earlier is None else body_of(earlier).measurements
-        body = Body(measurements=_kept(known, tuned.measurements), provenance=_provenance(tuned))
-        if earlier is not None:
-            head, body = replace(head, extra=earlier.head.extra), replace(body, extra=body_of(earlier).extra)
-        self.persistent.write(Record(head, body))
+
+    def _write(
+        self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
+    ) -> None:
+        before = Body() if earlier is None else body_of(earlier)
+        written = [m for m in new if not _is_nameless(m)]
+        body = Body(measurements=_kept(before.measurements, written), provenance=provenance, extra=before.extra)
+        self.persistent.write(Record(head if earlier is None else replace(head, extra=earlier.head.extra), body))
 
 
 def body_of(record: Record) -> Body:
@@ -169,20 +222,68 @@ def winner_of(body: Body) -> str | None:
     return winner if isinstance(winner, str) else None
 
 
+def ground_of(body: Body) -> tuple[str, ...]:
+    """Return what disturbed the tuning that chose; nothing if nothing did."""
+    reasons = body.provenance.get("ground")
+    return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
+
+
+def environments_verified(body: Body) -> tuple[str, ...]:
+    """Return the environments whose choice was found to hold in the record's own."""
+    verified = body.provenance.get("verified")
+    earlier = verified.get("environments") if isinstance(verified, dict) else None
+    return tuple(map(str, earlier)) if isinstance(earlier, list) else ()
+
+
+def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    """Return the facts of a choice that was found to hold; those that were not measured now were as complete before."""
+    facts = body_of(record).provenance
+    environments: list[Json] = [*environments_verified(body_of(record))]
+    if record.head.environment not in environments:
+        environments.append(record.head.environment)
+    return {
+        "verified": {"when": now_s, "tuned": facts.get("when"), "environments": environments},
+        "complete": tuned.complete and facts.get("complete") is not False,
+    }
+
+
+def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
+    """Yield what was measured where the choice was found to hold since, as if it had been dropped from a race here.
+
+    Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
+    """
+    here = {identity(m) for m in known}
+    latest = {
+        (m.fingerprint, m.code, m.policy): m
+        for m in sorted(known, key=lambda m: m.when)
+        if m.environment in verified and m.failure is None
+    }
+    for m in latest.values():
+        carried = replace(m, environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
+        if identity(carried) not in here:
+            yield carried
+
+
+def _is_nameless(m: Measurement) -> bool:
+    """Whether it is of a configuration that cannot be written: it goes by its place in a list, which may change."""
+    return isinstance(m.config, dict) and m.config.get(TAG) == "unwritable"
+
+
 def _kept(known: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Measurement, ...]:
     fresh = {identity(m) for m in new}
     older = sorted((m for m in known if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
     return (*new, *older[: max(0, KEPT_MEASUREMENTS - len(new))])
 
 
-def _provenance(tuned: Tuned[Any]) -> dict[str, Json]:
-    facts: dict[str, Json] = {
-        "when": time.time(),
-        "host": os.uname().nodename,
-        "seconds": tuned.seconds,
-        "ran": tuned.ran,
-        "complete": tuned.complete,
-    }
+def _when_and_where(now_s: float) -> dict[str, Json]:
+    return {"when": now_s, "host": os.uname().nodename}
+
+
+def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    facts = _when_and_where(now_s)
+    facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete}
+    if not tuned.ground.quiet:
+        facts["ground"] = list(tuned.ground.reasons)
     if tuned.verdict is not None:
         facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
     return facts

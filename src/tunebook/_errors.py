@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tunebook._types import Measurement
 
 
 class TunebookError(Exception):
@@ -47,7 +49,30 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
 
 
 class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - as above
-    """Every candidate failed. `exceptions` holds one error per candidate, each naming its configuration."""
+    """Every candidate failed. `exceptions` holds one error per candidate, each naming its configuration.
+
+    `measurements` hold the same failures as they are written down, for whoever would try these candidates again.
+    """
+
+    measurements: tuple[Measurement, ...]
+
+    # Both, because a group takes its arguments in `__new__` and keeps in `__init__` what it pickles by.
+    def __new__(cls, message: str, exceptions: Sequence[Exception], measurements: Sequence[Measurement] = ()) -> Self:
+        group = super().__new__(cls, message, exceptions)
+        group.measurements = tuple(measurements)
+        return group
+
+    def __init__(
+        self,
+        message: str,
+        exceptions: Sequence[Exception],
+        measurements: Sequence[Measurement] = (),  # noqa: ARG002 - taken by `__new__`
+    ) -> None:
+        super().__init__(message, exceptions)
+
+    def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
+        """Return a group of some of the errors, as `except*` needs it."""
+        return TuningFailed(self.message, excs, self.measurements)
 
     def __str__(self) -> str:
         return "\n".join([self.message, *(f"  {_with_notes(error)}" for error in self.exceptions)])

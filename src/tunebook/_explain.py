@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._book import body_of, winner_of
+from tunebook._book import body_of, environments_verified, ground_of, winner_of
 from tunebook._codec import readable
 from tunebook._decide import Ranked, Verdict, decide
 from tunebook._errors import StoreError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebook._kernel import Invocation, Kernel
     from tunebook._record import Record
     from tunebook._selection import ConfigSelectorChain
-    from tunebook._types import Measurement, Problem
+    from tunebook._types import Failure, Measurement, Problem
 
 _NEAREST: Final = 3
 
@@ -62,12 +62,16 @@ class Explanation:
         yield from (f"  {tier:<11} {said}" for tier, said in selection.tried)
 
     def _measured(self) -> Iterable[str]:
-        if self.record is None or self.verdict is None:
-            return
-        facts, verdict = body_of(self.record).provenance, self.verdict
-        when = facts.get("when")
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
-        yield f"measured {day} on {facts.get('host', '?')} under {_versions(self.record.head.environment)}"
+        if self.record is not None and self.verdict is not None:
+            yield from self._chosen(self.record, self.verdict)
+        for failed in self.failures:
+            yield f"  failed     {readable(failed.config)}  {_reason(failed.failure)}"
+
+    def _chosen(self, record: Record, verdict: Verdict) -> Iterable[str]:
+        body = body_of(record)
+        facts = body.provenance
+        where = f"{facts.get('host', '?')} under {_versions(record.head.environment)}"
+        yield f"measured {_day(facts.get('when'))} on {where}"
         yield f"  winner     {_ranked(verdict.winner)}"
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
@@ -77,17 +81,29 @@ class Explanation:
             "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.1%}"
         )
         yield f"  chosen as  {facts.get('rule', verdict.rule)}{tied}"
+        for environment in environments_verified(body):
+            yield f"  verified   only finalists were measured again; all were, under {_versions(environment)}"
         if facts.get("complete") is False:
             yield "  the budget ended this tuning: the best so far stands"
-        for failed in self.failures:
-            reason = "" if failed.failure is None else f"{failed.failure.kind}: {failed.failure.message}"
-            yield f"  failed     {readable(failed.config)}  {reason.splitlines()[0][:160] if reason else ''}"
+        if ground := ground_of(body):
+            yield f"  disturbed  {'; '.join(ground)}. A tuning on quiet ground replaces it: tunebook.tune(...)"
 
     def _near(self) -> Iterable[str]:
         if self.near_misses:
             yield "near misses:"
         for miss in self.near_misses:
             yield f"  {'; '.join(miss.differences)}"
+
+
+def _reason(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
+    return reason if failure.expires is None else f"{reason} (remembered until {_day(failure.expires)})"
+
+
+def _day(when: object) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
 
 
 def _versions(environment: str) -> str:
@@ -129,7 +145,7 @@ def _near_misses(selector: ConfigSelectorChain[Any], problem: Problem) -> tuple[
         return ()
     others: set[Problem] = set(selector.cache.keys())
     with suppress(StoreError):  # what cannot be read was warned about when it was looked up
-        others.update(record.problem for record in selector.persistent.store.items(problem.op))
+        others.update(r.problem for r in selector.persistent.store.items(problem.op) if r.head.decided)
     misses = [
         NearMiss(problem=other, differences=_differences(other, problem))
         for other in others

@@ -20,7 +20,6 @@ import time
 import weakref
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
@@ -159,8 +158,7 @@ class Flights(Generic[T]):
                 return landed[0], False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class Maker(NamedTuple):
     """The process that made a slip. With its start time, because pids come back."""
 
     host: str
@@ -336,18 +334,23 @@ class Held(NamedTuple):
         self.release()
 
 
-@dataclass(slots=True, kw_only=True)
 class _Claim:
     """One waiter's view of one lease: the slips present, and for how long it has seen each of them unchanged."""
 
-    board: LeaseBoard
-    lease_id: str
-    lease_s: float
-    clock: Callable[[], float]
-    maker: Maker
-    is_gone: Callable[[Maker], bool]
-    looked_at_s: float = 0.0
-    still_s: dict[tuple[int, bytes], float] = field(default_factory=dict)
+    def __init__(
+        self,
+        *,
+        board: LeaseBoard,
+        lease_id: str,
+        lease_s: float,
+        clock: Callable[[], float],
+        maker: Maker,
+        is_gone: Callable[[Maker], bool],
+    ) -> None:
+        self.board, self.lease_id, self.lease_s = board, lease_id, lease_s
+        self.clock, self.maker, self.is_gone = clock, maker, is_gone
+        self.looked_at_s = 0.0
+        self.still_s: dict[tuple[int, bytes], float] = {}
 
     def attempt(self) -> _Slip | None:
         """Create the next generation if all present are dead; None if somebody else holds the lease or was faster."""

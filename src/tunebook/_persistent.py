@@ -70,7 +70,7 @@ class PersistentCache(Generic[C]):
     def get(self, dev: str, op: str, key: str) -> C | None:
         """Return the configuration of a problem, or None."""
         record = self.read(Problem(dev, op, key))
-        if record is None:
+        if record is None or not record.head.decided:
             return None
         try:
             return self.config_of(record)
@@ -80,7 +80,11 @@ class PersistentCache(Generic[C]):
 
     def put(self, dev: str, op: str, key: str, cfg: C) -> None:
         """Keep a configuration that was found elsewhere; what the selector tunes is written with its measurements."""
-        head = Head(problem=Problem(dev, op, key), config=self.encode(cfg), checksum="", origin="imported")
+        problem, config = Problem(dev, op, key), self.encode(cfg)
+        earlier = self.read(problem)
+        # Under its generation, or the store would take this for a late result of somebody who lost the lease.
+        generation = 0 if earlier is None else earlier.head.generation
+        head = Head(problem=problem, config=config, checksum="", origin="imported", generation=generation)
         self.write(Record(head, Body(provenance={"when": time.time()})))
 
     def encode(self, cfg: C) -> Json:

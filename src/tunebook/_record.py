@@ -33,7 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a hit needs. `config` is encoded; `generation` is the lease that wrote it (see `_pending`)."""
+    """What a hit needs. `config` is encoded; `generation` is the lease that wrote it (see `_pending`).
+
+    A `config` of None is no decision: all candidates failed, and the body says how. None, because no call can get
+    it as its configuration, so that whoever does not know about such records takes them for a miss.
+    """
 
     problem: Problem
     config: Json
@@ -42,6 +46,11 @@ class Head:
     environment: str = ""
     generation: int = 0
     extra: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a configuration in it."""
+        return self.config is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +297,7 @@ def _number(value: Json) -> float:
 def merge(mine: Record, theirs: Record) -> Record:
     """Return one record with the measurements of both; head and provenance of the higher generation, then the later.
 
-    Associative and commutative, so that books can be merged in any order.
+    A decision goes before none. Associative and commutative, so that books can be merged in any order.
     """
     by_identity = {identity(m): m for m in sorted((*mine.body.measurements, *theirs.body.measurements), key=_order)}
     newer = max(mine, theirs, key=_precedence)
@@ -309,13 +318,13 @@ def _order(m: Measurement) -> tuple[object, ...]:
     return (*identity(m), m.when, canonical_json(_measurement_to(m)))
 
 
-def _precedence(record: Record) -> tuple[int, float, str, str]:
+def _precedence(record: Record) -> tuple[bool, int, float, str, str]:
     """Order records by what the winner hands on whole; were the rest in it, merging twice would change the order."""
     provenance = dict(record.body.provenance)
     when = provenance.get("when")
     time = when if isinstance(when, (int, float)) else 0.0
     head = canonical_json(_head_to(replace(record.head, extra={})))
-    return record.head.generation, time, head, canonical_json(provenance)
+    return record.head.decided, record.head.generation, time, head, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:

@@ -143,6 +143,14 @@ class ReadOnlyStoreContract:
         found = list(self.fill(tmp_path, records).items())
         assert sorted(found, key=_call_number) == records
 
+    def test_a_record_without_a_decision_is_kept_and_says_so(self, tmp_path: Path) -> None:
+        decided = example_record()
+        undecided = Record(replace(decided.head, config=None), decided.body)
+        found = self.fill(tmp_path, [undecided]).get(undecided.problem)
+        assert found == undecided
+        assert found is not None
+        assert (found.head.config, found.head.decided, decided.head.decided) == (None, False, True)
+
     def test_fields_of_a_newer_release_are_kept(self, tmp_path: Path) -> None:
         record = example_record()
         head = replace(record.head, extra={"head_of_tomorrow": [1, {"a": None}]})

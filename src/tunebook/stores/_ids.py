@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
+
+from tunebook._digest import blake2b
 
 if TYPE_CHECKING:
     from tunebook._types import Problem

@@ -20,7 +20,8 @@ class LayeredStore:
     """Writes go to `front`; a get that it cannot answer goes on to the shipped stores, in their order.
 
     `find_shipped` is called at the first miss and never again: looking through the installed packages takes
-    milliseconds. A record deleted from the front lets a shipped one of the same problem be seen again.
+    milliseconds. A record deleted from the front lets a shipped one of the same problem be seen again, and so does
+    one without a decision.
     """
 
     def __init__(self, front: Store, find_shipped: Callable[[], Sequence[Store]]) -> None:
@@ -38,14 +39,14 @@ class LayeredStore:
 
     def get(self, problem: Problem) -> Record | None:
         """Return the front's record of a problem, else the first shipped one, or None."""
-        record = self._front.get(problem)
-        if record is not None:
-            return record
+        front = self._front.get(problem)
+        if front is not None and front.head.decided:
+            return front
         for store in self._shipped:
             record = store.get(problem)
             if record is not None:
                 return record
-        return None
+        return front
 
     def put(self, record: Record) -> None:
         """Keep a record in the front."""
@@ -67,7 +68,7 @@ class LayeredStore:
                 identifier = problem_id(record.problem)
                 if identifier not in seen:
                     seen.add(identifier)
-                    yield record
+                    yield record if record.head.decided else self.get(record.problem) or record
 
     def leases(self) -> LeaseBoard | None:
         """Return the front's board."""

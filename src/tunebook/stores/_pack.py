@@ -11,9 +11,8 @@ import threading
 import weakref
 import zlib
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._errors import CodecError, StoreError, warn_once
@@ -95,8 +94,7 @@ def _publish(temp: Path, path: Path) -> None:
         os.fsync(directory)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(NamedTuple):
     """A connection, the lock for it, and the process that may use it."""
 
     pid: int

@@ -1,0 +1,403 @@
+"""Noticing a bad measuring ground: who used the CPU, what the GPU says, and whether the samples moved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
+
+import tunebook as tb
+from tunebook._explain import explain_call
+from tunebook._ground import (
+    DRIFT,
+    CpuProbe,
+    CpuReading,
+    Ground,
+    NvmlProbe,
+    Thread,
+    Watch,
+    cpu_disturbances,
+    drift,
+    nvml_probe,
+    probes_for,
+    read_cpu,
+)
+from tunebook._objective import median_s
+from tunebook.testing import Landscape
+
+START = CpuReading(wall_s=100.0, cores=4, busy_s=50.0, own_s=10.0, stolen_s=1.0)
+
+
+def after(*, wall_s=10.0, busy_s=0.0, own_s=0.0, stolen_s=0.0):
+    return START._replace(
+        wall_s=START.wall_s + wall_s,
+        busy_s=START.busy_s + busy_s,
+        own_s=START.own_s + own_s,
+        stolen_s=START.stolen_s + stolen_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (after(busy_s=10.0, own_s=10.0), []),
+        (after(busy_s=18.0, own_s=10.0), []),  # a fifth of four cores
+        (after(busy_s=25.0, own_s=10.0), ["other processes used 38% of the CPU"]),
+        (after(busy_s=40.0, own_s=40.0), []),
+        (after(busy_s=10.0, own_s=12.0), []),  # counted at different moments
+        (after(busy_s=10.0, own_s=10.0, stolen_s=2.0), ["the hypervisor took 5% of the CPU"]),
+        (after(wall_s=0.1, busy_s=0.4), []),  # shorter than the counters are good for
+    ],
+)
+def test_the_cpu_is_busy_if_others_leave_too_little_of_it(reading, said):
+    assert cpu_disturbances(START, reading) == said
+
+
+def waiting(ran_s, waited_s, *, wall_s=1.0, **others):
+    """Readings before and after a time in which this thread, and others, ran and waited for so long."""
+    threads = {"thread-self": Thread(ran_s, waited_s), **others}
+    idle = dict.fromkeys(threads, Thread(0.0, 0.0))
+    return CpuReading(0.0, 4, threads=idle), CpuReading(wall_s, 4, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("readings", "said"),
+    [
+        (waiting(0.97, 0.03), []),
+        (waiting(0.8, 0.2), ["runs waited for a CPU 20% of the time"]),
+        (waiting(0.008, 0.002, wall_s=0.01), []),  # one turn of somebody else's
+        # The worker runs the candidates, and we wait for it; who else of ours waits is of no interest.
+        (waiting(0.01, 0.0, worker=Thread(0.7, 0.3)), ["runs waited for a CPU 30% of the time"]),
+        (waiting(0.9, 0.0, loader=Thread(0.1, 0.9)), []),
+    ],
+)
+def test_the_cpu_is_busy_if_runs_wait_for_it(readings, said):
+    assert cpu_disturbances(*readings) == said
+
+
+def test_a_child_that_came_or_went_meanwhile_is_not_compared():
+    before, later = waiting(0.9, 0.0, worker=Thread(9.0, 9.0))
+    assert cpu_disturbances(before._replace(threads={"gone": Thread(1.0, 1.0)}), later) == []
+
+
+def test_what_cannot_be_read_is_not_judged(tmp_path):
+    unknown = read_cpu(tmp_path)
+    assert (unknown.busy_s, unknown.own_s, dict(unknown.threads)) == (None, None, {})
+    assert cpu_disturbances(unknown, after(busy_s=40.0)) == []
+    assert cpu_disturbances(START, unknown) == []
+
+
+def test_this_thread_is_seen_to_run():
+    before, begun = read_cpu(), time.thread_time()
+    while time.thread_time() < begun + 0.05:
+        pass
+    ran_s = read_cpu().threads["thread-self"].ran_s - before.threads["thread-self"].ran_s
+    assert ran_s == pytest.approx(0.05, abs=0.04)
+
+
+def test_only_the_cores_that_we_may_use_count(tmp_path):
+    ours, other = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0)) + 1
+    (tmp_path / "stat").write_text(
+        f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu{ours} 1 2 3 4 5 6 7 8 0 0\ncpu{other} 100 0 0 0 0 0 0 0 0 0\nintr 1\n"
+    )
+    reading = read_cpu(tmp_path, lambda: 7.0)
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    assert reading.wall_s == 7.0
+    assert reading.busy_s == pytest.approx((1 + 2 + 3 + 6 + 7) * tick_s)
+    assert reading.stolen_s == pytest.approx(8 * tick_s)
+
+
+def test_the_work_of_living_children_is_our_own():
+    busy = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(); sys.stdout.flush(); sys.stdin.read()"
+    before = read_cpu()
+    with subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        alive = read_cpu()
+        child.stdin.close()
+    gone = read_cpu()
+    assert alive.own_s - before.own_s > 0.25
+    assert gone.own_s - before.own_s > 0.25
+    assert alive.threads[str(child.pid)].ran_s > 0.25
+    assert str(child.pid) not in gone.threads
+
+
+def test_a_probe_compares_its_two_readings():
+    readings = iter([START, after(busy_s=30.0)])
+    probe = CpuProbe(lambda: next(readings))
+    probe.start()
+    assert list(probe.disturbances()) == ["other processes used 75% of the CPU"]
+
+
+def test_a_watch_collects_what_its_probes_and_the_samples_say():
+    probe = FakeProbe("a burning GPU")
+    ground = Watch([probe]).ground([[1.0] * 20 + [1.5] * 20])
+    assert probe.started
+    assert ground.reasons == ("a burning GPU", "everything became at least 50% slower during the race")
+    assert not ground.quiet
+    assert Watch([]).ground([[1.5] * 20 + [1.0] * 20]).reasons == (
+        "everything became at least 33% faster during the race",
+    )
+    assert Watch([FakeProbe()]).ground([]) == Ground() == Ground(())
+    assert Ground().quiet
+
+
+class FakeProbe:
+    def __init__(self, *reasons):
+        self.reasons, self.started = reasons, False
+
+    def start(self):
+        self.started = True
+
+    def disturbances(self):
+        return self.reasons
+
+
+# --------------------------------------------------------------------------------------------------------------- drift
+
+
+def lanes(*, cv, drifts=0.0, spikes=0.0, seed=0, rounds=36, costs=(1e-3, 1.01e-3, 1.05e-3)):
+    """Samples of finalists, taken in turn, while the machine gets slower."""
+    land = Landscape(
+        dict(enumerate(costs)), cv=cv, spikes=spikes, drift=drifts, seed=seed, horizon_s=rounds * sum(costs)
+    )
+    taken = {config: [] for config in land.configs}
+    for _ in range(rounds):
+        for config, samples in taken.items():
+            begun = land.clock_ns()
+            land.make_fn(config)()
+            samples.append((land.clock_ns() - begun) * 1e-9)
+    return list(taken.values())
+
+
+@pytest.mark.parametrize(("cv", "spikes"), [(0.0, 0.0), (0.01, 0.1), (0.05, 0.1), (0.10, 0.1)])
+def test_noise_alone_is_no_drift(cv, spikes):
+    assert all(abs(drift(lanes(cv=cv, spikes=spikes, seed=seed))) < DRIFT for seed in range(50))
+
+
+@pytest.mark.parametrize("cv", [0.01, 0.05])
+def test_even_drift_of_five_percent_is_borne_and_of_thirty_noticed(cv):
+    for seed in range(20):
+        assert abs(drift(lanes(cv=cv, drifts=0.05, seed=seed))) <= DRIFT
+        assert drift(lanes(cv=cv, drifts=0.3, spikes=0.1, seed=seed)) > DRIFT
+
+
+def test_a_few_samples_show_no_drift():
+    assert drift([]) == drift([[]]) == drift([[1.0, 2.0]]) == drift([[1.0] * 10 + [9.0] * 10]) == 0.0
+
+
+def test_one_lane_that_moves_among_many_is_no_drift_of_the_machine():
+    quiet = [[1.0 + 0.001 * (n % 3) for n in range(36)] for _ in range(5)]
+    assert drift([*quiet, [1.0] * 18 + [2.0] * 18]) == 0.0
+
+
+samples = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=60)
+
+
+@given(st.lists(samples, max_size=5), st.floats(1e-3, 1e3))
+def test_drift_does_not_depend_on_the_unit_and_never_raises(taken, unit):
+    assert drift([[s * unit for s in lane] for lane in taken]) == pytest.approx(drift(taken), abs=1e-6)
+
+
+@given(samples)
+def test_the_median_has_as_many_above_as_below(taken):
+    middle = median_s(taken)
+    assert sum(s < middle for s in taken) <= len(taken) / 2
+    assert sum(s > middle for s in taken) <= len(taken) / 2
+
+
+# ----------------------------------------------------------------------------------------------------------------- GPU
+
+
+class FakeNvml:
+    """As much of `pynvml` as is used."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, throttled=0, used=None):
+        self.throttled, self.used = throttled, used
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802 - its name there
+        if self.throttled is None:
+            raise self.NVMLError
+        return self.throttled
+
+    def nvmlDeviceGetProcessUtilization(self, handle, since_us):  # noqa: N802 - as above
+        assert since_us > 1e15, "microseconds since 1970"
+        if self.used is None:
+            raise self.NVMLError
+        return [SimpleNamespace(pid=pid, smUtil=percent) for pid, percent in self.used]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "said"),
+    [
+        (FakeNvml(), []),
+        (FakeNvml(throttled=None), []),
+        (FakeNvml(throttled=0x04), []),  # its power limit, at which many devices run all day
+        (FakeNvml(throttled=0x20), ["the GPU is slowed down by heat"]),
+        (
+            FakeNvml(throttled=0x48),
+            ["the GPU is slowed down by heat", "the GPU is slowed down by its power supply or its board"],
+        ),
+        (FakeNvml(used=[(1, 90), (2, 10)]), []),
+        (FakeNvml(used=[(1, 50), (2, 60), (2, 40)]), ["other processes used 50% of the GPU"]),
+        (FakeNvml(used=[(7, 50), (8, 50)]), []),  # in a container: which of them is us?
+    ],
+)
+def test_a_gpu_that_is_slowed_down_or_shared_is_noticed(nvml, said):
+    probe = NvmlProbe(nvml, "handle", pid=1)
+    probe.start()
+    assert list(probe.disturbances()) == said
+
+
+def test_without_nvml_nothing_is_said_about_gpus(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml_probe() is None
+    assert [type(probe) for probe in probes_for("gpu")] == [CpuProbe]
+
+
+def test_nvml_without_a_driver_is_as_good_as_none(monkeypatch):
+    class NoDriver(FakeNvml):
+        def nvmlInit(self):  # noqa: N802 - its name there
+            raise self.NVMLError
+
+    monkeypatch.setitem(sys.modules, "pynvml", NoDriver())
+    assert nvml_probe() is None
+
+
+# ------------------------------------------------------------------------------------------------- what comes of it
+
+FAST, SLOW, GUESS = Tiles(64), Tiles(16), Tiles(32)
+COSTS = {SLOW: 0.5, FAST: 0.001, GUESS: 0.1}
+OTHER = {SLOW: 0.001, FAST: 0.5, GUESS: 0.1}
+BUSY = "other processes used 75% of the CPU"
+
+
+def make(path, *reasons, costs=COSTS, versions="driver 1", **options):
+    clock, events = FakeClock(), []
+    kernel = PretendKernel(clock, costs, heuristic=GUESS)
+    kernel.environment = lambda _: versions
+    chain = tb.ConfigSelectorChain(
+        tb.ConfigCache(),
+        tuner=fake_tuner(clock, probes=lambda _: [FakeProbe(*reasons)]),
+        persistent=tb.PersistentCache("pretend", path, cfg_type=Tiles),
+        on_event=lambda event, **data: events.append((event, data)),
+        **options,
+    )
+    return chain, kernel, events
+
+
+def tune(chain, kernel):
+    return chain.tune(invocation(kernel, 1), kernel)
+
+
+def stored(chain, kernel):
+    record = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
+    return chain.persistent.config_of(record), record.body.provenance.get("ground")
+
+
+def test_a_record_from_a_bad_ground_says_so_and_answers_all_the_same(tmp_path):
+    chain, kernel, events = make(tmp_path, BUSY)
+    assert chain.choose(invocation(kernel, 1), kernel) == FAST
+    assert stored(chain, kernel) == (FAST, [BUSY])
+    (told,) = [data for event, data in events if event == "bad_ground"]
+    assert (told["cfg"], told["measured"], told["reasons"]) == (FAST, FAST, (BUSY,))
+    assert chain.choose(invocation(kernel, 1), kernel) == FAST
+    assert f"disturbed  {BUSY}" in str(explain_call(chain, invocation(kernel, 1), kernel))
+
+
+def test_on_quiet_ground_nothing_is_said(tmp_path):
+    chain, kernel, events = make(tmp_path)
+    assert tune(chain, kernel).ground.quiet
+    assert stored(chain, kernel) == (FAST, None)
+    assert "bad_ground" not in [event for event, _ in events]
+    assert "disturbed" not in str(explain_call(chain, invocation(kernel, 1), kernel))
+
+
+def test_what_is_found_on_bad_ground_does_not_replace_what_was_found_on_quiet(tmp_path):
+    tune(*make(tmp_path)[:2])
+    chain, kernel, events = make(tmp_path, BUSY, costs=OTHER)
+    before = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
+    verified = chain.verify(invocation(kernel, 1), kernel)
+    assert not verified.held
+    assert verified.tuned.ranking[0][0] == SLOW
+    assert (verified.config, chain.choose(invocation(kernel, 1), kernel)) == (FAST, FAST)
+    assert chain.persistent.read(kernel.problem(invocation(kernel, 1))) == before
+    (told,) = [data for event, data in events if event == "bad_ground"]
+    assert (told["cfg"], told["measured"]) == (FAST, SLOW)
+
+
+@pytest.mark.parametrize("change", [{"versions": "driver 2"}, {"costs": {**OTHER, Tiles(1): 3.0}}])
+def test_it_does_replace_what_may_not_be_used_any_more(tmp_path, change):
+    tune(*make(tmp_path)[:2])
+    chain, kernel, _ = make(tmp_path, BUSY, **{"costs": OTHER, **change})
+    config = chain.choose(invocation(kernel, 1), kernel)
+    assert stored(chain, kernel) == (config, [BUSY])
+
+
+def test_a_later_tuning_on_quiet_ground_measures_the_finalists_again_and_replaces_it(tmp_path):
+    tune(*make(tmp_path, BUSY)[:2])
+    chain, kernel, _ = make(tmp_path)
+    assert tune(chain, kernel).config == FAST
+    assert FAST in kernel.runs
+    assert SLOW not in kernel.runs
+    assert stored(chain, kernel) == (FAST, None)
+    again, same, _ = make(tmp_path)
+    tune(again, same)
+    assert same.runs == [], "what was measured on quiet ground stays"
+
+
+def test_a_second_tuning_on_bad_ground_may_replace_the_first(tmp_path):
+    tune(*make(tmp_path, BUSY)[:2])
+    chain, kernel, _ = make(tmp_path, "heat", costs={**COSTS, FAST: 0.3, GUESS: 0.01})
+    chain.verify(invocation(kernel, 1), kernel)
+    assert stored(chain, kernel) == (GUESS, ["heat"])
+
+
+def test_an_entry_that_holds_on_bad_ground_after_an_update_is_marked(tmp_path):
+    tune(*make(tmp_path)[:2])
+    chain, kernel, _ = make(tmp_path, BUSY, versions="driver 2")
+    assert chain.choose(invocation(kernel, 1), kernel) == FAST
+    assert stored(chain, kernel) == (FAST, [BUSY])
+    assert chain.verify(invocation(kernel, 1), kernel).tuned.ground.reasons == (BUSY,)
+
+
+def test_a_probe_is_asked_about_the_platform_of_the_call(tmp_path):
+    asked = []
+    chain, kernel, _ = make(tmp_path)
+    tuner = fake_tuner(kernel.clock, probes=lambda platform: asked.append(platform) or [])
+    chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tuner)
+    tune(chain, kernel)
+    assert asked == ["cpu"]
+
+
+def test_on_bad_ground_the_finalists_are_sampled_twice_as_often(tmp_path):
+    counts = []
+    for reasons in ((), (BUSY,)):
+        chain, kernel, _ = make(tmp_path / str(len(reasons)), *reasons, costs={**COSTS, Tiles(2): 0.00101})
+        best = tune(chain, kernel).verdict.winner.measurement
+        counts.append(len(best.samples_s))
+    assert counts[1] == 2 * counts[0]
+
+
+def test_measuring_longer_ends_with_the_budget(tmp_path):
+    chain, kernel, _ = make(tmp_path, BUSY, costs={FAST: 0.01, SLOW: 0.0101, GUESS: 0.0102})
+    tuned = chain.tune(invocation(kernel, 1), kernel, budget=0.16)
+    assert not tuned.complete
+    assert 0.16 <= tuned.seconds < 0.18
+
+
+def test_a_clock_of_ones_own_says_nothing_about_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("tunebook._tuner.probes_for", lambda _: [FakeProbe(BUSY)])
+    kernel = PretendKernel(FakeClock(), COSTS)
+    by_fake_clock = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(kernel.clock))
+    assert tune(by_fake_clock, kernel).ground.quiet
+    assert tune(tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner()), kernel).ground.reasons[:1] == (BUSY,)
