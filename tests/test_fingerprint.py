@@ -12,6 +12,7 @@ from tunebook._errors import DefinitionError
 from tunebook._fingerprint import (
     cpu_fingerprint,
     device_fingerprint,
+    driver_of,
     environment,
     environment_fingerprint,
     get_device_platform,
@@ -197,6 +198,13 @@ def test_a_library_without_a_version_attribute_is_looked_up(monkeypatch):
     found = environment(["hypothesis", "somescript"])
     assert found["hypothesis"][0].isdigit()
     assert found["somescript"] == "unknown"
+
+
+def test_the_driver_of_a_device_of_opencl_is_named_also_on_the_host():
+    kind = type("Device", (SimpleNamespace,), {"__module__": "pyopencl._cl"})
+    device = kind(type=2, name="EPYC", driver_version="5.0 ", platform=SimpleNamespace(name="PoCL"))
+    assert driver_of(device) == {"driver": "PoCL 5.0"}
+    assert driver_of("cpu") == driver_of(None) == {}
 
 
 def test_the_fingerprint_is_the_environment_in_one_line():

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from tunebook._errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
 
@@ -32,6 +32,7 @@ class ArraySpec:
     shape: tuple[int, ...]
     layout: str = "C"
     platform: str = ""
+    grad: bool = False  # whether torch will ask for its gradient: then a call keeps more than its result
 
 
 # ------------------------------------------------------------------------------------------------------- describing
@@ -70,13 +71,14 @@ def describe(x: Any, devices: DeviceOrdinals | None = None) -> ArraySpec:
     if isinstance(x, ArraySpec):
         return x
     library = root_module(type(x))
-    shape = concrete_shape(x)
+    shape = _symbols_named(x) if library == "jax" else concrete_shape(x)
     return ArraySpec(
         library=library,
         dtype=dtype_name(x.dtype),
         shape=shape,
         layout=_layout(x, library, shape),
         platform=_platform_label(x, library, devices or DeviceOrdinals()),
+        grad=library == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled(),
     )
 
 
@@ -96,6 +98,11 @@ def concrete_shape(x: Any) -> tuple[int, ...]:
                 "cannot be tuned: pass a configuration with the call, or let the heuristic answer"
             )
     return tuple(int(dimension) for dimension in x.shape)
+
+
+def _symbols_named(x: Any) -> Any:
+    """Return a shape of jax's, in which a symbol stands under its name: the heuristic may well answer such a call."""
+    return tuple(int(n) if isinstance(n, Integral) else str(n) for n in x.shape)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -187,8 +194,17 @@ def _platform_name(word: str) -> str:
     return _SAME_PLATFORM.get(word, word)
 
 
+class MeshOf(NamedTuple):
+    """Stands for several devices like one, where it is not known which."""
+
+    device: Any
+    size: int
+
+
 def members_of(device: object) -> list[Any]:
     """Return the devices of a jax sharding, which an array has in place of a device when it is spread over several."""
+    if isinstance(device, MeshOf):
+        return [device.device] * device.size
     return sorted(getattr(device, "device_set", None) or (), key=lambda member: int(member.id))
 
 
@@ -204,11 +220,32 @@ def _device(x: Any, library: str) -> object | None:
     device: object | None = getattr(x, "device", None)
     if device is None and library == "numpy":
         device = "cpu"  # `.device` came with numpy 2.0
+    elif device is None and library == "jax":
+        device = _jax_device(x)
+    elif library == "pyopencl":
+        device = x.context.devices[0] if x.queue is None else x.queue.device
     elif device is None and library == "numba":
         # Its arrays do not say which, but are on a GPU. By name: the device is a weak proxy, which has no hash.
         name = sys.modules["numba.cuda"].get_current_device().name
         device = f"gpu:{name.decode() if isinstance(name, bytes) else name}"
     return device
+
+
+def _jax_device(x: Any) -> object | None:
+    """Return where an array will be that a trace, or a description, stands for: the default device, as far as is known.
+
+    In place of several it is a sharding, or what has a `size` and a `platform` as one.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    sharding = getattr(getattr(x, "aval", x), "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    device: object = jax.config.jax_default_device or jax.local_devices()[0]
+    if mesh is None:
+        return device if sharding is None else sharding
+    local = mesh.empty or all(kind.name == "Manual" for kind in mesh.axis_types)  # inside shard_map: one device's part
+    return device if local or mesh.size == 1 else MeshOf(device, mesh.size)
 
 
 def device_of(args: object) -> object | None:
@@ -217,7 +254,7 @@ def device_of(args: object) -> object | None:
     A kernel that gets its lengths from numpy and its data on a GPU runs on the GPU. None: no array has a device.
     """
     host: object | None = None
-    for x in _arrays_in(args, 0):
+    for x in arrays_in(args):
         device = x.platform.partition("#")[0] if isinstance(x, ArraySpec) else _device(x, root_module(type(x)))
         if not device:
             continue
@@ -231,20 +268,21 @@ def device_of(args: object) -> object | None:
 
 def libraries_of(args: object) -> frozenset[str]:
     """Return the libraries whose arrays are in `args`, however deep in containers."""
-    return frozenset(x.library if isinstance(x, ArraySpec) else root_module(type(x)) for x in _arrays_in(args, 0))
+    return frozenset(x.library if isinstance(x, ArraySpec) else root_module(type(x)) for x in arrays_in(args))
 
 
-def _arrays_in(value: object, depth: int) -> Iterator[Any]:
+def arrays_in(value: object, depth: int = 0) -> Iterator[Any]:
+    """Yield the arrays in a value, however deep in containers."""
     if is_array(value):
         yield value
     elif depth > _MAX_DEPTH:
         return  # the key of such a call is an error already, and a better one
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _arrays_in(item, depth + 1)
+            yield from arrays_in(item, depth + 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _arrays_in(item, depth + 1)
+            yield from arrays_in(item, depth + 1)
 
 
 _MAX_DEPTH: Final = 64
@@ -277,7 +315,7 @@ def _make_numpy(spec: ArraySpec, rng_seed: int) -> Any:
     np = _import("numpy", f"making an array of {spec.dtype}")
     dtype = _numpy_dtype(np, spec.dtype)
     strides, offset, extent = strides_for(spec.layout, spec.shape)
-    buffer = _fill(np, dtype, extent, np.random.default_rng(rng_seed)).view("uint8")
+    buffer = fill(np, dtype, extent, np.random.default_rng(rng_seed)).view("uint8")
     in_bytes = [stride * dtype.itemsize for stride in strides]
     return np.ndarray(spec.shape, dtype, buffer, offset * dtype.itemsize, in_bytes)
 
@@ -303,11 +341,12 @@ def _import(module: str, purpose: str) -> Any:
         raise MissingDependency(f"{purpose} needs {module!r}. Run: pip install {module}") from None
 
 
-def _fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:
+def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:
+    """Return `n` values of a numpy dtype that no kernel trips over."""
     if dtype.names is not None:
         records = np.zeros(n, dtype)
         for name in dtype.names:
-            records[name] = _fill(np, dtype[name].base, records[name].size, rng).reshape(records[name].shape)
+            records[name] = fill(np, dtype[name].base, records[name].size, rng).reshape(records[name].shape)
         return records
     if dtype.kind == "b":
         return rng.integers(0, 2, n).astype(dtype)

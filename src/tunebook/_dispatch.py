@@ -38,10 +38,11 @@ from __future__ import annotations
 import threading
 import time
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._accelerator import find_pack
-from tunebook._frameworks import hot_names
+from tunebook._frameworks import hot_names, is_compiling
 from tunebook._gate import GATE, Answers
 from tunebook._leaf import exact_leaf
 from tunebook._policy import accelerator_wanted
@@ -51,7 +52,7 @@ from tunebook._selection import event_data
 from tunebook._signature import ANY, Leaf, Signature, leaf_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
     from tunebook._accelerator import Pack
     from tunebook._exploration import Exploration
@@ -97,6 +98,24 @@ def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     return tell
 
 
+def flattened(value: Any) -> list[Any]:
+    """Return what is in nested containers, each behind its kind and size. Code that torch's compiler reads."""
+    if isinstance(value, dict):
+        return [dict, len(value), *(part for item in value.items() for part in flattened(item))]
+    if isinstance(value, (tuple, list)):
+        return [type(value), len(value), *(part for item in value for part in flattened(item))]
+    return [None, value]
+
+
+def restored(parts: Iterator[Any]) -> Any:
+    """Return what was `flattened`."""
+    kind, value = next(parts), next(parts)
+    if kind is None:
+        return value
+    items = [restored(parts) for _ in range(value)]
+    return kind(items) if kind in (dict, tuple, list) else kind(*items)
+
+
 class _Generated(NamedTuple):
     """The functions generated together; replaced together, so that their keys always have the same form."""
 
@@ -134,6 +153,7 @@ class Dispatcher:
         self._pack: Pack | None = None
         self._signature = Signature(implementation)
         self._lock = threading.Lock()
+        self._constants = SimpleNamespace()
         self._generated = self._generate()
         self.function: Final = self._generated.call
         GATE.register(self._answers)
@@ -150,7 +170,9 @@ class Dispatcher:
             "_tb_leaf": exact_leaf,
             **self._seen(),
         }
-        source = self._signature.source(self._leaves, self._names, packed=self._pack is not None)
+        compiled = "_tb_torch_compiling" in namespace
+        packed = self._pack is not None
+        source = self._signature.source(self._leaves, self._names, packed=packed, compiled=compiled)
         exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return _Generated(*(namespace[name] for name in _Generated._fields))
 
@@ -193,6 +215,8 @@ class Dispatcher:
 
     def miss(self, *arguments: Any) -> Any:
         """Answer a call that the hot path could not, and run it."""
+        if is_compiling():
+            return self._generated.run(*arguments, getattr(self._constants, self.constant(*flattened(arguments))))
         if recordings():
             return self._recorded(None, arguments)
         config, exploration = self.choose(arguments)
@@ -204,12 +228,45 @@ class Dispatcher:
 
     def override(self, config: object, *arguments: Any) -> Any:
         """Run a call with the configuration that was given with it."""
+        if is_compiling():
+            return self._generated.run(*arguments, getattr(self._constants, self.given(config)))
         config = self._as_config(config)
         if recordings():
             return self._recorded(config, arguments)
         if self._selector.listeners:
             self._select(arguments, config, None)
         return self._generated.run(*arguments, config)
+
+    def constant(self, *parts: Any) -> str:
+        """Return the name of the configuration for a call that is being compiled, and does not ask again.
+
+        Torch's compiler calls this with tensors that have values, and takes what it returns for a constant. A name,
+        because of an object that came from nowhere it could not read an item; and `flattened`, because it does not
+        look for tensors in containers.
+        """
+        arguments: tuple[Any, ...] = restored(iter(parts))
+        config, exploration = (None, None) if recordings() else self.choose(arguments)
+        if config is not None and exploration is None:
+            return self._kept(config)
+        # Candidates that are tried in calls are none for a program, in which there is but one.
+        selection = self._select(arguments, None, None)
+        if recordings():
+            self._observe(selection.problem, arguments, 0.0)
+        return self._kept(selection.config)
+
+    def given(self, config: object) -> str:
+        """Return the name of a configuration that was given with a call that is being compiled."""
+        return self._kept(self._as_config(config))
+
+    # What `torch.compiler.assume_constant_result` would say of them, but torch is not imported here.
+    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+    given._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+
+    def _kept(self, config: object) -> str:
+        kept = vars(self._constants)
+        name = next((name for name, value in kept.items() if value is config), f"config{len(kept)}")
+        kept[name] = config
+        return name
 
     def known(self, key: Hashable) -> Any:
         """Give a memoised answer where the hot path may not give it by itself; None if there is none."""
@@ -253,14 +310,17 @@ class Dispatcher:
     def _key(self, arguments: tuple[Any, ...]) -> Hashable | None:
         """Return the hot path's key if its guards hold, else the exact one; None if an argument has no cheap key."""
         generated = self._generated
-        try:
-            key: Hashable = generated.fast_key(*arguments)
-            if key is None:  # not "or": () is a key, that of a call whose arguments are all None
-                key = generated.exact_key(*arguments)
-            hash(key)
-        except (TypeError, AttributeError):
-            return None  # such calls always go the long way, and are still right
-        return key
+        for make in (generated.fast_key, generated.exact_key):
+            try:
+                key: Hashable = make(*arguments)
+                hash(key)
+            except RuntimeError:
+                continue  # a sparse tensor that was asked for its strides
+            except (TypeError, AttributeError):
+                return None  # such calls always go the long way, and are still right
+            if key is not None:  # () is a key, that of a call whose arguments are all None
+                return key
+        return None
 
     def _memoise(self, arguments: tuple[Any, ...], selection: Selection[Any], epoch: int) -> None:
         self._specialise(arguments)

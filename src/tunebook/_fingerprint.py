@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tunebook._arrays import members_of, platform_of, root_module
+from tunebook._digest import blake2b
 from tunebook._errors import DefinitionError
 from tunebook._record import canonical_json
 
@@ -111,7 +111,7 @@ def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
     """
     found = _cpu_fields(cpuinfo)
     flags = sorted(flag for flag in found.pop("flags", "").split() if _COMPUTE_FLAG.match(flag))
-    isa = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
+    isa = blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
     numbers = "/".join(found[name] for name in ("family", "model", "stepping") if name in found)
     words = [found.get("vendor", ""), found.get("name", ""), numbers, machine, f"{cores} cores", f"isa-{isa}"]
     return "cpu:" + " ".join(word for word in words if word)
@@ -141,6 +141,36 @@ def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None =
     for name in libraries:
         found[name] = library_version(name)
     return {**found, **(extra or {})}
+
+
+def driver_of(device: object) -> dict[str, str]:
+    """Return the version of the driver of a device, which is software too; nothing for the host's processor.
+
+    OpenCL has several for one chip, also for the host's.
+    """
+    if root_module(type(device)) == "pyopencl":
+        opencl: Any = device
+        return {"driver": f"{_text(opencl.platform.name)} {_text(opencl.driver_version)}"}
+    return _nvidia_driver() if platform_of(device) == "gpu" else {}
+
+
+@cache
+def _nvidia_driver() -> dict[str, str]:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}  # another vendor's, or another system
+    return {"driver": f"nvidia {nvidia_version(text)}"}
+
+
+def nvidia_version(text: str) -> str:
+    """Return the version that NVIDIA's driver gives itself in /proc.
+
+    >>> nvidia_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (root@)")
+    '570.86.10'
+    """
+    version = re.search(r"\s(\d+\.[\d.]+)\s", text)
+    return "unknown" if version is None else version[1]
 
 
 def environment_fingerprint(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:

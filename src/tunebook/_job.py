@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from tunebook._access import Timer
     from tunebook._check import Compare
-    from tunebook._runner import Runner
     from tunebook._decide import Verdict
     from tunebook._race import Objective
+    from tunebook._runner import Runner
     from tunebook._types import FailureKind, Measurement
 
 Cfg = TypeVar("Cfg")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import sys
 from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._frameworks import jax_has_one_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,15 +50,30 @@ _JAX_ONE_DEVICE: Final = Leaf(
 _JAX: Final = Leaf("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
 _JAX_TRACED: Final = Leaf("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
 _JAX_SETTINGS: Final = "_tb_jax_x64.value, _tb_jax_precision.value, "
+# The number of a device is read faster than the device; a tensor without data has that of the host, and nothing about
+# it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
+_TORCH: Final = Leaf(
+    "({0}.__class__ is _tb_torch_tensor or {0}.__class__ is _tb_torch_parameter)",
+    "{0}.shape, {0}.dtype, {0}.get_device(), {0}.requires_grad",
+    "_tb_leaf({0})",
+)
+_TORCH_LAYOUT: Final = _TORCH._replace(fast=f"{_TORCH.fast}, {{0}}.is_contiguous() or {{0}}.stride()")
+_ANY_TORCH: Final = frozenset({_TORCH, _TORCH_LAYOUT})
 # What a call of jax's depends on beside its arguments, once per call; the names are from `adapters.jax`. There is no
 # mesh of one device.
 _SETTINGS: Final = {
     _JAX_ONE_DEVICE: _JAX_SETTINGS,
     _JAX: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
     _JAX_TRACED: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
+    # The same of torch's; the names are from `adapters.torch`.
+    **dict.fromkeys(
+        _ANY_TORCH,
+        "_tb_torch_grad(), _tb_torch_autocast() and _tb_torch_autocast_dtypes(), _tb_torch_precision(), ",
+    ),
 }
 # Seen with arguments of several kinds, or of a kind without a shorter way.
 ANY: Final = Leaf("", "_tb_leaf({0})", "_tb_leaf({0})")
+_MAY_BE_TORCH: Final = _ANY_TORCH | {ANY}
 
 
 def told_apart_by_value(kind: type) -> None:
@@ -73,21 +89,18 @@ def leaf_for(value: object, *, layout: bool) -> Leaf:
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
         return _NUMPY_LAYOUT if layout else _NUMPY
     if (kind.__module__, kind.__name__) in _JAX_CLASSES:
-        return _JAX_ONE_DEVICE if _jax_has_one_device() else _JAX_CLASSES[kind.__module__, kind.__name__]
+        return _JAX_ONE_DEVICE if jax_has_one_device() else _JAX_CLASSES[kind.__module__, kind.__name__]
+    if (kind.__module__, kind.__name__) in _TORCH_CLASSES:
+        return _TORCH_LAYOUT if layout else _TORCH
     return ANY
 
 
+_TORCH_CLASSES: Final = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter")})
 # Tracers of other classes hide more than their aval says: what a vmap batches, for one.
 _JAX_CLASSES: Final = {
     ("jaxlib._jax", "ArrayImpl"): _JAX,
     ("jax._src.interpreters.partial_eval", "DynamicJaxprTracer"): _JAX_TRACED,
 }
-
-
-def _jax_has_one_device() -> bool:
-    jax = sys.modules["jax"]
-    # A process with an accelerator has the host as its second device, and names it second unless told otherwise.
-    return (jax.config.jax_platforms or "cpu") == "cpu" and [device.platform for device in jax.devices()] == ["cpu"]
 
 
 _STARS: Final[dict[object, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -104,10 +117,11 @@ class Signature:
         self.defaults = {f"_tb_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
         self.positional_twin = _positional_twin(implementation)
 
-    def source(self, leaves: Mapping[str, Leaf], names: frozenset[str], *, packed: bool) -> str:
+    def source(self, leaves: Mapping[str, Leaf], names: frozenset[str], *, packed: bool, compiled: bool) -> str:
         """Return the module that defines `call`, `run`, `exact_key` and `fast_key`.
 
-        With `packed`, the fast key is made by the accelerator. The module's own names start with `_tb_`, because an
+        With `packed`, the fast key is made by the accelerator; with `compiled`, torch's compiler may come along. The
+        module's own names start with `_tb_`, because an
         author's parameter may well be called `key` or `found`.
         """
         used = {p.name: leaves.get(p.name, ANY) for p in self.parameters if p.name in names}
@@ -115,6 +129,11 @@ class Signature:
         run = f"return _tb_impl({self._forwarded('_tb_found')})"
         exact = "".join(f"{leaf.exact.format(n)}, " for n, leaf in used.items())
         lookup, fast_key = _packed_lookup(used, run) if packed else _plain_lookup(used, run)
+        if used and not leaves:
+            lookup = []  # before the first call there is nothing to find, and torch's compiler need not read it
+        elif compiled and not _MAY_BE_TORCH.isdisjoint(used.values()):
+            # 20 ns. Torch's compiler could not read the lookup, and makes the choice a constant instead.
+            lookup = ["if _tb_torch_compiling():", f" return _tb_miss({arguments})", *lookup]
         return "\n".join(
             [
                 f"def call({self._declaration()}):",
@@ -162,7 +181,7 @@ def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
     """Return the lines that look an answer up by a tuple, and the expression for that tuple."""
     guard = " and ".join(leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard) or "True"
     fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
-    fast += next((_SETTINGS[leaf] for leaf in used.values() if leaf in _SETTINGS), "")
+    fast += "".join(dict.fromkeys(_SETTINGS[leaf] for leaf in used.values() if leaf in _SETTINGS))
     # NaN too: no two are equal, and every call with a new one would add an entry that is never found.
     floats = [f"{n} == 0.0 or {n} != {n}" for n, leaf in used.items() if leaf is _LEAVES[float]]
     refused = f"({' or '.join(floats)})" if floats else "False"
@@ -173,7 +192,7 @@ def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
         "  _tb_found = _tb_fast[_tb_key]",
         " except KeyError:",
         "  _tb_found = _tb_known(_tb_key)",
-        " except (TypeError, AttributeError):",
+        " except (TypeError, AttributeError, RuntimeError):",
         "  _tb_found = None",
         " else:",
         f"  {run}",

@@ -11,10 +11,10 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
+from tunebook._digest import blake2b
 from tunebook._errors import StoreError, warn_once
 from tunebook._policy import HOME_VARIABLE, book_root
 from tunebook.stores._files import make_directory, write_file, writing

@@ -12,48 +12,31 @@ Every item of a configuration becomes `-DNAME=value`, except `cflags`, a tuple o
 from __future__ import annotations
 
 import ctypes
-import math
 import os
-import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
-from hashlib import blake2b
-from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._errors import CompileError, DefinitionError, MissingDependency
 from tunebook._fingerprint import device_fingerprint
-from tunebook._record import canonical_json
 from tunebook.adapters._build_cache import BuildCache
+from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
 from tunebook.adapters._per_config import PerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._types import Json
 
-FLAGS_ITEM: Final = "cflags"
 # Linked with one of these, a library made by gcc before version 13 makes the processor treat subnormal numbers as zero
 # once it is loaded: for every other computation of the process too. Compiled with them it does not.
 _FAST_MATH: Final = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# fmt: off
-_KEYWORDS: Final = frozenset({
-    "auto", "break", "case", "char", "const", "continue", "default", "defined", "do", "double", "else", "enum",
-    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short",
-    "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while",
-})
-# fmt: on
-_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
-_SHOWN_LINES: Final = 12
-_SHOWN_COLUMNS: Final = 200
 
 
 @final
@@ -77,8 +60,8 @@ class CLibrary:
         cache: str | os.PathLike[str] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        self._source: Final = _read_source(source)
-        self._flags: Final = _flags("flags", flags)
+        self._source: Final = read_source(source)
+        self._flags: Final = flags_of("flags", flags)
         self._compiler: Final = compiler
         self._timeout_s: Final = timeout_s
         self._builds: Final = BuildCache(None if cache is None else Path(cache))
@@ -101,7 +84,7 @@ class CLibrary:
 
     def __tunebook_checksum__(self) -> str:
         """Return a digest of source, headers, flags and compiler: editing one of them makes it another kernel."""
-        return _digest([self._source.text, [*self._source.headers], [*self._flags], _identity(self._executable)])
+        return digest([self._source.text, [*self._source.headers], [*self._flags], _identity(self._executable)])
 
     @cached_property
     def _executable(self) -> str:
@@ -117,7 +100,7 @@ class CLibrary:
     def _compile(self, macros: Macros, *, afresh: bool = False) -> Path:
         # With the processor: -march=native means another one on another machine that shares this directory.
         parts: list[Json] = [self.__tunebook_checksum__(), [*macros.definitions], [*macros.flags], device_fingerprint()]
-        return self._builds.get(_digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
+        return self._builds.get(digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
 
     def _compile_or_error(self, config: Mapping[str, Any]) -> Path | CompileError:
         try:
@@ -164,104 +147,7 @@ class CLibrary:
         if returned is None:
             raise CompileError(f"{self._source.name}: the compiler took longer than {self._timeout_s:g} s ({macros})")
         if returned != 0:
-            raise CompileError(_complaint(said, f"{self._executable} ended with {returned}", macros))
-
-
-# ---------------------------------------------------------------------------------------------------------- macros
-
-
-class Macros(NamedTuple):
-    """What a configuration means to the compiler."""
-
-    definitions: tuple[str, ...]
-    flags: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join((*self.definitions, *self.flags)) or "no macros"
-
-
-def macros_of(config: Mapping[str, Any]) -> Macros:
-    """Return the macros and flags of a configuration; `DefinitionError` for what the compiler could not be told.
-
-    >>> macros_of({"BLOCK": 64, "PACK": True, "TYPE": "float", "cflags": ("-O2",)}).definitions
-    ('BLOCK=64', 'PACK=1', 'TYPE=float')
-    """
-    if not isinstance(config, Mapping):
-        raise DefinitionError(
-            f"a C library takes its configuration as a mapping, such as tunebook.Config or a dict; got {config!r}"
-        )
-    definitions = [f"{_macro_name(n)}={_macro_value(n, v)}" for n, v in config.items() if n != FLAGS_ITEM]
-    return Macros(tuple(sorted(definitions)), _flags(FLAGS_ITEM, config.get(FLAGS_ITEM, ())))
-
-
-def _macro_name(name: str) -> str:
-    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or name in _KEYWORDS:
-        raise DefinitionError(f"{name!r} cannot be a macro: it is not an identifier in C")
-    return name
-
-
-def _macro_value(name: str, value: object) -> str:
-    if isinstance(value, str) and not set(value) & {"\n", "\r", "\0"}:
-        return str.__str__(value)  # an enum of strings would otherwise give its own name
-    if isinstance(value, Integral):
-        return str(int(value))
-    if isinstance(value, Real) and math.isfinite(value):
-        return repr(float(value))
-    raise DefinitionError(
-        f"{name}={value!r} cannot be a macro: use a finite number, a bool, or a str of one line; flags for the "
-        f"compiler go into {FLAGS_ITEM}=('-O2', ...)"
-    )
-
-
-def _flags(name: str, flags: Iterable[str]) -> tuple[str, ...]:
-    given = None if isinstance(flags, str) or not isinstance(flags, Iterable) else tuple(flags)
-    if given is None or not all(isinstance(flag, str) and flag and "\0" not in flag for flag in given):
-        raise DefinitionError(f"{name}={flags!r}: write a tuple of flags, such as {name}=('-O3', '-march=native')")
-    return given
-
-
-# ---------------------------------------------------------------------------------------------------------- source
-
-
-class _Source(NamedTuple):
-    name: str
-    text: str
-    directory: Path | None
-    headers: tuple[str, ...]  # their content
-
-
-def _read_source(source: str | Path) -> _Source:
-    if isinstance(source, Path):
-        path = source.absolute()
-        try:
-            text = _read(path)
-        except OSError as error:
-            raise DefinitionError(f"cannot read the C source {source}: {error.strerror}") from error
-        name = path.name.replace("\\", "\\\\").replace('"', '\\"')
-        return _Source(name, text, path.parent, tuple(_headers(text, path.parent, set())))
-    if "\n" not in source and source.rstrip().endswith((".c", ".h")):
-        raise DefinitionError(f"a str is C source itself; for a file write CLibrary(Path({source!r}))")
-    return _Source("kernel.c", source, None, ())
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape")  # comments are written in any encoding
-
-
-def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
-    """Yield the content of the files beside a source that it includes, and of those that they include."""
-    for name in _INCLUDE.findall(text):
-        path = directory / name
-        if path in seen or not path.is_file():
-            continue  # one that is not there is the compiler's to find, or to complain about
-        seen.add(path)
-        content = _read(path)
-        yield content
-        yield from _headers(content, path.parent, seen)
-
-
-def _digest(parts: list[Json]) -> str:
-    return blake2b(canonical_json(parts).encode("ascii"), digest_size=16).hexdigest()
+            raise CompileError(complaint(said, f"{self._executable} ended with {returned}", macros))
 
 
 # -------------------------------------------------------------------------------------------------------- compiler
@@ -289,14 +175,6 @@ def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | Non
                 # The whole group: the driver's children hold the pipes open, and would be waited for.
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, said.decode("utf-8", "replace")
-
-
-def _complaint(said: str, otherwise: str, macros: Macros) -> str:
-    """Return a message that begins with the first error, since lists of failures show one line of each."""
-    lines = [line[:_SHOWN_COLUMNS] for line in said.splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    shown = lines[first : first + _SHOWN_LINES] or [otherwise]
-    return "\n".join([f"{shown[0]} ({macros})", *(f"  {line}" for line in shown[1:])])
 
 
 # ---------------------------------------------------------------------------------------------------------- arrays

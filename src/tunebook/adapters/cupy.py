@@ -1,0 +1,270 @@
+"""Kernels in CUDA C, through CuPy: compiled with the configuration as macros or as template arguments.
+
+    module = CudaModule(Path(__file__).with_name("saxpy.cu"), templates={"saxpy": "saxpy<{BLOCK}, float>"})
+
+    @tunable(space=Space(BLOCK=[128, 256], UNROLL=[1, 4]), compile=module.compile)
+    def saxpy(a, x, y, *, config):
+        blocks = -(-x.size // (config.BLOCK * config.UNROLL))
+        module(config).saxpy((blocks,), (config.BLOCK,), (numpy.float32(a), x, y, x.size))
+
+An item of a configuration that a template names is an argument of it; any other becomes `-DNAME=value`, except
+`cflags`, a tuple of further options. Runs are timed by the GPU's own clock, with a cold cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+import string
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from tunebook._access import Access, register_access
+from tunebook._arrays import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
+from tunebook._errors import CompileError, DefinitionError, MissingDependency
+from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
+from tunebook.adapters._cuda_timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._per_config import PerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from tunebook._types import Json
+
+
+def _cupy() -> Any:
+    """Return CuPy; it imports without a GPU, but takes a second."""
+    try:
+        return importlib.import_module("cupy")
+    except ModuleNotFoundError as error:
+        if error.name != "cupy":
+            raise
+        raise MissingDependency("kernels for CuPy need 'cupy'. Run: pip install 'tunebook[cupy]'") from None
+
+
+@final
+class CudaModule:
+    """One source, compiled once per configuration and GPU. Safe to share between threads.
+
+    `source` is CUDA C text, or the `Path` of a file, which is read here and now; headers beside it that it includes by
+    `"name"` belong to it. `templates` maps the name of a kernel to an instance of it, in which `{NAME}` stands for an
+    item of the configuration. A kernel that is no template must be `extern "C"`, unless all are named there. `options`
+    go to the compiler in every configuration. What was compiled is kept on disk by CuPy itself. `cupy` stands in for
+    the package.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        *,
+        templates: Mapping[str, str] | None = None,
+        options: Iterable[str] = ("-std=c++17",),
+        cupy: Any = None,
+    ) -> None:
+        self._source: Final = read_source(source)
+        self._templates: Final = dict(templates or {})
+        self._arguments: Final = frozenset(name for text in self._templates.values() for name in _fields(text))
+        self._options: Final = flags_of("options", options)
+        self._cupy: Final = cupy or _cupy()
+        self._built: Final = PerConfig(self._build, self._meaning)
+
+    def __call__(self, config: Mapping[str, Any]) -> Built:
+        """Return the kernels of a configuration; after the first time, in 0.2 us."""
+        return self._built(config)
+
+    def compile(self, config: Mapping[str, Any]) -> None:
+        """Compile a configuration ahead of its first run.
+
+        Nothing that tells whether two configurations are one program is returned: the size of a block is chosen by
+        whoever launches a kernel, and need not be in its code.
+        """
+        self._built(config).compile()
+
+    def __tunebook_checksum__(self) -> str:
+        """Return a digest of source, headers, options and compiler: editing one of them makes it another kernel."""
+        version: list[Json] = [*self._cupy.cuda.nvrtc.getVersion()]
+        return digest(
+            [self._source.text, [*self._source.headers], [*self._options], {**self._templates}, version],
+        )
+
+    def _meaning(self, config: Mapping[str, Any]) -> tuple[Macros, tuple[tuple[str, str], ...]]:
+        """Return what a configuration means to the compiler: macros, and the instances of templates."""
+        if not isinstance(config, Mapping):
+            return macros_of(config), ()  # which says what is wrong
+        missing = self._arguments - config.keys()
+        if missing:
+            raise DefinitionError(
+                f"the templates name {', '.join(sorted(missing))}, which the configuration {dict(config)} does not have"
+            )
+        macros = macros_of({name: value for name, value in config.items() if name not in self._arguments})
+        values = {name: _template_argument(name, config[name]) for name in self._arguments}
+        return macros, tuple((name, text.format_map(values)) for name, text in self._templates.items())
+
+    def _build(self, config: Mapping[str, Any]) -> Built:
+        macros, instances = self._meaning(config)
+        options = [*self._options, *(f"-D{definition}" for definition in macros.definitions), *macros.flags]
+        if self._source.directory is not None:
+            options.append(f"-I{self._source.directory}")
+        module = self._cupy.RawModule(
+            code=self._source.text,
+            options=tuple(options),
+            name_expressions=[text for _, text in instances] or None,
+        )
+        failures = self._cupy.cuda.compiler.CompileException, self._cupy.cuda.driver.CUDADriverError
+        return Built(module, macros, dict(instances), self._source.name, failures)
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise DefinitionError(f"the template {template!r} cannot be read: {error}; write 'saxpy<{{BLOCK}}>'") from error
+
+
+def _template_argument(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    (definition,) = macros_of({name: value}).definitions
+    return definition.partition("=")[2]
+
+
+@final
+class Built:
+    """The kernels of one configuration, as attributes: `built.saxpy(grid, block, args, shared_mem=0)`."""
+
+    def __init__(
+        self,
+        module: Any,
+        macros: Macros,
+        instances: Mapping[str, str],
+        source: str,
+        failures: tuple[type[Exception], ...],
+    ) -> None:
+        self._module, self._macros, self._instances = module, macros, instances
+        self._source, self._failures = source, failures
+
+    def compile(self) -> None:
+        """Compile for the current GPU, unless that was done before."""
+        try:
+            self._module.compile()
+        except self._failures as error:
+            raise self._complaint(error) from error
+
+    def _complaint(self, error: Exception) -> CompileError:
+        what = " ".join((str(self._macros), *self._instances.values()))
+        return CompileError(complaint(str(error), f"{self._source} was not compiled", what))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.compile()
+        try:
+            kernel = self._module.get_function(self._instances.get(name, name))
+        except self._failures as error:
+            known = ", ".join(self._instances) or 'those that are declared extern "C"'
+            raise DefinitionError(f"there is no kernel {name!r} in {self._source}: {error}. It has {known}") from error
+        # Kept as an attribute of its own, which is found without coming here again.
+        return self.__dict__.setdefault(name, kernel)
+
+
+# -------------------------------------------------------------------------------------------------------- measuring
+
+
+class CupyTimer:
+    """Times runs on one GPU by its own clock, each with a cold cache. `cupy` is CuPy, or stands in for it."""
+
+    def __init__(self, device: Any, cupy: Any) -> None:
+        self._device = device
+        cache = lambda: _Cache(cupy.empty(CACHE_BYTES, "int8"))  # noqa: E731 - one line, where it is used
+        interface = SimpleNamespace(Event=partial(_Event, cupy), synchronize=cupy.cuda.runtime.deviceSynchronize)
+        self._events: Final = EventTimer(lambda: interface, cache)
+        self.name: Final = self._events.name
+
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
+        """Return the seconds of one run."""
+        with self._device:
+            return self._events.sample_s(launch, runs)
+
+    def wait(self, result: object) -> None:
+        """Block until the GPU has done all that it was given."""
+        with self._device:
+            self._events.wait(result)
+
+
+class _Event:
+    """An event of CuPy's with the methods of one of torch's."""
+
+    def __init__(self, cupy: Any, *, enable_timing: bool) -> None:
+        self._cupy, self._event = cupy, cupy.cuda.Event(disable_timing=not enable_timing)
+
+    def record(self) -> None:
+        self._event.record()
+
+    def elapsed_time(self, end: _Event) -> float:
+        return float(self._cupy.cuda.get_elapsed_time(self._event, end._event))
+
+
+class _Cache(NamedTuple):
+    buffer: Any
+
+    def zero_(self) -> None:
+        self.buffer.fill(0)
+
+
+def _timer(arguments: object) -> CupyTimer | None:
+    arrays = [x for x in arrays_in(arguments) if root_module(type(x)) == "cupy"]
+    return CupyTimer(arrays[0].device, sys.modules["cupy"]) if arrays else None
+
+
+# ----------------------------------------------------------------------------------------------------------- arrays
+
+
+def _copy(x: Any) -> Any:
+    cupy = sys.modules["cupy"]
+    with x.device:
+        free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+        return x.copy(order="K") if 2 * x.nbytes <= free else x.get(order="A")
+
+
+def _put_back(x: Any, copy: Any) -> None:
+    with x.device:
+        x[...] = sys.modules["cupy"].asarray(copy)  # from the host, if there was no room for it beside the array
+
+
+def _is_same(x: Any, copy: Any) -> bool:
+    # Bytes: a NaN is not equal to itself.
+    return bool(_to_numpy(x).tobytes() == _to_numpy(copy).tobytes())
+
+
+def _to_numpy(x: Any) -> Any:
+    return sys.modules["cupy"].asnumpy(x)
+
+
+def _make(spec: ArraySpec, rng_seed: int) -> Any:
+    np, cupy = importlib.import_module("numpy"), _cupy()
+    _, _, ordinal = spec.platform.partition("#")
+    dtype = np.dtype(spec.dtype)
+    strides, offset, extent = strides_for(spec.layout, spec.shape)
+    values = fill(np, dtype, extent, np.random.default_rng(rng_seed))
+    with cupy.cuda.Device(int(ordinal)) if ordinal else cupy.cuda.Device():
+        memory = cupy.asarray(values).data + offset * dtype.itemsize
+        return cupy.ndarray(spec.shape, dtype, memory, [stride * dtype.itemsize for stride in strides])
+
+
+register_access(
+    "cupy",
+    Access(
+        is_writable=lambda x: (
+            x.size > 0 and all(stride or n == 1 for stride, n in zip(x.strides, x.shape, strict=True))
+        ),
+        copy=_copy,
+        is_same=_is_same,
+        put_back=_put_back,
+        to_numpy=_to_numpy,
+        timer=_timer,
+    ),
+)
+register_library("cupy", _make)

@@ -1,0 +1,247 @@
+"""Kernels in OpenCL C, through pyopencl: built with the configuration as macros, and timed by the device.
+
+    program = CLProgram(context, Path(__file__).with_name("saxpy.cl"))
+
+    @tunable(space=Space(GROUP=[32, 64, 128]), compile=program.compile)
+    def saxpy(a, x, y, *, config):
+        program(config).saxpy(x.queue, x.shape, (config.GROUP,), numpy.float32(a), x.data, y.data)
+
+Every item of a configuration becomes `-DNAME=value`, except `cflags`, a tuple of further build options. Arguments are
+`pyopencl.array.Array`s; if their queue was made with `PROFILING_ENABLE`, runs are timed by the device's own clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array
+
+from tunebook._access import Access, register_access
+from tunebook._arrays import ArraySpec, arrays_in, fill, platform_of, register_library, strides_for
+from tunebook._errors import CompileError, DefinitionError, Unsupported
+from tunebook._measure import Stopwatch
+from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
+from tunebook.adapters._per_config import PerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+_PROFILING: Final = cl.command_queue_properties.PROFILING_ENABLE
+# Where arrays are made that nobody passed: a program can only use those of its own context.
+_contexts: Final[dict[str, tuple[Any, Any]]] = {}
+_TOO_BIG: Final = (cl.status_code.INVALID_WORK_GROUP_SIZE, cl.status_code.INVALID_WORK_ITEM_SIZE)
+
+
+@final
+class CLProgram:
+    """One source, built once per configuration for a context. Safe to share between threads.
+
+    `source` is OpenCL C text, or the `Path` of a file, which is read here and now; headers beside it that it includes
+    by `"name"` belong to it. `options` go to the compiler in every configuration. What was built is kept on disk by
+    pyopencl itself.
+    """
+
+    def __init__(self, context: cl.Context, source: str | Path, *, options: Iterable[str] = ()) -> None:
+        if not isinstance(context, cl.Context):
+            raise DefinitionError(
+                f"CLProgram takes a context and then the source, not a {type(context).__name__}; write "
+                "CLProgram(pyopencl.create_some_context(interactive=False), source)"
+            )
+        self._context: Final = context
+        for device in context.devices:
+            _contexts[platform_of(device)] = context, device
+        self._source: Final = read_source(source)
+        self._options: Final = flags_of("options", options)
+        self._built: Final = PerConfig(self._build, macros_of)
+
+    def __call__(self, config: Mapping[str, Any]) -> Built:
+        """Return the kernels of a configuration, built if need be; after that, in 0.2 us."""
+        return self._built(config)
+
+    def compile(self, config: Mapping[str, Any]) -> None:
+        """Build a configuration ahead of its first run.
+
+        Nothing that tells whether two configurations are one program is returned: a group's size is chosen by whoever
+        launches a kernel, and need not be in its code.
+        """
+        self._built(config)
+
+    def __tunebook_checksum__(self) -> str:
+        """Return a digest of source, headers and options: editing one of them makes it another kernel."""
+        return digest([self._source.text, [*self._source.headers], [*self._options]])
+
+    def _build(self, config: Mapping[str, Any]) -> Built:
+        macros = macros_of(config)
+        options = [*self._options, *(f"-D{_option(definition)}" for definition in macros.definitions), *macros.flags]
+        if self._source.directory is not None:
+            options += ["-I", str(self._source.directory)]
+        try:
+            program = cl.Program(self._context, self._source.text).build(options)
+        except (cl.RuntimeError, cl.LogicError) as error:
+            raise CompileError(
+                complaint(_build_log(str(error)), f"{self._source.name} was not built", macros)
+            ) from error
+        return Built(program, macros)
+
+
+def _option(definition: str) -> str:
+    if any(c.isspace() for c in definition) or '"' in definition:
+        raise DefinitionError(
+            f"{definition!r} cannot be a build option, which has no spaces or quotes; name what it stands for in the "
+            "source, and choose it by a number"
+        )
+    return definition
+
+
+def _build_log(message: str) -> str:
+    """Return what the compiler said, without what is said about the call of it."""
+    return "\n".join(line for line in message.splitlines() if not line.startswith(("clBuildProgram", "Build on")))
+
+
+@final
+class Built:
+    """The kernels of one configuration, as attributes: `built.saxpy(queue, global_size, local_size, *args)`."""
+
+    def __init__(self, program: cl.Program, macros: Macros) -> None:
+        self._program, self._macros = program, macros
+
+    def __getattr__(self, name: str) -> Kernel:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            kernel = cl.Kernel(self._program, name)
+        except cl.LogicError as error:
+            names = self._program.get_info(cl.program_info.KERNEL_NAMES).replace(";", ", ")
+            raise DefinitionError(f"there is no kernel {name!r} in this source; it has {names}") from error
+        # Kept as an attribute of its own, which is found without coming here again.
+        return self.__dict__.setdefault(name, Kernel(kernel, name, self._macros))  # type: ignore[no-any-return]
+
+
+@final
+class Kernel:
+    """One kernel. Safe to share between threads, which pyopencl's own are not: they hold their arguments."""
+
+    __slots__ = ("_kernel", "_lock", "_macros", "_name")
+
+    def __init__(self, kernel: cl.Kernel, name: str, macros: Macros) -> None:
+        self._kernel, self._name, self._macros = kernel, name, macros
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, queue: cl.CommandQueue, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any
+    ) -> cl.Event:
+        """Start it, and return its event."""
+        try:
+            with self._lock:
+                return self._kernel(queue, global_size, local_size, *args)
+        except cl.LogicError as error:
+            if error.code not in _TOO_BIG or local_size is None:
+                raise
+            limit = self._kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, queue.device)
+            raise DefinitionError(
+                f"{self._name} cannot run {tuple(global_size)} work-items in groups of {tuple(local_size)}: they must "
+                f"divide evenly, and a group may have {limit} on this device ({self._macros})"
+            ) from error
+
+
+# -------------------------------------------------------------------------------------------------------- measuring
+
+
+class QueueTimer(NamedTuple):
+    """Times what a queue does, from the end of what came before to the end of the last run."""
+
+    queue: Any
+
+    @property
+    def name(self) -> str:
+        """The clock: the device's, or the host's for a queue without profiling."""
+        return "opencl-events" if self.queue.properties & _PROFILING else "host-clock"
+
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
+        """Return the seconds of one run."""
+        if not self.queue.properties & _PROFILING:
+            return Stopwatch(wait=self.wait).sample_s(launch, runs)
+        start = cl.enqueue_marker(self.queue)
+        for _ in range(runs):
+            launch()
+        end = cl.enqueue_marker(self.queue)
+        end.wait()
+        return float(end.profile.end - start.profile.end) * 1e-9 / runs
+
+    def wait(self, result: object) -> None:  # noqa: ARG002 - everything on the queue
+        """Block until the queue is empty."""
+        self.queue.finish()
+
+
+def _timer(arguments: object) -> QueueTimer | None:
+    queues = [x.queue for x in arrays_in(arguments) if isinstance(x, cl.array.Array) and x.queue is not None]
+    return QueueTimer(queues[0]) if queues else None
+
+
+# ----------------------------------------------------------------------------------------------------------- arrays
+
+
+def _extent(x: cl.array.Array) -> int:
+    """Return how many bytes there are from an array's first element to its last."""
+    steps = zip(x.shape, x.strides, strict=True)
+    return int(sum((n - 1) * stride for n, stride in steps) + x.dtype.itemsize)
+
+
+def _copy(x: cl.array.Array) -> cl.array.Array:
+    """Return a copy of the same layout. pyopencl refuses to copy or read what is not contiguous; bytes it copies."""
+    size = _extent(x)
+    data = cl.Buffer(x.context, cl.mem_flags.READ_WRITE, size)
+    cl.enqueue_copy(x.queue, data, x.base_data, byte_count=size, src_offset=x.offset)
+    return cl.array.Array(x.queue, x.shape, x.dtype, data=data, strides=x.strides)
+
+
+def _put_back(x: cl.array.Array, copy: cl.array.Array) -> None:
+    cl.enqueue_copy(x.queue, x.base_data, copy.base_data, byte_count=_extent(x), dst_offset=x.offset)
+
+
+def _to_numpy(x: cl.array.Array) -> Any:
+    memory: Any = np.empty(_extent(x) if x.size else 0, np.uint8)
+    if x.size:
+        cl.enqueue_copy(x.queue, memory, x.base_data, src_offset=x.offset)
+    return np.ndarray(x.shape, x.dtype, memory, strides=x.strides)
+
+
+def _is_same(x: cl.array.Array, copy: cl.array.Array) -> bool:
+    return bool(_to_numpy(x).tobytes() == _to_numpy(copy).tobytes())
+
+
+def _make(spec: ArraySpec, rng_seed: int) -> cl.array.Array:
+    platform = spec.platform.partition("#")[0]
+    if platform not in _contexts:
+        raise Unsupported(
+            f"cannot make an array for a {platform or 'device'} of OpenCL: no CLProgram of this process is for one. "
+            "Define the program first, or pass live arrays"
+        )
+    context, device = _contexts[platform]
+    queue = cl.CommandQueue(context, device, _PROFILING)
+    strides, offset, extent = strides_for(spec.layout, spec.shape)
+    if offset:
+        raise Unsupported(f"cannot make an array of layout {spec.layout!r} for OpenCL; pass a live one")
+    dtype = np.dtype(spec.dtype)
+    values = fill(np, dtype, extent, np.random.default_rng(rng_seed))
+    data = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=values)
+    in_bytes = tuple(stride * dtype.itemsize for stride in strides)
+    return cl.array.Array(queue, spec.shape, dtype, data=data, strides=in_bytes)
+
+
+register_access(
+    "pyopencl",
+    Access(
+        is_writable=lambda x: x.queue is not None and x.size > 0 and min(x.strides, default=0) >= 0,
+        copy=_copy,
+        is_same=_is_same,
+        put_back=_put_back,
+        to_numpy=_to_numpy,
+        timer=_timer,
+    ),
+)
+register_library("pyopencl", _make)

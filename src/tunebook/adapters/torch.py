@@ -1,0 +1,339 @@
+"""PyTorch: tunable functions on tensors, under autograd, torch.compile and as operators of torch's own.
+
+`@tunable` functions just work on tensors: this module is imported when the first one is seen. Strides, the device, and
+whether gradients are asked for are part of a call's key. Runs on a GPU are timed by its own clock, with a cold cache.
+Inside `torch.compile` the choice is made while the program is traced, on real tensors, and is a constant in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from contextlib import ExitStack
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+from tunebook._access import Access, register_access
+from tunebook._arrays import ArraySpec, arrays_in, describe, register_library, strides_for
+from tunebook._errors import DefinitionError, Unsupported
+from tunebook._frameworks import Stage, register_framework
+from tunebook._function_kernel import FunctionKernel
+from tunebook._registry import abstract, concrete
+from tunebook.adapters._cuda_timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._torch_kernel import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from tunebook._kernel import Invocation, Kernel
+    from tunebook._tunable import Tunable
+
+T = TypeVar("T")
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+# ------------------------------------------------------------------------------------------------- what a call is
+
+
+def _tensors(arguments: object) -> list[Any]:
+    return [x for x in arrays_in(arguments) if isinstance(x, torch.Tensor)]
+
+
+def _autocast() -> tuple[tuple[str, str], ...]:
+    """Return the kinds of device for which operators choose their dtype by themselves, and that dtype."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return tuple((kind, str(torch.get_autocast_dtype(kind))) for kind in kinds)
+
+
+class _Torch:
+    """What the core asks about calls with tensors."""
+
+    hot_names: Final[Mapping[str, object]] = {
+        "_tb_torch_tensor": torch.Tensor,
+        "_tb_torch_parameter": torch.nn.Parameter,
+        "_tb_torch_compiling": torch.compiler.is_dynamo_compiling,
+        "_tb_torch_grad": torch.is_grad_enabled,
+        "_tb_torch_autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001 - the public one asks for one device
+        "_tb_torch_autocast_dtypes": _autocast,
+        "_tb_torch_precision": torch.get_float32_matmul_precision,
+    }
+
+    def leaf(self, x: Any) -> Hashable:
+        if isinstance(x, ArraySpec):
+            return x
+        strides = tuple(x.stride()) if x.layout is torch.strided else None
+        asked = x.requires_grad and torch.is_grad_enabled()
+        settings = _autocast(), torch.get_float32_matmul_precision()
+        return type(x), tuple(x.shape), x.dtype, x.device, x.layout, strides, asked, settings
+
+    def surroundings(self, arguments: object) -> Mapping[str, Any]:
+        grad = [i for i, x in enumerate(arrays_in(arguments)) if describe(x).grad]
+        precision = torch.get_float32_matmul_precision()
+        found = {
+            "grad": grad,
+            "autocast": [list(one) for one in _autocast()],
+            "precision": "" if precision == "highest" else precision,
+        }
+        unusual = {name: value for name, value in found.items() if value}
+        return {"@torch": unusual} if unusual else {}
+
+    def obstacle(self, arguments: object) -> str | None:
+        for x in _tensors(arguments):
+            if x.is_meta and not _is_fake(x):
+                return "a tensor on the meta device has no values to measure on"
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to tell
+                return "a tensor inside torch.func's transforms has no values to measure on"
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                return "a CUDA graph is being captured, and nothing else may run"
+        return None
+
+    def capture(self, inv: Invocation[Any, Any]) -> _Captured:
+        return _Captured(inv)
+
+    def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
+        return bind(kernel, inv, cfg)
+
+    def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
+        return torch.compile(function)  # type: ignore[no-any-return] # torch is not seen by the type checker
+
+
+def _is_fake(x: object) -> bool:
+    return type(x).__name__ == "FakeTensor"
+
+
+# ------------------------------------------------------------------------------------------------ where it is tuned
+
+
+class _Captured:
+    """A call, and the settings under which it was made."""
+
+    def __init__(self, inv: Invocation[Any, Any]) -> None:
+        self._inv = inv
+        self._settings = inv.beside().get("@torch", {})
+        self._is_traced = any(map(_is_fake, _tensors((inv.args, inv.kwargs))))
+
+    def run(self, work: Callable[[Stage], T]) -> T:
+        """Call `work` on the caller's own tensors, or on made-up ones if those are only being traced."""
+        if not self._is_traced:
+            return self._work(work)
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few calls are traced like this
+
+        with ThreadPoolExecutor(1, thread_name_prefix="tunebook-torch") as pool:
+            # A thread of our own: what traces the caller's operators does not see what it does.
+            return pool.submit(copy_context().run, self._work, work).result()
+
+    def _work(self, work: Callable[[Stage], T]) -> T:
+        with ExitStack() as stack:
+            for kind, dtype in self._settings.get("autocast", ()):
+                stack.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
+            args, kwargs = self._inv.args, dict(self._inv.kwargs)
+            if self._is_traced:
+                args, kwargs = concrete(abstract((args, kwargs)))
+            inv = replace(self._inv, args=args, kwargs=kwargs)
+            differentiable = bool(self._settings.get("grad"))
+            return work(
+                Stage(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
+            )
+
+
+def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as a stage has it
+    """Return what makes the functions that are measured; there is nothing that torch would compile ahead."""
+    return (lambda config: partial(_forward_and_backward, bind(config))) if backward else bind, None
+
+
+def _forward_and_backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    outputs = [x for x in _tensors(function(*args, **kwargs)) if x.requires_grad]
+    inputs = [x for x in _tensors((args, kwargs)) if x.requires_grad]
+    # An output stands in for its own gradient: it has the right shape and dtype, and is no special value.
+    return torch.autograd.grad(outputs, inputs, [x.detach() for x in outputs], allow_unused=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- tensors
+
+
+def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not spec.layout.startswith(("C", "F", "P", "S")):
+        raise Unsupported(f"cannot make up a tensor of {spec.dtype} and layout {spec.layout}; pass a live one")
+    strides, offset, extent = strides_for(spec.layout, spec.shape)
+    if offset:
+        raise Unsupported("a tensor has no dimension that runs backwards; pass a live array of the other library")
+    values = _values(dtype, extent, _device(spec.platform), rng_seed)
+    return values.as_strided(spec.shape, strides).requires_grad_(spec.grad)
+
+
+def _values(dtype: torch.dtype, n: int, device: torch.device, rng_seed: int) -> torch.Tensor:
+    """Return values that no kernel trips over, made on the device: a gigabyte takes the host 3 s."""
+    random = torch.Generator(device).manual_seed(rng_seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (n,), generator=random, device=device).to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(1, 4, (n,), generator=random, device=device).to(dtype)
+    wide = dtype if dtype.is_complex else torch.float32
+    values = torch.randn(n, generator=random, device=device, dtype=wide)
+    # Away from zero, where kernels divide.
+    return (values + 0.25 * values.sgn()).to(dtype)
+
+
+def _device(platform: str) -> torch.device:
+    kind, _, ordinal = platform.partition("#")
+    if kind != "gpu":
+        return torch.device(kind or "cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        raise Unsupported("cannot make a tensor for a GPU: torch sees none here. Tune where there is one")
+    return torch.device(accelerator.type, int(ordinal)) if ordinal else accelerator
+
+
+def _is_writable(x: torch.Tensor) -> bool:
+    plain = type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+    # Elements that share memory cannot be written to one by one.
+    return plain and all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach()
+    if x.is_cuda and 2 * x.nbytes > _free_bytes(x.device):
+        return x.cpu()  # slower to put back, but the kernel may need what is left
+    return x.clone()
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much memory a GPU has left, with what torch has already taken from it and does not use."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)
+
+
+def _put_back(x: torch.Tensor, copy: torch.Tensor) -> None:
+    with torch.inference_mode(x.is_inference()), torch.no_grad():
+        x.copy_(copy)
+
+
+def _is_same(x: torch.Tensor, copy: torch.Tensor) -> bool:
+    return bool(torch.equal(_bytes(x.detach().to(copy.device)), _bytes(copy)))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return what is in a tensor: a NaN is not equal to itself, its bytes are."""
+    return x.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+
+
+def _to_numpy(x: torch.Tensor) -> Any:
+    x = x.detach()
+    x = (x if x.layout is torch.strided else x.to_dense()).cpu().resolve_conj().resolve_neg()
+    narrow = x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64)
+    return (x.float() if narrow else x).numpy()  # numpy has no bfloat16, and float32 holds each of its values
+
+
+def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
+    plain = x.layout is y.layout is torch.strided and x.device == y.device
+    if not plain or x.shape != y.shape or x.is_complex() or y.is_complex():
+        return False
+    x, y = x.detach(), y.detach()
+    if not tolerance:
+        return bool(x.dtype == y.dtype and torch.equal(x, y))
+    wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    x, y = x.to(wide), y.to(wide)
+    # As the check on the host: relative to the size of the whole result.
+    scale = float(y.abs().nan_to_num(0.0, 0.0).amax()) or 1.0 if y.numel() else 1.0
+    return torch.isclose(x, y, rtol=tolerance, atol=tolerance * scale, equal_nan=True).all().item() is True
+
+
+# -------------------------------------------------------------------------------------------------------- measuring
+
+
+class CudaTimer:
+    """Times runs on one GPU by its own clock, each with a cold cache. `cuda` is `torch.cuda`, or stands in for it."""
+
+    def __init__(self, device: Any, cuda: Any = torch.cuda, cache: Callable[[], Any] | None = None) -> None:
+        self._device, self._cuda = device, cuda
+        make = cache or partial(torch.empty, CACHE_BYTES, dtype=torch.int8, device=device)
+        self._events: Final = EventTimer(lambda: cuda, make)
+        self.name: Final = self._events.name
+
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
+        """Return the seconds of one run."""
+        with self._cuda.device(self._device):
+            return self._events.sample_s(launch, runs)
+
+    def wait(self, result: object) -> None:
+        """Block until the GPU has done all that it was given."""
+        with self._cuda.device(self._device):
+            self._events.wait(result)
+
+
+def _timer(arguments: object) -> CudaTimer | None:
+    return next((CudaTimer(x.device) for x in _tensors(arguments) if x.is_cuda), None)
+
+
+# -------------------------------------------------------------------------------------------------------- operators
+
+
+def custom_op(
+    name: str,
+    function: Tunable[Any],
+    *,
+    fake: Callable[..., Any] | None = None,
+    device_types: str | Iterable[str] | None = None,
+) -> Any:
+    """Register a tunable function as an operator of torch, `"library::name"`, and return that.
+
+    A program that `torch.compile` makes holds the operator, and each run of it looks its configuration up: for shapes
+    that change, and for kernels that the compiler cannot see into. Parameters need annotations that torch has a schema
+    for. `fake` makes an output without values, like the real one; None is the function's reference. What the function
+    was said to mutate is declared to torch too. An operator adds 0.1 ms to a call that is not compiled.
+    """
+    kernel = getattr(function, "kernel", None)
+    if not isinstance(kernel, FunctionKernel):
+        raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
+    fake = fake or kernel.reference
+    if fake is None:
+        raise DefinitionError(
+            f"{name!r} needs a function that makes outputs without values: custom_op({name!r}, ..., "
+            "fake=lambda x: torch.empty_like(x)), or give the tunable function a reference="
+        )
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    run.__dict__["__signature__"] = _annotated(kernel)
+    operator = torch.library.custom_op(name, run, mutates_args=kernel.mutates or (), device_types=device_types)
+    operator.register_fake(fake)
+    return operator
+
+
+def _annotated(kernel: FunctionKernel) -> inspect.Signature:
+    """Return the signature without the configuration, and with classes in place of their names."""
+    hints = typing.get_type_hints(kernel.function)
+    parameters = [p.replace(annotation=hints.get(name, p.empty)) for name, p in kernel.parameters.items()]
+    missing = [p.name for p in parameters if p.annotation is p.empty] + ["return"] * ("return" not in hints)
+    if missing:
+        raise DefinitionError(
+            f"an operator of torch needs an annotation for {', '.join(missing)}: "
+            f"def {kernel.function.__name__}(x: torch.Tensor, *, config) -> torch.Tensor"
+        )
+    returned = None if hints["return"] is NoneType else hints["return"]  # as torch spells it
+    return inspect.Signature(parameters, return_annotation=returned)
+
+
+_TORCH: Final = _Torch()
+register_framework("torch", _TORCH)
+register_library("torch", _make)
+register_access(
+    "torch",
+    Access(
+        is_writable=_is_writable,
+        copy=_copy,
+        is_same=_is_same,
+        put_back=_put_back,
+        to_numpy=_to_numpy,
+        timer=_timer,
+        is_close=_is_close,
+    ),
+)
