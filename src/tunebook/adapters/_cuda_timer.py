@@ -1,0 +1,103 @@
+"""Times on a GPU, taken by its own clock: events around a run, with nothing of it in the L2 cache.
+
+The host's clock would time the launch, which takes longer than many kernels. A device that is busy with the cache when
+the events and the kernel are queued meets them without a gap, so that the events see the kernel alone.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A GPU that was idle runs at a fifth of its clock (345 of 1980 MHz on an H200). Racing while the clock ramps up would
+# look like a machine that is disturbed, so it is kept busy for so long first.
+WAKE_NS: Final = 30_000_000
+# And it is taken for idle if nothing was sampled for so long.
+IDLE_NS: Final = 50_000_000
+# Several times the largest L2 there is. 256 MB take 80 us on an H200: as long as a launch through Python, twice.
+CACHE_BYTES: Final = 256 << 20
+
+
+@final
+class EventTimer:
+    """A `Timer` for what `torch.cuda` is the interface of: `device()` has `Event` and `synchronize`.
+
+    `cache()` makes a buffer as large as the caches, and its `zero_()` empties them. With `windows`, what is sampled
+    calls `begin` and `end` itself, so that what it does before and after is not timed. For one thread at a time.
+    """
+
+    def __init__(
+        self,
+        device: Callable[[], Any],
+        cache: Callable[[], Any] | None = None,
+        *,
+        windows: bool = False,
+        way: str = "launch",
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`way` is how kernels get to the device: it is a part of the policy under which a time was taken."""
+        self.name: Final = f"device-events/{'warm' if cache is None else 'cold'}-l2/{way}"
+        self._clock_ns = clock_ns
+        self._device, self._make_cache, self._windows = device, cache, windows
+        self._cache: Any = None
+        self._events: list[tuple[Any, Any]] = []
+        self._sampling = False
+        self._open = False
+        self._idle_since_ns = -IDLE_NS
+
+    def wait(self, _result: object) -> None:
+        """Block until the device has done all that it was given."""
+        self._device().synchronize()
+
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
+        """Return the seconds of one run on the device, as the mean of several; each finds a cold cache."""
+        self._wake()
+        self._events, self._sampling = [], True
+        try:
+            for _ in range(runs):
+                if not self._windows:
+                    self.begin()
+                launch()
+                self.end()
+        finally:
+            self._sampling = self._open = False
+        self._device().synchronize()
+        self._idle_since_ns = self._clock_ns()
+        return float(sum(start.elapsed_time(end) for start, end in self._events) * 1e-3 / len(self._events))
+
+    def begin(self) -> None:
+        """Open the window: what is queued from here on is timed."""
+        if self._sampling:
+            self._flush()
+            event = self._device().Event
+            self._events.append((event(enable_timing=True), event(enable_timing=True)))
+            self._events[-1][0].record()
+            self._open = True
+
+    def end(self) -> None:
+        """Close the window."""
+        if self._open:
+            self._events[-1][1].record()
+            self._open = False
+
+    def release(self) -> None:
+        """Let go of the buffer; it is made anew when it is needed."""
+        self._cache = None
+
+    def _wake(self) -> None:
+        if self._clock_ns() - self._idle_since_ns < IDLE_NS:
+            return
+        start_ns = self._clock_ns()
+        while self._make_cache is not None and self._clock_ns() - start_ns < WAKE_NS:
+            self._flush()
+            self._device().synchronize()
+
+    def _flush(self) -> None:
+        if self._make_cache is None:
+            return
+        if self._cache is None:
+            self._cache = self._make_cache()
+        self._cache.zero_()

@@ -1,0 +1,109 @@
+"""Times by a device's events, with a device whose clock only its work moves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebook._measure import Stopwatch
+from tunebook.adapters._cuda_timer import IDLE_NS, WAKE_NS, EventTimer
+
+
+class Device:
+    """Kernels and flushes take time on its clock, and waiting for it moves the host's."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.host_ns = 0
+        self.flushes = 0
+
+    def Event(self, enable_timing):  # noqa: N802 - torch's name
+        assert enable_timing
+        return Event(self)
+
+    def synchronize(self):
+        self.host_ns = max(self.host_ns, round(self.now_s * 1e9))
+
+    def zero_(self):
+        self.now_s += 80e-6
+        self.flushes += 1
+
+    def run(self, seconds):
+        self.now_s += seconds
+
+
+class Event:
+    def __init__(self, device):
+        self._device = device
+
+    def record(self):
+        self.at_s = self._device.now_s
+
+    def elapsed_time(self, end):
+        return (end.at_s - self.at_s) * 1e3
+
+
+def timer_on(device, **options):
+    return EventTimer(lambda: device, lambda: device, clock_ns=lambda: device.host_ns, **options)
+
+
+@given(st.floats(1e-6, 1e-2), st.integers(1, 9))
+def test_a_sample_is_the_mean_of_runs_that_each_find_a_cold_cache(seconds, runs):
+    device = Device()
+    timer = timer_on(device)
+    timer.sample_s(lambda: device.run(seconds), 1)
+    flushes = device.flushes
+    assert timer.sample_s(lambda: device.run(seconds), runs) == pytest.approx(seconds)
+    assert device.flushes == flushes + runs
+
+
+def test_what_is_done_outside_of_the_window_is_not_timed():
+    device = Device()
+    timer = timer_on(device, windows=True)
+
+    def launch():
+        device.run(1.0)  # puts arguments back
+        timer.begin()
+        device.run(3e-6)
+        timer.end()
+        device.run(1.0)  # a hook
+
+    assert timer.sample_s(launch, 4) == pytest.approx(3e-6)
+
+
+def test_a_window_outside_of_a_sample_does_nothing():
+    device = Device()
+    timer = timer_on(device, windows=True)
+    timer.begin()
+    timer.end()
+    assert device.flushes == 0
+
+
+def test_a_device_that_was_idle_is_kept_busy_first():
+    device = Device()
+    timer = timer_on(device)
+    timer.sample_s(lambda: device.run(1e-5), 1)
+    assert device.now_s * 1e9 >= WAKE_NS
+    before = device.flushes
+    timer.sample_s(lambda: device.run(1e-5), 1)
+    assert device.flushes == before + 1
+    device.host_ns += IDLE_NS
+    timer.sample_s(lambda: device.run(1e-5), 1)
+    assert device.flushes > before + 100
+
+
+def test_a_sample_that_raises_leaves_no_window_open():
+    device = Device()
+    timer = timer_on(device)
+    with pytest.raises(RuntimeError, match="bad launch"):
+        timer.sample_s(lambda: (_ for _ in ()).throw(RuntimeError("bad launch")), 1)
+    assert timer.sample_s(lambda: device.run(2e-6), 1) == pytest.approx(2e-6)
+
+
+def test_the_policy_says_how_the_times_were_taken():
+    device = Device()
+    cold = Stopwatch().by(timer_on(device, way="graph"))
+    warm = Stopwatch().by(EventTimer(lambda: device))
+    assert cold.name == "device-events/cold-l2/graph/race/warmup=1"
+    assert warm.name == "device-events/warm-l2/launch/race/warmup=1"

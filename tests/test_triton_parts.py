@@ -1,0 +1,163 @@
+"""What a launch is looked up by, and how configurations are written: properties that must hold for all of them."""
+
+# ruff: noqa: N803 - constexprs are written in capitals in Triton
+
+from __future__ import annotations
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from hypothesis import given  # noqa: E402 - after the check that it is there
+from hypothesis import strategies as st  # noqa: E402 - as above
+
+from tunebook._codec import encode, fingerprint  # noqa: E402 - as above
+from tunebook.adapters._triton_candidate import Candidate, _read, _written  # noqa: E402 - as above
+from tunebook.adapters._triton_dispatch import Launcher  # noqa: E402 - as above
+from tunebook.adapters._triton_restore import Kept  # noqa: E402 - as above
+
+# ------------------------------------------------------------------------------------------------------ configurations
+
+VALUES = st.one_of(st.integers(), st.booleans(), st.none(), st.text("a,:{", max_size=5), st.floats(allow_nan=False))
+NAMES = st.text("ABCDEFG", min_size=1, max_size=4)
+CONFIGS = st.builds(
+    triton.Config,
+    st.dictionaries(NAMES, VALUES, max_size=4),
+    num_warps=st.sampled_from([1, 2, 4, 8]),
+    num_stages=st.integers(1, 6),
+    maxnreg=st.none() | st.integers(16, 255),
+)
+
+
+@given(CONFIGS)
+def test_a_configuration_comes_back_from_the_book_as_it_went_in(config):
+    candidate = Candidate(config)
+    again = _read(_written(candidate))
+    assert again.meta == candidate.meta
+    assert fingerprint(again) == fingerprint(candidate)
+
+
+@given(CONFIGS, CONFIGS)
+def test_two_configurations_are_written_alike_only_if_a_launch_cannot_tell_them_apart(one, other):
+    exact = lambda config: {name: (type(value), value) for name, value in config.all_kwargs().items()}
+    assert (encode(Candidate(one)) == encode(Candidate(other))) <= (exact(one) == exact(other))
+
+
+def test_hooks_tell_configurations_apart():
+    plain = Candidate(triton.Config({"BLOCK": 1}))
+    hooked = Candidate(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.clear()))
+    other = Candidate(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.copy()))
+    assert len({fingerprint(candidate) for candidate in (plain, hooked, other)}) == 3
+
+
+# -------------------------------------------------------------------------------------------------- tensors put back
+
+
+def test_without_memory_for_copies_only_what_is_declared_is_put_back():
+    declared, other = torch.ones(4), torch.ones(4)
+    kept = Kept({"x": declared, "y": other}, (), ("x",), lambda: 0.0)
+    declared.zero_()
+    other.zero_()
+    kept.notice()
+    kept.restore()
+    assert torch.equal(declared, torch.ones(4))
+    assert torch.equal(other, torch.zeros(4))
+
+
+def test_what_was_not_written_to_in_the_first_run_is_not_copied_back_later():
+    x, y = torch.ones(4), torch.ones(4)
+    kept = Kept({"x": x, "y": y, "n": 4}, (), (), lambda: 1e9)
+    x.zero_()
+    kept.notice()
+    y.zero_()
+    kept.restore()
+    assert torch.equal(x, torch.ones(4))
+    assert torch.equal(y, torch.zeros(4))
+
+
+def test_a_tensor_whose_elements_share_a_place_is_left_alone():
+    wide = torch.ones(1).expand(8)
+    kept = Kept({"x": wide}, ("x",), ("x",), lambda: 1e9)
+    kept.restore()  # writing to it would raise
+    assert torch.equal(wide, torch.ones(8))
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+
+
+class Array:
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+
+class Other(Array):
+    pass
+
+
+ARRAYS = st.builds(lambda kind, dtype: kind(dtype), st.sampled_from([Array, Other]), st.sampled_from(["f16", "f32"]))
+SCALARS = st.one_of(st.integers(0, 2), st.booleans(), st.none(), st.sampled_from(["", "a"]), st.floats(0, 1))
+CALLS = st.tuples(ARRAYS | st.none() | st.integers(0, 1), SCALARS, SCALARS, st.dictionaries(st.just("flag"), SCALARS))
+
+
+def kernel(x_ptr, n, stride, BLOCK, flag=None):
+    """A signature."""
+
+
+def key_of(call):
+    """What such a launch may be keyed by at least: the values named in the key, and the dtypes of the rest."""
+    x, n, stride, named = call
+    kind = lambda value: getattr(value, "dtype", None) or type(value)
+    return kind(x), type(n), n, kind(stride), [(name, type(value), value) for name, value in named.items()]
+
+
+def facts_of(launcher, seen, call):
+    x, n, stride, named = call
+    launcher.bind((1,))(x, n, stride, **named)
+    return seen[-1][1]
+
+
+@given(st.lists(CALLS, min_size=2, max_size=6))
+def test_equal_facts_mean_equal_keys_and_the_same_launch_gives_the_same_facts(calls):
+    seen = []
+    launcher = Launcher(
+        kernel,
+        ["x_ptr", "n", "stride", "BLOCK", "flag"],
+        key=["n", "flag"],
+        supplied=frozenset({"BLOCK"}),
+        call=lambda call, facts: seen.append((call, facts)),
+        device=lambda: None,
+    )
+    found = [(call, facts_of(launcher, seen, call)) for call in [*calls, *calls]]
+    for one, facts in found:
+        for other, others in found:
+            assert facts != others or key_of(one) == key_of(other)
+    settled = [facts_of(launcher, seen, call) for call in calls]
+    assert settled == [facts_of(launcher, seen, call) for call in calls]
+
+
+def test_arguments_may_be_passed_by_name_and_defaults_are_filled_in():
+    seen = []
+    launcher = Launcher(
+        lambda x, n=7, BLOCK=1: None,
+        ["x", "n", "BLOCK"],
+        key=["n"],
+        supplied=frozenset({"BLOCK"}),
+        call=lambda call, facts: seen.append(call),
+        device=lambda: 3,
+    )
+    launcher.bind("grid")(x=1)
+    launcher.bind("grid")(1, n=8, other=2)
+    assert seen == [("grid", (1, 7), {}), ("grid", (1, 8), {"other": 2})]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        launcher.bind("grid")()
+
+
+def test_two_devices_never_share_facts():
+    seen, device = [], [0]
+    launcher = Launcher(
+        lambda x: None, ["x"], key=[], supplied=frozenset(), call=lambda _c, f: seen.append(f), device=lambda: device[0]
+    )
+    for device[0] in (0, 1, 0, 1):
+        launcher.bind(())(5)
+    assert seen[2] != seen[3]

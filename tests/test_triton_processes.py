@@ -1,0 +1,162 @@
+"""Triton kernels compiled in forks, and candidates that take a worker process with them instead of the user's."""
+
+# ruff: noqa: N803 - constexprs are written in capitals in Triton
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import triton.language as tl  # noqa: E402 - after the check that it is there
+from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+
+import tunebook as tb  # noqa: E402 - as above
+from tunebook.adapters import _triton_compile  # noqa: E402 - as above
+from tunebook.adapters._cuda_worker import Lost, Worker  # noqa: E402 - as above
+from tunebook.adapters.triton import autotune  # noqa: E402 - as above
+
+
+@triton.jit
+def scale(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * 2, at < n)
+
+
+def grid(meta):
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def warps(*numbers):
+    return [triton.Config({"BLOCK": 64}, num_warps=number) for number in numbers]
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it, Triton 3.9 warns that the default will change
+    with installed(FakeGpu(lambda facts: facts["num_warps"] * 1e-5), scale) as fake:
+        yield fake
+
+
+# ---------------------------------------------------------------------------------------------------------- compiling
+
+
+@pytest.fixture
+def compiled_here(monkeypatch):
+    """Whether each program that this process compiled or loaded was in the cache already."""
+    found = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **facts: found.append(facts["cache_hit"]))
+    monkeypatch.setattr(_triton_compile, "FEWEST_CORES", 1)
+    monkeypatch.setattr(_triton_compile, "COLD_S", 0.0)
+    return found
+
+
+MANY = [triton.Config({"BLOCK": 32 << i}, num_warps=w) for i in range(4) for w in (1, 2, 4)]
+
+
+def test_many_candidates_are_compiled_in_forks_and_loaded_here(gpu, compiled_here):
+    kernel = autotune(MANY, key=["n"])(scale)
+    kernel[grid](torch.ones(256), 256)
+    assert compiled_here.count(False) == 1  # the one that told that they are not in the cache
+    assert compiled_here.count(True) == len(MANY) - 1
+    assert kernel.best_config.num_warps == 1
+
+
+def test_processes_false_forks_nothing(gpu, compiled_here):
+    autotune(MANY, key=["n"], processes=False)(scale)[grid](torch.ones(256), 256)
+    assert compiled_here.count(False) == len(MANY)
+
+
+def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
+    me = os.getpid()
+
+    def dies(config):
+        if os.getpid() != me:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return config
+
+    with _triton_compile.Forks(dies, MANY) as forks:
+        assert [forks.compile(config) for config in MANY] == MANY
+
+
+def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, monkeypatch):
+    running = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch.distributed", running)
+    assert not _triton_compile.is_worth_it(lambda _config: None, MANY)
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_available=lambda: False))
+    assert _triton_compile.is_worth_it(lambda _config: None, MANY)
+
+
+def test_what_is_in_the_cache_is_not_compiled_in_forks(gpu, monkeypatch):
+    monkeypatch.setattr(_triton_compile, "FEWEST_CORES", 1)
+    assert not _triton_compile.is_worth_it(lambda _config: None, MANY)
+
+
+# ----------------------------------------------------------------------------------------------------------- isolation
+
+
+def isolated(configs, **options):
+    policy = tb.AutotunePolicy(isolate="always", candidate_timeout_s=5.0)
+    return autotune(configs, key=["n"], policy=policy, worker_setup="fake_gpu:install_dangerous", **options)(scale)
+
+
+def test_candidates_that_crash_hang_or_poison_the_device_are_lost_and_tuning_goes_on(gpu):
+    kernel = isolated(warps(1, 2, 4, 8, 16))
+    x = torch.ones(256)
+    tuned = kernel.tune(x, 256, grid=grid)
+    kinds = {m.config["v"]["num_warps"]: m.failure.kind for m in tuned.measurements if m.failure is not None}
+    assert kinds == {1: "crash", 2: "timeout", 8: "crash"}
+    assert tuned.config.meta["num_warps"] == 4
+    assert gpu.launches == []  # nothing ran in this process
+    assert torch.equal(x, torch.ones(256))
+
+
+def test_arguments_that_share_memory_share_it_in_the_worker_too(gpu):
+    kernel = isolated(warps(4, 16))
+    base = torch.arange(512.0)
+    kernel[grid](base[::2], 256)
+    assert kernel.best_config.num_warps == 4
+    assert len(gpu.launches) == 1
+
+
+def test_hooks_cannot_be_isolated_and_the_error_says_so(gpu):
+    kernel = isolated(warps(4, 16), pre_hook=lambda *_args, **_kwargs: None)
+    with pytest.raises(tb.Unsupported, match=r"hooks.*isolate='auto'"):
+        kernel[grid](torch.ones(256), 256)
+
+
+def test_what_cannot_be_isolated_runs_here_where_isolation_is_a_wish(gpu):
+    policy = tb.AutotunePolicy(isolate="auto")
+    kernel = autotune(warps(4, 16), key=["n"], policy=policy, pre_hook=lambda *_args, **_kwargs: None)(scale)
+    kernel[grid](torch.ones(256), 256)
+    assert kernel.best_config.num_warps == 4
+
+
+def echo():
+    return lambda request: request
+
+
+def test_a_worker_answers_is_lost_and_starts_anew():
+    with Worker("test_triton_processes:echo", (), 60.0) as worker:
+        assert worker.ask({"a": 1}) == {"a": 1}
+        worker._process.kill()
+        lost = worker.ask("gone")
+        assert isinstance(lost, Lost)
+        assert lost.failure.kind == "crash"
+        assert "SIGKILL" in lost.failure.message
+        assert worker.ask("again") == "again"
+        assert worker.starts == 2
+
+
+def test_leaving_a_worker_leaves_no_process():
+    with Worker("test_triton_processes:echo", (), 60.0) as worker:
+        pid = worker._process.pid
+    with pytest.raises(ProcessLookupError, match="No such process"):
+        os.kill(pid, 0)
