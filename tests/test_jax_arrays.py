@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import tunebook as tb
+from tunebook._accelerator import find_pack
 from tunebook._codec import decode, encode
 from tunebook._measure import wait_for
 
@@ -92,3 +94,66 @@ def test_on_several_devices_hot_calls_are_right():
         """)
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+# ------------------------------------------------------------------------------------------------------ the accelerator
+
+
+@pytest.fixture
+def pack():
+    make().problem(jnp.ones(1))  # loads the adapter
+    found = find_pack(layout=True)
+    if found is None:
+        pytest.skip("the accelerator was not built")
+    return found
+
+
+def in_trace(transform, function, *args):
+    seen = []
+    transform(lambda *a: (seen.append(function(*a)), jnp.sum(a[0]))[1])(*args)
+    return seen[0]
+
+
+def test_jax_arrays_are_packed_by_what_their_keys_are_made_of(pack):
+    shapes, dtypes = [(), (1,), (4,), (2, 2), (4, 1)], [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_]
+    arrays = [jnp.zeros(shape, dtype) for shape in shapes for dtype in dtypes]
+    packed = {pack(x, 3) for x in arrays}
+    assert len(packed) == len(arrays)
+    assert {pack(x + 0 if x.dtype != jnp.bool_ else ~x, 3) for x in arrays} == packed
+
+
+def test_an_array_of_a_trace_is_packed_as_a_real_one(pack):
+    x = jnp.ones((3, 5))
+    assert in_trace(jax.jit, pack, x) == pack(x)
+
+
+def test_what_a_vmap_or_a_grad_hides_is_not_packed(pack):
+    x = jnp.ones((3, 5))
+    assert in_trace(jax.vmap, pack, x) is None
+    assert in_trace(jax.grad, pack, x) is None
+
+
+def test_settings_are_packed_with_jax_arrays_and_only_with_those(pack):
+    x, plain = jnp.ones(3), (np.ones(3), 1)
+    before = pack(x), pack((x, 1)), pack(*plain)
+    with jax.default_matmul_precision("highest"):
+        inside = pack(x), pack((x, 1)), pack(*plain)
+    with jax.enable_x64(True):
+        other = pack(x)
+    assert len({before[0], inside[0], other}) == 3
+    assert (before[1] == inside[1], before[2] == inside[2]) == (False, True)
+    assert (pack(x), pack((x, 1)), pack(*plain)) == before
+    with jax.default_matmul_precision("highest"):
+        assert (pack(x), pack((x, 1)), pack(*plain)) == inside
+
+
+def test_the_bytes_of_a_shape_are_never_those_of_another_though_arrays_come_and_go(pack):
+    seen = {}
+    for n in range(1, 700):
+        x = jax.ShapeDtypeStruct((n,), jnp.float32)
+        packed = in_trace(lambda f, x=x: lambda *_: jax.eval_shape(f, x), pack)
+        assert seen.setdefault(packed, n) == n
+        del x
+        if n % 50 == 0:
+            jax.clear_caches()
+            gc.collect()

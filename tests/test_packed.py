@@ -241,8 +241,40 @@ def test_a_packer_takes_a_class_of_numpys_and_nothing_else(packer):
     for wrong in (Sub, type("ndarray", (), {"__module__": "numpy"}), 7, "ndarray"):
         with pytest.raises(TypeError, match="numpy's ndarray class, or None; got"):
             packer(wrong, True)
-    with pytest.raises(TypeError, match="exactly 2 arguments"):
+    with pytest.raises(TypeError, match="at least 2 arguments"):
         packer(np.ndarray)
+    for wrong in ((np.ndarray,), [1, 2, 3, 4, 5], (1, 2, "aval", "value", 0), "jax"):
+        with pytest.raises(TypeError, match="five things or more about jax, or None; got"):
+            packer(np.ndarray, True, wrong)
+
+
+def test_a_finder_has_what_a_memo_has_under_the_packed_arguments(packer):
+    for layout in (True, False):
+        pack, memo, asked = packer(np.ndarray, layout), {}, []
+        find = packer.__self__.finder(pack, memo, asked.append)
+        x = np.zeros((2, 3)).T
+        assert (find(x, 1), asked) == (None, [pack(x, 1)])
+        memo[pack(x, 1)] = found = object()
+        assert find(x.copy(order="K"), 1) is found
+        assert (find(x, 2), find(object())) == (None, None)
+        assert asked == [pack(x, 1), pack(x, 2)]
+
+
+def test_what_a_finder_asks_otherwise_answers_or_raises(packer):
+    answers = {1: "one"}
+    find = packer.__self__.finder(packer(None, True), {}, lambda key: answers[len(key) // 9])
+    assert find(1) == "one"
+    with pytest.raises(KeyError, match="2"):
+        find(1, 1)
+
+
+def test_a_finder_takes_what_packs_and_a_dict_and_a_function(packer):
+    finder = packer.__self__.finder
+    for wrong in (len, object(), packer, finder(packer(None, True), {}, len)):
+        with pytest.raises(TypeError, match="what packer returned; got"):
+            finder(wrong, {}, len)
+    with pytest.raises(TypeError, match="must be dict"):
+        finder(packer(None, True), [], len)
 
 
 def test_arguments_are_packed_by_position_only(pack):

@@ -89,8 +89,10 @@ class Buckets:
         whole = self.whole.get(name)
         chosen = self._dimensions(name, len(shape)) if whole is None else dict.fromkeys(range(len(shape)), whole)
         return [
-            f"~{_apply(chosen[i], n, f'{name}.shape[{i}]')}" if chosen.get(i, exact) is not exact else n
-            for i, n in enumerate(shape)
+            f"~{_apply(chosen[i], n, f'{name}.shape[{i}]')}"
+            if chosen.get(i, exact) is not exact and not isinstance(n, str)
+            else n
+            for i, n in enumerate(shape)  # a string is a symbol: it is in no bucket
         ]
 
     def scalar(self, name: str, value: int, *, top: bool = True) -> int | None:

@@ -20,10 +20,7 @@ For `def scale(x, out, factor, causal, *, config)` the generated function is, on
 
 Where the accelerator has been built (`_packed.c`) and every argument so far was one that it knows, it is shorter::
 
-            key = _pack(x, out, factor, causal)
-            found = _get(key)
-            if found is None:
-                found = _known(key)
+            found = _find(x, out, factor, causal)
             if found is not None:
                 return _impl(x, out, factor, causal, found)
             return _miss(x, out, factor, causal)
@@ -41,7 +38,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._accelerator import find_pack
+from tunebook._accelerator import find_pack, finder_of
 from tunebook._frameworks import hot_names, is_compiling
 from tunebook._gate import GATE, Answers
 from tunebook._leaf import exact_leaf
@@ -162,7 +159,6 @@ class Dispatcher:
         namespace = {
             **self._signature.defaults,
             "_tb_fast": self._answers.fast,
-            "_tb_get": self._answers.fast.get,
             "_tb_known": self.known,
             "_tb_miss": self.miss,
             "_tb_override": self.override,
@@ -179,7 +175,8 @@ class Dispatcher:
     def _seen(self) -> dict[str, Any]:
         """Return what the generated code depends on that changes with the arguments seen."""
         classes = {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
-        return {"_tb_pack": self._pack, **classes, **hot_names()}
+        find = None if self._pack is None else finder_of(self._pack, self._answers.fast, self.known)
+        return {"_tb_pack": self._pack, "_tb_find": find, **classes, **hot_names()}
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:
         """Generate the code anew for the kinds of arguments seen; the public function keeps its identity."""

@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._errors import DefinitionError
+from tunebook._frameworks import framework_of
 from tunebook._kernel import Invocation, Kernel
 from tunebook._registry import recordings
+from tunebook._selection import ConfigSelectorChain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +48,20 @@ class Executor(Generic[Cfg, Out]):
     ) -> Out:
         """Run a kernel; `cfg` overrides the choice for this call. `method="shard_map"` needs mesh and specs."""
         inv = _invocation(kernel, args, kwargs, cfg, method, mesh, in_specs, out_specs, check_vma)
-        chosen = self.chooser.choose(inv, kernel)
+        if isinstance(self.chooser, ConfigSelectorChain):
+            selection = self.chooser.select(inv, kernel)
+            if selection.exploration is not None:
+                return selection.exploration.run(inv.args, inv.kwargs)  # type: ignore[no-any-return]
+            chosen: Cfg = selection.config
+        else:
+            chosen = self.chooser.choose(inv, kernel)
         if not recordings():
-            return kernel.bind(inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
+            return _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
         start = time.perf_counter()
-        out: Out = kernel.bind(inv, chosen)(*inv.args, **inv.kwargs)
+        out: Out = _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)
         for recording in recordings():
-            recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, time.perf_counter() - start)
+            took_s = time.perf_counter() - start
+            recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, took_s, inv.placement())
         return out
 
     def choose_config(
@@ -74,9 +83,21 @@ class Executor(Generic[Cfg, Out]):
     def compile(
         self, kernel: Kernel[Cfg, Out], *example_args: Any, cfg: Cfg | None = None, **example_kwargs: Any
     ) -> Callable[..., Out]:
-        """Choose once, for calls like the example, and return a function that runs with that choice and no lookup."""
+        """Choose once, for calls like the example, and return a function that runs with that choice and no lookup.
+
+        Where the framework compiles whole functions, as jax does, it is compiled.
+        """
         inv = _invocation(kernel, example_args, example_kwargs, cfg, None, None, None, None, False)  # noqa: FBT003
-        return partial(_run_prepared, kernel, kernel.bind(inv, self.chooser.choose(inv, kernel)))
+        run = partial(_run_prepared, kernel, _bound(kernel, inv, self.chooser.choose(inv, kernel)))
+        framework = framework_of((inv.args, inv.kwargs))
+        return run if framework is None else framework.jitted(run)
+
+
+def _bound(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Callable[..., Any]:
+    """Return what runs a call, and is differentiated by the kernel's own backward pass in a framework that does so."""
+    special = inv.method is not None or kernel.has_backward(inv)
+    framework = framework_of((inv.args, inv.kwargs)) if special else None  # not for most kernels: 2 us
+    return kernel.bind(inv, cfg) if framework is None else framework.bind(kernel, inv, cfg)
 
 
 def _run_prepared(kernel: Kernel[Any, Out], bound: Callable[..., Out], *args: Any, **kwargs: Any) -> Out:

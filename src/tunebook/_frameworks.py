@@ -147,6 +147,13 @@ def hot_names() -> dict[str, object]:
     return {name: value for framework in _known.values() for name, value in framework.hot_names.items()}
 
 
+def mesh_classes() -> tuple[type, ...]:
+    """Return the classes by which jax spreads a call over a mesh; its adapter says how they are written down."""
+    load_framework("jax")
+    sharding = sys.modules["jax"].sharding
+    return sharding.Mesh, sharding.PartitionSpec
+
+
 def jax_has_one_device() -> bool:
     """Whether all jax arrays of this process are on the same device; nothing but an array's aval counts then."""
     jax = sys.modules["jax"]

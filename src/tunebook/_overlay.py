@@ -20,6 +20,10 @@ class _Overlay(NamedTuple):
     op: str | None = None
     config: object = None
 
+    def content(self) -> object:
+        """Return what is equal for overlays that do the same."""
+        return sorted(self.entries.items(), key=lambda item: item[0]), self.op, self.config
+
     def find(self, problem: Problem) -> object | None:
         return self.config if problem.op == self.op else self.entries.get(problem)
 

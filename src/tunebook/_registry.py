@@ -11,13 +11,13 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import BuiltinFunctionType, EllipsisType, FunctionType, ModuleType, NoneType
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._arrays import ArraySpec, DeviceOrdinals, describe, is_array, materialise
 from tunebook._codec import classes_of, decode, encode
 from tunebook._errors import CodecError, DefinitionError, StoreError
-from tunebook._frameworks import surroundings_of
+from tunebook._frameworks import mesh_classes, surroundings_of
 from tunebook._gate import GATE
 from tunebook._kernel import Kernel
 from tunebook._record import canonical_json
@@ -38,7 +38,8 @@ class RecordedCall:
     """A kind of call that was seen: arrays as specs, how often, and the seconds it took in total.
 
     Seconds are what the caller waited; where calls return before the work is done, they say how often, not how long.
-    `kernel` is None in a recording that was read from a file in a process that does not define the kernel.
+    `kernel` is None in a recording that was read from a file in a process that does not define the kernel. `placement`
+    is `Invocation.placement`.
     """
 
     problem: Problem
@@ -49,6 +50,7 @@ class RecordedCall:
     count: int = 1
     seconds: float = 0.0
     surroundings: Mapping[str, Any] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Recording:
@@ -75,6 +77,7 @@ class Recording:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         seconds: float = 0.0,
+        placement: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Count one call."""
         with self._lock:
@@ -92,6 +95,7 @@ class Recording:
                     module=_module_of(kernel),
                     count=0,
                     surroundings=surroundings_of((args, kwargs)),
+                    placement=placement,
                 )
             self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
 
@@ -186,7 +190,7 @@ def _module_of(kernel: object) -> str:
 
 def _to_json(call: RecordedCall) -> Json:
     try:
-        args, kwargs = encode(call.args), encode(dict(call.kwargs))
+        args, kwargs, placement = encode(call.args), encode(dict(call.kwargs)), encode(dict(call.placement))
     except CodecError as error:
         raise CodecError(f"the call of {call.problem.op!r} cannot be saved: {error}") from error
     return {
@@ -197,6 +201,7 @@ def _to_json(call: RecordedCall) -> Json:
         "count": call.count,
         "seconds": call.seconds,
         "surroundings": dict(call.surroundings),
+        **({"placement": placement} if call.placement else {}),
     }
 
 
@@ -214,10 +219,16 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
             count=int(entry["count"]),
             seconds=float(entry["seconds"]),
             surroundings=dict(entry.get("surroundings", {})),
+            placement=_placement(entry),
         )
     except (KeyError, TypeError, ValueError) as error:
         text = canonical_json(entry)[:200] if isinstance(entry, dict) else repr(entry)[:200]
         raise CodecError(f"{path} holds a call that cannot be read ({error}): {text}") from error
+
+
+def _placement(entry: Mapping[str, Any]) -> dict[str, Any]:
+    placement = entry.get("placement")
+    return {} if placement is None else dict(decode(placement, classes_of(mesh_classes())))
 
 
 # ------------------------------------------------------------------------------------ the kernels of this process

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tunebook._frameworks import load_frameworks
 from tunebook._gate import GATE
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class Scope:
         self._value = value
 
     def __enter__(self) -> None:
+        load_frameworks()
         INNERMOST.set(_Layer(self._value, INNERMOST.get()))
+        for told in _listeners:
+            told()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -54,6 +58,16 @@ class Scope:
         # entered it.
         layer = INNERMOST.get()
         INNERMOST.set(None if layer is None else layer.outer)
+        for told in _listeners:
+            told()
+
+
+_listeners: Final[list[Callable[[], None]]] = []
+
+
+def when_scopes_change(told: Callable[[], None]) -> None:
+    """Have a function called after every begin and end of a block, in its thread: for caches that are not ours."""
+    _listeners.append(told)
 
 
 def scoped(kind: type[T]) -> Iterator[T]:

@@ -49,7 +49,8 @@ _JAX_ONE_DEVICE: Final = Leaf(
 )
 _JAX: Final = Leaf("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
 _JAX_TRACED: Final = Leaf("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
-_JAX_SETTINGS: Final = "_tb_jax_x64.value, _tb_jax_precision.value, "
+# A number stands for the settings until a thread has some of its own: see `adapters/_jax_settings.py`.
+_JAX_SETTINGS: Final = "_tb_jax_settings[0] or (_tb_jax_x64.value, _tb_jax_precision.value{0}), "
 # The number of a device is read faster than the device; a tensor without data has that of the host, and nothing about
 # it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
 _TORCH: Final = Leaf(
@@ -62,9 +63,9 @@ _ANY_TORCH: Final = frozenset({_TORCH, _TORCH_LAYOUT})
 # What a call of jax's depends on beside its arguments, once per call; the names are from `adapters.jax`. There is no
 # mesh of one device.
 _SETTINGS: Final = {
-    _JAX_ONE_DEVICE: _JAX_SETTINGS,
-    _JAX: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
-    _JAX_TRACED: f"{_JAX_SETTINGS}_tb_jax_device.value, _tb_jax_mesh(), ",
+    _JAX_ONE_DEVICE: _JAX_SETTINGS.format(""),
+    _JAX: f"{_JAX_SETTINGS.format(', _tb_jax_device.value')}_tb_jax_mesh(), ",
+    _JAX_TRACED: f"{_JAX_SETTINGS.format(', _tb_jax_device.value')}_tb_jax_mesh(), ",
     # The same of torch's; the names are from `adapters.torch`.
     **dict.fromkeys(
         _ANY_TORCH,
@@ -206,19 +207,14 @@ def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
 def _packed_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
     """Return the lines that look an answer up by the accelerator's bytes, and the expression for those bytes.
 
-    They need no guards: they are exact by themselves. `get`, because a KeyError that is raised and caught costs as much
-    as all the rest, and with a listener there is one at every call.
+    They need no guards: they are exact by themselves.
     """
-    pack = f"_tb_pack({', '.join(used)})"
     lookup = [
-        f"_tb_key = {pack}",
-        "_tb_found = _tb_get(_tb_key)",
-        "if _tb_found is None:",
-        " _tb_found = _tb_known(_tb_key)",
+        f"_tb_found = _tb_find({', '.join(used)})",
         "if _tb_found is not None:",
         f" {run}",
     ]
-    return lookup, pack
+    return lookup, f"_tb_pack({', '.join(used)})"
 
 
 def _positional_twin(implementation: Callable[..., Any]) -> FunctionType | None:

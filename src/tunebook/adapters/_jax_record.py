@@ -1,0 +1,30 @@
+"""Which tunable calls a jax program makes, found from shapes alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+
+from tunebook._registry import Recording
+from tunebook._registry import record as recording_all
+from tunebook.adapters._jax_context import CONTEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_runs: Final = itertools.count()
+
+
+def record(function: Callable[..., Any], /, *specs: Any, **named: Any) -> Recording:
+    """Return every tunable call that a program makes, through jit, scan, vmap, remat, shard_map and grad.
+
+    Nothing runs and nothing is tuned: arguments are arrays or `jax.ShapeDtypeStruct`s, and are looked at for their
+    shapes only. `tunebook.tune_all` tunes what was found; programs that were traced before use it after `refresh()`.
+    Seconds in it are those of tracing.
+    """
+    # A value that no trace has been made under: what jit remembers would not be traced, and its calls not be seen.
+    with recording_all() as found, CONTEXT(("recording", next(_runs))):
+        jax.eval_shape(function, *specs, **named)
+    return found

@@ -1,0 +1,108 @@
+"""Whether jax's settings are the same in all threads, so that a call need not look at them.
+
+Reading the two that are in every key takes 90 ns, a third of a tuned call. They hardly ever change, and jax calls hooks
+when they do. So a number stands for them in the hot path's keys: another one after each change for the whole process.
+While a thread has one of its own, by `with jax.enable_x64(True)` or so, the number is 0, and calls read the settings.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import jax
+
+from tunebook._gate import GATE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_NEVER: Final = object()
+
+
+class Settings:
+    """Settings of jax that are watched. `number[0]` stands for them; 0 says that each call has to read them."""
+
+    def __init__(self, states: Sequence[Any]) -> None:
+        # A list, because the accelerator reads it in 2 ns, and generated code in 5.
+        self.number: Final = [0]
+        self._numbers: Final = itertools.count(1)
+        self._for_all = 0
+        self._states: Final = tuple(states)
+        self._watching = False
+        self._unset: list[object] = []
+        self._own: Final[set[tuple[int, int]]] = set()
+        # Re-entrant: a block may be left by the garbage collector, which may run while this thread holds the lock.
+        self._lock = threading.RLock()
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.RLock()
+
+    def watch(self) -> None:
+        """Notice changes from now on, if this jax tells of them and no thread may have made one already."""
+        try:
+            self._watching = not self._is_any_entered() and self._is_told()
+        except AttributeError:
+            return  # a jax of other ways: calls read the settings, which is right everywhere
+        self._changed_for_all()
+
+    def _is_told(self) -> bool:
+        """Have changes told, and say whether they are."""
+        self._unset = [state.get_local() for state in self._states]
+        for place, state in enumerate(self._states):
+            # There is no public way. What jax has for its own settings of this kind are these two.
+            state._update_global_hook = _both(state._update_global_hook, self._changed_for_all)  # noqa: SLF001 - as said
+            here = partial(self._changed_here, place)
+            state._update_thread_local_hook = _both(state._update_thread_local_hook, here)  # noqa: SLF001 - as said
+        return all(map(self._is_told_of, self._states))
+
+    def _changed_for_all(self) -> None:
+        with self._lock:
+            self._for_all = next(self._numbers)
+            self._stand()
+        GATE.invalidate()  # what is being worked out under the number that was: see `Gate.remember`
+
+    def _changed_here(self, place: int) -> None:
+        """Note whether this thread has a value of its own now: even one like the others' will not follow theirs."""
+        me = threading.get_ident(), place
+        with self._lock:
+            (self._own.discard if self._states[place].get_local() is self._unset[place] else self._own.add)(me)
+            self._stand()
+
+    def _stand(self) -> None:
+        self.number[0] = self._for_all if self._watching and not self._own else 0
+
+    def _is_told_of(self, state: Any) -> bool:
+        """Whether changes are told, tried out by changes to what is in force."""
+        before = self._for_all
+        jax.config.update(f"jax_{state.__name__}", state.get_global())
+        with state(state.value):
+            told = bool(self._own)
+        return told and not self._own and self._for_all != before
+
+    def _is_any_entered(self) -> bool:
+        """Whether a thread may be inside a block that sets one, without having told."""
+        block = type(self._states[0](self._states[0].value))
+        # 20 ms, once. Those that were never entered, of decorated functions, do not know yet what to go back to.
+        alive = [x.state for x in gc.get_objects() if type(x) is block and getattr(x, "prev", _NEVER) is not _NEVER]
+        return any(state is one for state in alive for one in self._states)
+
+
+def _both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> Callable[[Any], None]:
+    def both(value: Any) -> None:
+        if hook is not None:
+            hook(value)
+        then()
+
+    return both
+
+
+SETTINGS: Final = Settings((jax.enable_x64, jax.default_matmul_precision, jax.default_device))
+SETTINGS.watch()
+# A lock that another thread held at a fork would stay locked in the child for ever.
+os.register_at_fork(after_in_child=SETTINGS.renew_lock)

@@ -1,0 +1,136 @@
+"""JAX: tunable calls inside jit, grad, vmap, scan and shard_map.
+
+`@tunable` functions and `Kernel`s just work on jax arrays: this module is imported when it is needed. A call is tuned
+on real arrays and compiled programs, also where it is being traced; nothing of that is left in the user's program.
+Settings, meshes, shardings and the axes of vmaps are part of its key.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import jax
+
+from tunebook._access import Access, register_access
+from tunebook._arrays import ArraySpec, arrays_in, describe, register_library
+from tunebook._codec import register_codec
+from tunebook._frameworks import register_framework
+from tunebook._keys import register_key
+from tunebook._leaf import register_facts
+from tunebook.adapters._jax_agree import agree as agree  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_context import jit as jit  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_context import refresh as refresh  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_facts import KEYED, Facts, array_leaves, axes_of, facts_of, levels, mesh_like
+from tunebook.adapters._jax_kernel import bind, jitted
+from tunebook.adapters._jax_profiler import ProfilerTimer, timer_on
+from tunebook.adapters._jax_record import record as record  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_settings import SETTINGS
+from tunebook.adapters._jax_stage import CapturedCall, made_up
+from tunebook.adapters._jax_tune import tune as tune  # noqa: PLC0414 - public here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from tunebook._kernel import Invocation, Kernel
+    from tunebook._types import Json
+
+
+def _class(module: str, name: str) -> type:
+    """Return a class that jax does not export, or one that no array has: then calls are looked up the longer way."""
+    return getattr(sys.modules.get(module), name, NoneType)
+
+
+T = TypeVar("T")
+
+_ARRAY: Final = _class("jaxlib._jax", "ArrayImpl")
+_TRACER: Final = _class("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
+_AROUND: Final = (*(getattr(jax, name) for name in KEYED), jax.default_device)
+
+
+def _around() -> Hashable:
+    """Return what the surroundings of any call depend on, here and now."""
+    return jax.sharding.get_abstract_mesh(), *(setting.value for setting in _AROUND)
+
+
+class _Jax:
+    """What the core asks about calls with jax arrays."""
+
+    hot_names: Final[Mapping[str, object]] = {
+        "_tb_type": type,  # a tracer's `__class__` takes 50 ns to read
+        "_tb_jax_array": _ARRAY,
+        "_tb_jax_tracer": _TRACER,
+        "_tb_jax_settings": SETTINGS.number,
+        "_tb_jax_x64": jax.enable_x64,
+        "_tb_jax_precision": jax.default_matmul_precision,
+        "_tb_jax_device": jax.default_device,
+        "_tb_jax_mesh": jax.sharding.get_abstract_mesh,
+    }
+
+    def leaf(self, x: Any) -> Hashable:
+        where = tuple(levels(x)) if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+        return type(x), getattr(x, "aval", None) or describe(x), where, _around()
+
+    def surroundings(self, arguments: object) -> Mapping[str, Json]:
+        found = facts_of(arguments).to_json()
+        return {"@jax": found} if found else {}
+
+    def obstacle(self, arguments: object) -> str | None:
+        for x in array_leaves(arguments):
+            if not all(isinstance(n, int) for n in x.shape):
+                return f"the shape ({', '.join(map(str, x.shape))}) is symbolic, so there is nothing to measure on"
+        return None
+
+    def capture(self, inv: Invocation[Any, Any]) -> CapturedCall:
+        if inv.surroundings is not None:
+            return CapturedCall(inv, Facts.from_json(inv.surroundings.get("@jax", {})))
+        return CapturedCall(inv, facts_of((inv.args, inv.kwargs)))
+
+    def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
+        return bind(kernel, inv, cfg)
+
+    def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
+        return jitted(function)
+
+
+def _make(spec: ArraySpec, rng_seed: int) -> Any:
+    dtype = jax.random.key(0).dtype if spec.dtype.startswith("key<") else jax.numpy.dtype(spec.dtype)
+    return made_up(spec.shape, dtype, rng_seed)
+
+
+def _timer(arguments: object) -> ProfilerTimer | None:
+    """Return the clock of the device that a call with these arguments runs on; None is the host's."""
+    arrays = [x for x in arrays_in(arguments) if isinstance(x, jax.Array)]
+    devices = [device for x in arrays if not isinstance(x, jax.core.Tracer) for device in x.devices()]
+    device = next(iter(devices or jax.devices()))
+    return None if not arrays or device.platform == "cpu" else timer_on(device)
+
+
+def _no_put_back(_x: Any, _copy: Any) -> None:
+    raise TypeError("a jax array is never written to")
+
+
+register_framework("jax", _Jax())
+register_access(
+    "jax",
+    Access(
+        is_writable=lambda _x: False,
+        copy=lambda x: x,  # nobody can write to it
+        is_same=lambda x, copy: x is copy,
+        put_back=_no_put_back,
+        to_numpy=lambda x: x,
+        timer=_timer,
+    ),
+)
+register_facts(_ARRAY, lambda x: (x.aval, x.sharding, _around()))
+register_facts(_TRACER, lambda x: (x.aval, _around()))  # what it hides is in its aval; other tracers hide a vmap
+register_library("jax", _make)
+register_key(jax.sharding.Mesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types)))
+register_key(
+    jax.sharding.AbstractMesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types))
+)
+register_key(jax.sharding.PartitionSpec, tuple)
+register_codec(jax.sharding.Mesh, lambda mesh: [list(axis) for axis in axes_of(mesh)], mesh_like)
+register_codec(jax.sharding.PartitionSpec, list, lambda parts: jax.sharding.PartitionSpec(*parts))
+register_key(jax.sharding.NamedSharding, lambda sharding: (sharding.mesh, sharding.spec))
