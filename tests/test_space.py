@@ -149,7 +149,9 @@ def test_a_space_of_a_thousand_billion_points_is_read_lazily():
 def test_the_count_is_taken_once():
     calls = []
     space = Space(m=range(10)).where(lambda c: calls.append(c) or c.m > 3)
-    assert (len(space), len(space), len(calls)) == (6, 6, 10)
+    assert len(space) == 6
+    asked = len(calls)
+    assert (len(space), len(calls)) == (6, asked)
 
 
 def test_an_impossible_space_is_empty():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,13 +9,16 @@ from numbers import Number
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 
+from tunebook._axes import Axis, axis_of
 from tunebook._checksum import code_checksum
 from tunebook._code import text_of
 from tunebook._codec import fingerprint, fingerprint_of, register_codec
 from tunebook._errors import CodecError, DefinitionError
+from tunebook._points import MISTAKES, Partial, Undecided, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import ItemsView, KeysView, ValuesView
+    import random
+    from collections.abc import ItemsView, KeysView, Sequence, ValuesView
 
     from tunebook._types import Json
 
@@ -138,36 +140,55 @@ def check_axis_name(name: str) -> None:
 
 Predicate: TypeAlias = Callable[[Config], object]
 
-# What a constraint written in Python fails with. Anything else is not about the configuration, and shows itself.
-_MISTAKES: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+Point: TypeAlias = tuple[int, ...]
+"""A configuration as the positions of its values on the axes, each axis in canonical order (see `_axes`)."""
+
+# So many random combinations are tried before a configuration is searched for, which finds one but not evenly.
+_TRIES: Final = 300
+# Values whose equality and type tell them apart as well as their fingerprint does, at a hundredth of the cost.
+_PLAIN: Final = (int, str, bool, type(None))
 
 
 @final
 class Space:
     """The configurations that may be tried: every combination of the axes' values that all constraints accept.
 
-    Nothing is listed until it is asked for. Two spaces with the same axes, values and constraints are the same to
-    `fingerprint`, in whatever order they are written; the order decides only in which order configurations come.
+    An axis is a list of values, or a function of the axes before it that returns one: `Space(m=[32, 64], n=lambda c:
+    [c.m, 2 * c.m])`. Nothing is listed until it is asked for, so a space may have any size. Two spaces with the same
+    axes, values and constraints are the same to `fingerprint`, in whatever order they are written; the order decides
+    only in which order configurations come.
 
     >>> space = Space(block_m=[32, 64], block_n=[32, 64]).where(lambda c: c.block_m >= c.block_n)
     >>> len(space), next(iter(space))
     (3, Config(block_m=32, block_n=32))
     """
 
-    __slots__ = ("_axes", "_constraints", "_count", "_fingerprint", "_values")
+    __slots__ = ("_axes", "_constraints", "_count", "_fingerprint", "_grid", "_kinds", "_places", "_values", "_walk")
 
-    def __init__(self, /, **axes: Iterable[Any]) -> None:
+    def __init__(self, /, **axes: Iterable[Any] | Callable[[Any], Iterable[Any]]) -> None:
         if not axes:
             raise DefinitionError("a space needs at least one axis, as in Space(block=[32, 64, 128])")
         self._axes: dict[str, tuple[Any, ...]] = {}
         self._values: dict[str, dict[str, Any]] = {}  # per axis: fingerprint -> value
+        self._constraints: tuple[Predicate, ...] = ()
         for name, values in axes.items():
             check_axis_name(name)
-            self._values[name] = _distinct(name, _listed(name, values))
+            if callable(values):
+                self._constraints = (*self._constraints, Among(name, values))
+                self._values[name] = _distinct(name, _all_values(name, values, self._axes))
+            else:
+                self._values[name] = _distinct(name, _listed(name, values))
             self._axes[name] = tuple(self._values[name].values())
-        self._constraints: tuple[Predicate, ...] = ()
+        self._kinds: dict[str, str] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is worked out yet."""
         self._count: int | None = None
         self._fingerprint: str | None = None
+        self._walk: Walk | None = None
+        self._grid: tuple[Axis, ...] | None = None
+        self._places: tuple[dict[tuple[type, Any], int], ...] | None = None
 
     def where(self, predicate: Predicate) -> Space:
         """Return the space of those configurations that the predicate accepts too; it gets a `Config`."""
@@ -175,10 +196,25 @@ class Space:
             raise DefinitionError(
                 f"where({predicate!r}) needs a function of a configuration, as in where(lambda c: c.m <= c.n)"
             )
+        return self._with((*self._constraints, predicate), self._kinds)
+
+    def typed(self, /, **kinds: str) -> Space:
+        """Return the space with other kinds of axes: "ordered", "log", "categorical" or "permutation".
+
+        They say to a search what is near what, and are told from the values unless they are given: numbers that span a
+        factor of 4 are "log", other numbers "ordered", tuples of the same things in other orders "permutation".
+        """
+        for name, kind in kinds.items():
+            if name not in self._axes:
+                raise DefinitionError(f"there is no axis {name!r}; the axes of this space are {', '.join(self._axes)}")
+            axis_of(name, self._axes[name], kind)
+        return self._with(self._constraints, {**self._kinds, **kinds})
+
+    def _with(self, constraints: tuple[Predicate, ...], kinds: dict[str, str]) -> Space:
         space = object.__new__(Space)
         space._axes, space._values = self._axes, self._values
-        space._constraints = (*self._constraints, predicate)
-        space._count = space._fingerprint = None
+        space._constraints, space._kinds = constraints, kinds
+        space._forget()
         return space
 
     @property
@@ -191,18 +227,25 @@ class Space:
         """How many combinations there are before constraints."""
         return math.prod(len(values) for values in self._axes.values())
 
+    @property
+    def constraints(self) -> tuple[Predicate, ...]:
+        """What a configuration must be accepted by; a dependent axis is one of them."""
+        return self._constraints
+
     def __iter__(self) -> Iterator[Config]:
-        names = tuple(self._axes)
-        for values in itertools.product(*self._axes.values()):
-            config = _config_of(dict(zip(names, values, strict=True)))
-            if self._refusing(config) is None:
-                yield config
+        """Go through the configurations in the order of the axes and their values; nothing is kept."""
+        return map(_config_of, self._walked())
 
     def __len__(self) -> int:
-        """Count the configurations; once, by listing them all if there are constraints."""
+        """Count the configurations, once; only axes that a constraint ties together are gone through."""
         if self._count is None:
-            self._count = sum(1 for _ in self) if self._constraints else self.size
+            self._count = self._walked().count() if self._constraints else self.size
         return self._count
+
+    def _walked(self) -> Walk:
+        if self._walk is None:
+            self._walk = Walk(self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None)
+        return self._walk
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None  # not by len, which has to list all
@@ -239,6 +282,58 @@ class Space:
             self._fingerprint = fingerprint_of({"axes": axes, "constraints": constraints})
         return self._fingerprint
 
+    # ------------------------------------------------------------------------------------------------- for searching
+
+    @property
+    def grid(self) -> tuple[Axis, ...]:
+        """The axes as a search sees them: with their kinds, and values in canonical order."""
+        if self._grid is None:
+            self._grid = tuple(axis_of(name, values, self._kinds.get(name)) for name, values in self._axes.items())
+        return self._grid
+
+    def at(self, point: Point) -> Config | None:
+        """Return the configuration at a point, or None if a constraint refuses it."""
+        config = _config_of({axis.name: axis.values[i] for axis, i in zip(self.grid, point, strict=True)})
+        return config if self._refusing(config) is None else None
+
+    def point(self, config: Mapping[str, Any]) -> Point | None:
+        """Return where a configuration is, or None if an axis does not have its value; constraints are not asked."""
+        if config.keys() != self._axes.keys():
+            return None
+        if self._places is None:
+            self._places = tuple(_places(axis.values) for axis in self.grid)
+        found = tuple(
+            places.get(_place(config[axis.name]), -1) for axis, places in zip(self.grid, self._places, strict=True)
+        )
+        return None if -1 in found else found
+
+    def decoded(self, encoded: Json) -> Config | None:
+        """Return the configuration that was written so, found by its digests; None if it is none of this space."""
+        fields = encoded.get("v") if isinstance(encoded, dict) and encoded.get("t") == "tunebook.Config" else encoded
+        if not isinstance(fields, dict) or fields.keys() != self._axes.keys():
+            return None
+        try:
+            config = _config_of({name: own[fingerprint_of(fields[name])] for name, own in self._values.items()})
+        except KeyError:
+            return None
+        return config if self._refusing(config) is None else None
+
+    def sample(self, rng: random.Random) -> Config | None:
+        """Return a random configuration, or None if there is none.
+
+        Each is as likely as any other where at least a few of a hundred combinations are accepted; where fewer are, one
+        is searched for, axis by axis, which does not find all of them as often.
+        """
+        axes = self._axes.values()
+        for _ in range(_TRIES if self._constraints else 1):
+            config = _config_of(
+                dict(zip(self._axes, [values[int(rng.random() * len(values))] for values in axes], strict=True))
+            )
+            if self._refusing(config) is None:
+                return config
+        values = self._walked().one(lambda values: rng.sample(values, len(values)))
+        return None if values is None else _config_of(values)
+
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={_shortened(values)}" for name, values in self._axes.items())
         return f"Space({axes})" + "".join(f".where({text_of(predicate)})" for predicate in self._constraints)
@@ -253,11 +348,62 @@ class Space:
             try:
                 if not predicate(config):
                     return predicate
-            except _MISTAKES as error:
+            except MISTAKES as error:
                 raise DefinitionError(
                     f"the constraint {text_of(predicate)} failed on {config!r}: {type(error).__name__}: {error}"
                 ) from error
         return None
+
+
+class Among:
+    """The constraint that comes with an axis whose values depend on other axes."""
+
+    __slots__ = ("_function", "_name")
+
+    def __init__(self, name: str, function: Callable[[Any], Iterable[Any]]) -> None:
+        self._name, self._function = name, function
+
+    def __call__(self, config: Any) -> bool:
+        """Whether the axis may have its value beside the others."""
+        value = config[self._name]
+        return any(type(own) is type(value) and own == value for own in self._function(config))
+
+    def __tunebook_checksum__(self) -> str:
+        """Return a digest of the function."""
+        return f"{self._name}:{code_checksum(self._function)}"
+
+    def __repr__(self) -> str:
+        return f"{self._name} in {text_of(self._function)}"
+
+
+def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return all values that a dependent axis may have: of every combination of the axes that its function reads."""
+    read: set[str] = set()
+    parents: list[str] = []
+    while True:
+        found: dict[str, Any] = {}
+        try:
+            for values in Walk({p: before[p] for p in parents}, (), lambda _values: True) if parents else [{}]:
+                for value in _listed(name, function(Partial(values, read))):
+                    found.setdefault(_key(value), value)
+        except Undecided:
+            missing = [axis for axis in before if axis in read and axis not in parents]
+            if not missing:
+                raise DefinitionError(
+                    f"axis {name!r} depends on {', '.join(sorted(read - set(before))) or 'a whole configuration'}; "
+                    f"let it read axes that come before it: {', '.join(before) or 'there are none'}"
+                ) from None
+            parents += missing
+        else:
+            return list(found.values())
+
+
+def _place(value: Any) -> tuple[type, Any]:
+    return (type(value), value) if type(value) in _PLAIN else (object, _key(value))
+
+
+def _places(values: tuple[Any, ...]) -> dict[tuple[type, Any], int]:
+    return {_place(value): at for at, value in enumerate(values)}
 
 
 def _listed(name: str, values: object) -> list[Any]:

@@ -1,0 +1,166 @@
+"""Walking through a space without listing it: a constraint is asked as soon as the axes that it reads are set."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+# What a constraint written in Python fails with. Anything else is not about the configuration, and shows itself.
+MISTAKES: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+# Configurations on which a constraint is watched, to see which axes it reads.
+_WATCHED: Final = 8
+
+
+class Undecided(BaseException):
+    """A constraint reads an axis that is not set yet. Not an Exception, so that a constraint does not catch it."""
+
+
+class Partial:
+    """Some axes of a configuration. To read any other raises `Undecided`, and so does to look at it as a whole."""
+
+    __slots__ = ("_read", "_values")
+
+    def __init__(self, values: Mapping[str, Any], read: set[str] | None = None) -> None:
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_read", read)
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        if self._read is not None:
+            self._read.add(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise Undecided from None
+
+    def get(self, name: str, _default: object = None) -> Any:
+        return self[name]
+
+    def _whole(self, *_args: object) -> NoReturn:
+        raise Undecided
+
+    # `**config`, a set of configurations or a comparison need all of it.
+    keys = values = items = _whole
+    __iter__ = __len__ = __contains__ = __repr__ = __eq__ = __hash__ = __setattr__ = _whole
+
+
+class Walk:
+    """Enumerates the points that some constraints accept, axis by axis in the order given.
+
+    What a constraint says about a part of a configuration must not depend on the rest: it is taken to be a function.
+    `accepts` is asked about whole configurations, and raises what a constraint with a mistake in it raises.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[str, Sequence[Any]],
+        constraints: Sequence[Callable[[Any], object]],
+        accepts: Callable[[dict[str, Any]], bool],
+    ) -> None:
+        self._names = tuple(axes)
+        self._axes = axes
+        self._constraints = constraints
+        self._accepts = accepts
+        self._reads = [self._read_by(constraint) for constraint in constraints]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._descend(self._names, range(len(self._constraints)), whole=True)
+
+    def count(self) -> int:
+        """Return how many points there are: the product over groups of axes that no constraint ties together."""
+        total = 1
+        for names, constraints in self._groups():
+            if not constraints:
+                total *= math.prod(len(self._axes[name]) for name in names)
+                continue
+            try:
+                total *= sum(1 for _ in self._descend(names, constraints, whole=False))
+            except Undecided:
+                return sum(1 for _ in self)  # it reads more than was seen of it
+        return total
+
+    def one(self, shuffled: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, Any] | None:
+        """Return a point that is found by going down in an order of the caller's; None if there is none."""
+        return next(self._descend(self._names, range(len(self._constraints)), whole=True, order=shuffled), None)
+
+    def _read_by(self, constraint: Callable[[Any], object]) -> frozenset[str]:
+        """Return the axes that a constraint was seen to read; all of them if it looks at the configuration whole."""
+        read: set[str] = set()
+        for turn in range(_WATCHED):
+            values = {name: own[(turn * len(own)) // _WATCHED] for name, own in self._axes.items()}
+            if not _is_decided(constraint, Partial(values, read)):
+                return frozenset(self._names)
+        return frozenset(read & set(self._names))
+
+    def _groups(self) -> list[tuple[list[str], list[int]]]:
+        groups: list[tuple[set[str], list[int]]] = [({name}, []) for name in self._names]
+        for number, read in enumerate(self._reads):
+            tied = [group for group in groups if group[0] & read] or groups[:1]
+            merged = (set().union(*(g[0] for g in tied)), [*(c for g in tied for c in g[1]), number])
+            groups = [merged, *(g for g in groups if g not in tied)]
+        return [([name for name in self._names if name in names], constraints) for names, constraints in groups]
+
+    def _descend(
+        self,
+        names: Sequence[str],
+        constraints: Sequence[int],
+        *,
+        whole: bool,
+        order: Callable[[Sequence[Any]], Sequence[Any]] = lambda values: values,
+    ) -> Iterator[dict[str, Any]]:
+        due: dict[str, list[int]] = {name: [] for name in names}
+        for number in constraints:
+            reads = [name for name in names if name in self._reads[number]]
+            due[reads[-1] if reads else names[-1]].append(number)
+        depth, last = 0, len(names) - 1
+        open_: list[Iterator[Any]] = [iter(order(self._axes[names[0]]))]
+        waiting: list[list[int]] = [[]]  # per depth: constraints that could not decide further up
+        values: dict[str, Any] = {}
+        while depth >= 0:
+            name = names[depth]
+            try:
+                values[name] = next(open_[depth])
+            except StopIteration:
+                open_.pop()
+                waiting.pop()
+                values.pop(name, None)
+                depth -= 1
+                continue
+            asked = waiting[depth] + due[name]
+            if depth == last:
+                if self._accepts(values) if whole else all(self._ask(n, values) for n in asked):
+                    yield dict(values)
+                continue
+            later: list[int] = []
+            if self._may_go_on(asked, values, later):
+                depth += 1
+                open_.append(iter(order(self._axes[names[depth]])))
+                waiting.append(later)
+
+    def _may_go_on(self, asked: list[int], values: dict[str, Any], later: list[int]) -> bool:
+        for number in asked:
+            try:
+                if not self._ask(number, values):
+                    return False
+            except Undecided:
+                later.append(number)
+        return True
+
+    def _ask(self, number: int, values: dict[str, Any]) -> bool:
+        try:
+            return bool(self._constraints[number](Partial(values)))
+        except MISTAKES as error:  # on the whole configuration it is shown
+            raise Undecided from error
+
+
+def _is_decided(constraint: Callable[[Any], object], values: Partial) -> bool:
+    try:
+        constraint(values)
+    except (Undecided, *MISTAKES):
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""Everything, in the order of the space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunebook.search._ledger import Ledger, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tunebook._space import Config, Space
+    from tunebook.search._protocol import Observation
+
+
+class Exhaustive:
+    """Proposes every configuration; those to begin with first, those that failed elsewhere last."""
+
+    def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
+        self._ledger = Ledger(space, seed, start)
+
+    def propose(self, n: int) -> list[Config]:
+        """Return the next configurations."""
+        found: list[Config] = []
+        while len(found) < n:
+            point = self._ledger.next_first() or self._ledger.next_in_order()
+            if point is None:
+                break
+            found.append(self._ledger.take(point))
+        return found
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Learn what needs no proposal."""
+        self._ledger.note(observations)

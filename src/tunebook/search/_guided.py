@@ -1,0 +1,145 @@
+"""A search that is guided by a model: it proposes what is likely to be fast, near the best and anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook.search._ledger import Ledger, Start
+from tunebook.search._local import Walker
+from tunebook.search._model import Model, load_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tunebook._space import Config, Point, Space
+    from tunebook.search._protocol import Observation
+
+# Random points before the model is asked. Few: where a run costs seconds, eight may be all there is time for.
+_BLIND: Final = 2
+# Neighbours of so many of the fastest are candidates; with one alone a search stays in its valley.
+_TOP: Final = 3
+# One turn in so many looks everywhere instead: random points, and uphill from the most promising one.
+_EVERYWHERE: Final = 3
+# One turn in so many is a walk's that asks no model: where the model is wrong, that still gets on.
+_STEP: Final = 4
+_ANYWHERE: Final = 60
+_CLIMBS: Final = 3
+# How many standard deviations below its mean a time is hoped to be.
+_HOPE: Final = 1.5
+# The model is fitted to so many points, half of them the fastest: at 200 a fit takes 1.5 ms.
+_FITTED: Final = 200
+_FAILURES: Final = 60
+# After so many observations, one more proposal is made of each fit: the model changes little then, and a proposal must
+# stay far below a millisecond.
+_PER_FIT: Final = 80
+_FIRST_SCALING: Final = 8
+
+
+class Guided:
+    """Proposes by a Gaussian process over the logarithm of times; needs numpy.
+
+    Times far above the median all count alike, and so do failures: the model need not tell apart what is bad.
+    """
+
+    def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
+        self._np = load_numpy()
+        self._ledger = Ledger(space, seed, start)
+        self._model = Model(self._ledger.axes, self._ledger.rng)
+        self._walker = Walker(self._ledger, beginnings=0)
+        self._walked: set[Point] = set()
+        self._queue: list[Point] = []
+        self._turn = 0
+        self._next_scaling = _FIRST_SCALING
+
+    def propose(self, n: int) -> list[Config]:
+        """Return the next configurations."""
+        found: list[Config] = []
+        while len(found) < n:
+            point = self._ledger.next_first() or self._next(n)
+            if point is None:
+                break
+            found.append(self._ledger.take(point))
+        return found
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Learn from what came of configurations."""
+        noted = self._ledger.note(observations)
+        self._walker.learn(point for point in noted if point in self._walked)
+        if noted and len(self._ledger.values) < _PER_FIT:
+            self._queue.clear()  # early on, every time changes what is worth a try
+
+    def _next(self, n: int) -> Point | None:
+        while self._queue:
+            point = self._queue.pop(0)
+            if self._ledger.is_open(point):
+                return point
+        blind = len(self._ledger.taken) < _BLIND
+        if blind or not self._ledger.ranked:
+            return self._ledger.random_point()
+        self._queue = self._promising(max(1 + len(self._ledger.values) // _PER_FIT, -(-n // _EVERYWHERE)))
+        return self._queue.pop(0) if self._queue else self._ledger.random_point()
+
+    def _promising(self, many: int) -> list[Point]:
+        """Fit the model, and return what it thinks best of some open points."""
+        self._turn += 1
+        if self._turn % _STEP == 0:
+            point = self._walker.next()
+            if point is not None:
+                self._walked.add(point)
+                return [point]
+        pool: list[Point] = []
+        if self._turn % _EVERYWHERE:
+            near = [p for _, point in self._ledger.ranked[:_TOP] for p in self._ledger.changed(point)]
+            pool = list(dict.fromkeys(near))
+        drawn = [] if pool else self._drawn()
+        if not pool and not drawn:
+            return []
+        self._fit()
+        pool, hopes = (pool, self._hopes(pool)) if pool else self._climbed(drawn)
+        order = sorted(range(len(pool)), key=hopes.__getitem__)
+        return [pool[i] for i in order[:many]]
+
+    def _drawn(self) -> list[Point]:
+        """Return random open points."""
+        drawn = (self._ledger.space.sample(self._ledger.rng) for _ in range(_ANYWHERE))
+        points = (None if config is None else self._ledger.space.point(config) for config in drawn)
+        return list(dict.fromkeys(p for p in points if p is not None and self._ledger.is_open(p)))
+
+    def _climbed(self, pool: list[Point]) -> tuple[list[Point], list[float]]:
+        """Return some points with what the model hopes of them, and those around the most promising one too."""
+        hopes = self._hopes(pool)
+        for _ in range(_CLIMBS):
+            best = min(range(len(pool)), key=hopes.__getitem__)
+            near = [p for p in self._ledger.changed(pool[best]) if p not in pool]
+            if not near:
+                break
+            more = self._hopes(near)
+            better = min(more) < hopes[best]
+            pool, hopes = pool + near, hopes + more
+            if not better:
+                break
+        return pool, hopes
+
+    def _hopes(self, points: list[Point]) -> list[float]:
+        means, deviations = self._model.predict(points)
+        hopes: list[float] = (means - _HOPE * deviations).tolist()
+        return hopes
+
+    def _fit(self) -> None:
+        ranked, rng = self._ledger.ranked, self._ledger.rng
+        failed = self._ledger.failed[-_FAILURES:]
+        room = _FITTED - len(failed)
+        chosen = ranked if len(ranked) <= room else [*ranked[: room // 2], *rng.sample(ranked[room // 2 :], room // 2)]
+        points = [point for _, point in chosen] + failed
+        times = self._standardised([value for value, _ in chosen], len(failed))
+        if len(self._ledger.values) >= self._next_scaling:
+            self._model.rescale(points, times)
+            self._next_scaling = 2 * len(self._ledger.values)
+        self._model.fit(points, times)
+
+    def _standardised(self, values: list[float], failures: int) -> Any:
+        np, ranked = self._np, self._ledger.ranked
+        median = ranked[len(ranked) // 2][0]
+        bad = median + (median - ranked[0][0]) / 2
+        times = np.array([min(value, bad) for value in values] + [bad] * failures)
+        return (times - times.mean()) / (times.std() + 1e-9)

@@ -1,0 +1,45 @@
+"""An answer without tuning: from problems near by that were tuned."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tunebook.search._elsewhere import sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tunebook._record import Record
+    from tunebook._types import Json, Problem
+
+_NEIGHBOURS: Final = 3
+
+
+class Nearest(NamedTuple):
+    """What near problems agree on. `confidence` is the part of the best speed that is expected, at most 1.
+
+    It is the share that the configuration reached on the near problems, by how near and how like this device they are.
+    """
+
+    config: Json
+    confidence: float
+    problem: Problem
+
+
+def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
+    """Return the configuration that did best on the problems nearest to one; None if nothing near was tuned."""
+    near = [source for source in sources(records, problem) if source.times.seconds][:_NEIGHBOURS]
+    if not near:
+        return None
+    shares: dict[str, float] = {}
+    total = math.fsum(source.worth for source in near)
+    for source in near:
+        best = next(iter(source.times.seconds.values()))
+        for fp, seconds in source.times.seconds.items():
+            # A record without times holds one choice, which is taken for the best there.
+            share = best / seconds if math.isfinite(seconds) else 1.0
+            shares[fp] = shares.get(fp, 0.0) + share * source.worth / total
+    chosen = max(sorted(shares), key=shares.__getitem__)
+    config = next(source.times.configs[chosen] for source in near if chosen in source.times.configs)
+    return Nearest(config, shares[chosen] * near[0].worth, near[0].times.problem)

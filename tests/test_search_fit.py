@@ -1,0 +1,92 @@
+"""Heuristics learnt from measured problems, as Python that can be read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+from tunebook import DefinitionError
+from tunebook.search import Example, fit, fit_book
+
+CONFIGS = {f"{bm}x{bn}": {"bm": bm, "bn": bn} for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)}
+
+
+def seconds(m, n, config):
+    """Tiles as large as the matrix allows are best, up to 64."""
+    both = zip((m, n), config, strict=True)
+    return 1e-3 * math.prod(1 + 0.5 * abs(math.log2(min(size, 64) / block)) for size, block in both)
+
+
+def examples():
+    sizes = [(m, n) for m in (16, 32, 64, 128, 512, 2048) for n in (16, 32, 64, 128, 512, 2048, 8192)]
+    return [Example({"m": m, "n": n}, {key: seconds(m, n, c.values()) for key, c in CONFIGS.items()}) for m, n in sizes]
+
+
+def test_a_tree_is_learnt_that_holds_on_shapes_it_has_not_seen():
+    found = fit(examples(), CONFIGS, name="blocks")
+    assert found.problems == 42
+    assert found.regret <= found.held_out < 0.10
+    one = min(
+        sum(e.seconds[key] / min(e.seconds.values()) - 1 for e in examples()) / len(examples()) for key in CONFIGS
+    )
+    assert found.regret < one / 2
+
+
+def test_the_python_of_it_gives_what_the_tree_gives():
+    found = fit(examples(), CONFIGS, name="blocks")
+    names = {}
+    exec(found.source, names)
+    for example in examples():
+        config = names["blocks"](**example.sizes)
+        key = f"{config['bm']}x{config['bn']}"
+        assert example.seconds[key] / min(example.seconds.values()) - 1 < 1
+    mean = sum(
+        e.seconds["{bm}x{bn}".format(**names["blocks"](**e.sizes))] / min(e.seconds.values()) - 1 for e in examples()
+    ) / len(examples())
+    assert mean == pytest.approx(found.regret)
+    assert "held-out" in found.source
+
+
+def test_a_configuration_that_was_not_measured_everywhere_is_not_preferred_for_that():
+    rows = examples()
+    rare = [e._replace(seconds={**e.seconds, "rare": 1e-9}) if i == 0 else e for i, e in enumerate(rows)]
+    found = fit(rare, {**CONFIGS, "rare": {"bm": 1, "bn": 1}}, depth=0)
+    assert "'bm': 1," not in found.source
+
+
+def test_too_few_problems_and_bad_names_are_errors():
+    with pytest.raises(DefinitionError, match="at least 4 tuned problems; there are 3"):
+        fit(examples()[:3], CONFIGS)
+    with pytest.raises(DefinitionError, match="no name for a function"):
+        fit(examples(), CONFIGS, name="not a name")
+
+
+def tuned_book(path, sizes):
+    clock = FakeClock()
+
+    @tb.tunable(space=tb.Space(block=[16, 32, 64, 128]), name="fitted", store=path, tuner=fake_tuner(clock))
+    def kernel(n, *, config):
+        clock.spend(1e-3 * (1 + abs(math.log2(min(n, 128) / config.block))))
+
+    for n in sizes:
+        kernel(n)
+    return kernel.selector.persistent.store
+
+
+def test_a_heuristic_is_learnt_from_a_book_and_reads_the_kernel_s_own_arguments(tmp_path):
+    store = tuned_book(tmp_path, [16, 24, 32, 48, 64, 96, 128, 256, 512, 1024])
+    found = fit_book(store.items("fitted@v0"), name="block_for")
+    assert found.source.startswith("def block_for(n):")
+    assert "if n <= " in found.source
+    assert found.regret < 0.15
+
+
+def test_records_of_two_devices_are_not_learnt_from_together(tmp_path):
+    records = list(tuned_book(tmp_path, [16, 32, 64, 128]).items("fitted@v0"))
+    other = [r.replace(head=replace(r.head, problem=r.problem._replace(device="other"))) for r in records[:2]]
+    with pytest.raises(DefinitionError, match="records are of 2 devices"):
+        fit_book([*records, *other])

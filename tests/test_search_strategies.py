@@ -1,0 +1,151 @@
+"""Strategies: one contract for all, and what each is for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunebook import DefinitionError, Space
+from tunebook.search import (
+    Evolution,
+    Exhaustive,
+    Guided,
+    Local,
+    Observation,
+    Portfolio,
+    Random,
+    Search,
+    Start,
+    check_strategy,
+    listed,
+)
+
+ALL = (Exhaustive, Random, Local, Evolution, Guided, Portfolio)
+
+
+def tiles():
+    return Space(m=[16, 32, 64, 128, 256], n=[16, 32, 64, 128, 256], stages=[1, 2, 3, 4], mode=["a", "b", "c"]).where(
+        lambda c: c.m * c.n <= 16384
+    )
+
+
+def seconds_of(c):
+    """A valley with a ridge across, and a mode that only pays with three stages."""
+    valley = abs(math.log2(c.m / 64)) + abs(math.log2(c.n / 128)) + 0.3 * abs(c.stages - 3)
+    return 1e-3 * (1 + valley + (0.5 if (c.mode == "b") != (c.stages == 3) else 0.0))
+
+
+def searched(strategy, trials, batch=1, cost=seconds_of):
+    """Run a search, and return what was proposed in order."""
+    proposed = []
+    while len(proposed) < trials:
+        found = strategy.propose(min(batch, trials - len(proposed)))
+        if not found:
+            break
+        proposed += found
+        strategy.observe([Observation(c, cost(c)) for c in found])
+    return proposed
+
+
+@pytest.mark.parametrize("kind", ALL)
+class TestContract:
+    def test_everything_is_proposed_once_and_nothing_outside_the_space(self, kind):
+        space = tiles()
+        proposed = searched(kind(space, seed=1), 10_000, batch=7)
+        assert len(proposed) == len(set(proposed)) == len(space)
+        assert set(proposed) == set(space)
+
+    def test_the_same_seed_gives_the_same_proposals(self, kind):
+        assert searched(kind(tiles(), seed=3), 60, batch=4) == searched(kind(tiles(), seed=3), 60, batch=4)
+
+    def test_what_was_observed_before_is_not_proposed_again(self, kind):
+        space = tiles()
+        known = list(itertools.islice(space, 0, None, 2))
+        strategy = kind(space, seed=0)
+        strategy.observe([Observation(c, seconds_of(c)) for c in known])
+        assert not set(searched(strategy, 10_000)) & set(known)
+
+    def test_those_to_begin_with_come_first_and_those_that_failed_elsewhere_last(self, kind):
+        space = tiles()
+        configs = list(space)
+        start = Start(first=configs[100:103], last=configs[:5])
+        proposed = searched(kind(space, seed=0, start=start), 10_000)
+        assert proposed[:3] == configs[100:103]
+        assert set(proposed[-5:]) == set(configs[:5])
+
+    def test_failures_times_that_are_none_and_strange_configurations_do_no_harm(self, kind):
+        strategy = kind(tiles(), seed=0)
+        strange = {"m": 17, "n": 16, "stages": 1, "mode": "a"}
+        strategy.observe([Observation({"other": 1}, 1.0), Observation(strange, 1.0)])
+        cost = lambda c: {1: None, 2: math.nan, 3: 0.0}.get(c.stages, seconds_of(c))
+        assert len(searched(strategy, 100, cost=cost)) == 100
+
+    def test_a_list_is_not_a_space(self, kind):
+        if kind is Portfolio:
+            pytest.skip("it looks at the size first")
+        with pytest.raises(DefinitionError, match="listed"):
+            kind([{"m": 1}])
+
+
+@pytest.mark.parametrize("kind", [Local, Evolution, Guided, Portfolio])
+def test_a_search_finds_the_best_of_a_valley_well_before_random_would(kind):
+    space = tiles()
+    best = min(space, key=seconds_of)
+    many = len(space) // 3
+    found = sum(best in searched(kind(space, seed=seed), many) for seed in range(10))
+    assert found >= 8  # random finds it in every third run
+
+
+def test_the_guide_learns_where_candidates_fail():
+    space = tiles()
+    proposed = searched(Guided(space, seed=0), 80, cost=lambda c: None if c.m >= 128 else seconds_of(c))
+    tried = sum(c.m >= 128 for c in proposed)
+    among = sum(c.m >= 128 for c in space)
+    assert tried / 80 < 0.7 * among / len(space)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), cut=st.integers(1, 40))
+def test_a_search_goes_on_after_a_break_without_repeating_itself(seed, cut):
+    before = searched(Guided(tiles(), seed=seed), cut)
+    after = Guided(tiles(), seed=seed)
+    after.observe([Observation(c, seconds_of(c)) for c in before])
+    assert not set(before) & set(searched(after, 30))
+
+
+def test_the_default_goes_through_a_small_space_and_is_guided_in_a_big_one():
+    assert Portfolio(Space(m=range(8))).chosen == "exhaustive"
+    assert Portfolio(tiles()).chosen == "guided"
+    assert Portfolio(tiles(), trials=300).chosen == "exhaustive"
+    assert Portfolio(Space(m=[f"variant {i}" for i in range(100)])).chosen == "random"
+
+
+def test_without_numpy_the_default_walks_and_the_guide_says_what_to_type(monkeypatch):
+    import tunebook.search._portfolio as portfolio
+
+    monkeypatch.setattr(portfolio, "find_spec", lambda _name: None)
+    assert Portfolio(tiles()).chosen == "local"
+    monkeypatch.setitem(__import__("sys").modules, "numpy", None)
+    with pytest.raises(ImportError, match="pip install numpy"):
+        Guided(tiles())
+
+
+def test_a_strategy_that_is_none_is_an_error_that_lists_the_names():
+    with pytest.raises(DefinitionError, match=r"strategy='annealing' is none; write one of 'auto', 'guided'"):
+        check_strategy("annealing")
+    assert check_strategy("local") == "local"
+    assert isinstance(Search(tiles(), Local, 10).begin(), Local)
+    assert isinstance(Search(tiles(), "evolution", 10).begin(), Evolution)
+
+
+def test_a_list_of_configurations_becomes_a_space_of_exactly_them():
+    configs = [{"m": m, "n": n} for m in (1, 2, 3) for n in (1, 2) if m != n]
+    space = listed(configs)
+    assert {tuple(c.values()) for c in space} == {tuple(c.values()) for c in configs}
+    assert listed([{"m": 1}, {"n": 1}]) is None
+    assert listed([1, 2]) is None
+    assert listed([{"m": [1]}]) is None
