@@ -178,9 +178,9 @@ def overlapped(home, n):
         compiled.append(time.perf_counter())
         return made
 
-    function = tb.tunable(
-        space=configs, reference=np.matmul, compile=compile_one, name="bench.cold", store=False
-    )(multiply(library, configs, store=False).__wrapped__)
+    function = tb.tunable(space=configs, reference=np.matmul, compile=compile_one, name="bench.cold", store=False)(
+        multiply(library, configs, store=False).__wrapped__
+    )
     tried = []
 
     def step(progress):

@@ -23,7 +23,11 @@ BENCHMARKS = (
     ("store", ["--quick"]),
     ("leases", ["--quick"]),
     ("engine", ["--quick"]),
+    ("pipeline", ["--quick"]),
+    ("jax_trace", []),
+    ("jax_hot_path", ["--rounds", "51"]),
 )
+WITH_PEERS = ("hot_path", "jax_trace", "jax_hot_path")
 
 
 def run(name: str, flags: list[str]) -> list[dict[str, object]] | None:
@@ -43,7 +47,7 @@ def main() -> int:
     RESULTS.mkdir(exist_ok=True)
     tables, broken = {}, []
     for name, shorter in BENCHMARKS:
-        peers = ["--no-peers"] if options.no_peers and name == "hot_path" else []
+        peers = ["--no-peers"] if options.no_peers and name in WITH_PEERS else []
         table = run(name, [*(shorter if options.quick else []), *peers])
         if table is None:
             broken.append(name)

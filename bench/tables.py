@@ -27,6 +27,7 @@ SHOWN = {
         "a tuned call: 3 numpy arrays and 2 scalars, beside a hand-written key, dict and call"
     ),
     "layout=False / hand-written key of the same facts": "the same without the memory layout in the key",
+    "pure Python: default / hand-written key of the same facts (with contiguity)": "the first of these in pure Python",
     "default / hand-written key without contiguity": (
         "the default, beside a hand-written key that does not look at the layout"
     ),
@@ -39,7 +40,8 @@ SHOWN = {
     "ejkernel's executor / tunebook, numpy arrays, default": "the same on numpy arrays",
     "ejkernel's executor / tunebook, numpy arrays, layout=False": "the same without the memory layout in the key",
     "ejkernel's executor / tunebook, numpy arrays, key=('a', 'flag')": "the same where the author names what matters",
-    "ejkernel's executor / hand-written lookup, numpy arrays": "of which a hand-written lookup reaches",
+    "pure Python: ejkernel's executor / tunebook, numpy arrays, default": "on numpy arrays in pure Python",
+    "ejkernel's executor / hand-written lookup, numpy arrays": "and a hand-written lookup",
     "import tunebook, CPU time": "`import tunebook`, CPU time",
     "open and first get at 100,000 records": "open a book of 100,000 records, and first answer",
     "hit at 100,000 records": "an answer from disk",
@@ -57,6 +59,10 @@ SHOWN = {
     "cv 1 %: worst of 5 problems, same config of 20": "same choice in 20 tunings, at 1 % noise, 10 % spikes, 5 % drift",
     "cv 5 %: worst of 5 problems, same config of 20": "the same at 5 % noise",
     "cv 10 %: worst of 5 problems, same config of 20": "the same at 10 % noise",
+    "17 of 83 hang, crash or are wrong: told apart": "hanging, crashing or wrong, of 83 candidates: told apart",
+    "17 of 83 hang, crash or are wrong: regret of the winner": "how much slower than the best the winner among them is",
+    "one candidate added to 65: candidates that ran (it and the incumbent)": "candidates run when one is added to 65",
+    "candidates tried while others compile, of all": "candidates tried while others are still compiled",
 }
 
 
@@ -105,7 +111,21 @@ def for_readme(tables: Tables) -> str:
         "| --- | --- | --- | --- |",
     ]
     lines.extend(_line(rows[what], words) for what, words in SHOWN.items() if what in rows)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_of_gpu(tables)]) + "\n"
+
+
+def _of_gpu(tables: Tables) -> list[str]:
+    """Return the table of `gpu.py`, which was taken on another machine."""
+    if "gpu" not in tables:
+        return []
+    facts = json.loads((RESULTS / "gpu.json").read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    taken = f"Triton kernels on an {facts['gpu']}, {facts['date'][:10]}, {versions}, driver {facts['driver']}:"
+    return ["", f"{taken} `python bench/gpu.py`, on a machine that has one.", "", *HEADER, *_rows_of(tables["gpu"])]
+
+
+def _rows_of(table: list[dict[str, Any]]) -> list[str]:
+    return [_line(row, row["what"]) for row in table]
 
 
 def _line(row: dict[str, Any], words: str) -> str:

@@ -19,25 +19,34 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = """
 testing
 _landscape
-adapters._build_cache adapters._per_config adapters.native adapters.numpy
+adapters.jax adapters._jax_record adapters._jax_tune adapters._jax_stage adapters._jax_kernel adapters._jax_context
+adapters._jax_facts adapters._jax_settings adapters._jax_profiler adapters._jax_agree
+adapters.torch adapters.cupy adapters.opencl adapters._torch_kernel
+adapters.triton adapters._triton_tuner adapters._triton_remote adapters._triton_spread adapters._triton_compile
+adapters._triton_kernel adapters._triton_candidate adapters._triton_dispatch adapters._triton_restore
+adapters._triton_device adapters._cuda_graph adapters._cuda_worker
+adapters._build_cache adapters._per_config adapters.native adapters.numpy adapters._c_source adapters._cuda_timer
 _explain _function_kernel _signature _dispatch _tunable _executor
-_registry _book _sources _selection _tune_cache
-_tuner _pending _persistent
-_runner _restore _worker _measure _check _decide _race _progress stores
+_registry _book _sources _autotune _exploration _not_blocking _selection _tune_cache _agreement
+_planning _verify
+_tuner _searching _run _job _pending _persistent _background
+_runner _restore _worker _measure _compile _decide _incremental _progress stores search
 _kernel
-_overlay _cache _scope _policy
-_leaf _keys _key_text _fingerprint _space _checksum _code _buckets _arrays
+_objective _race _ground _roofline _pruning _check _choice
+_overlay _cache _scope _policy _accelerator
+_leaf _keys _key_text _fingerprint _frameworks _access _space _points _axes _checksum _code _buckets _arrays
 _codec _record
-_gate
+_gate _packed
 _types
-_errors
+_errors _digest
 """
+PACKAGES = ("stores", "search")
 ROWS = [row.split() for row in LAYERS.split("\n") if row]
 
 
 def name_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return "stores" if parts[0] == "stores" else ".".join(parts)
+    return parts[0] if parts[0] in PACKAGES else ".".join(parts)
 
 
 def imports_of(path):
@@ -48,7 +57,8 @@ def imports_of(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and id(node) not in skipped and (node.module or "").startswith("tunebook."):
             module = node.module.removeprefix("tunebook.")
-            yield "stores" if module.startswith("stores") else module
+            package = module.partition(".")[0]
+            yield package if package in PACKAGES else module
 
 
 def row_of(name):
@@ -69,7 +79,7 @@ def test_imports_go_down_the_layers(path):
 
 
 def imports_back(other, me):
-    return other != "stores" and me in set(imports_of(ROOT / (other.replace(".", "/") + ".py")))
+    return other not in PACKAGES and me in set(imports_of(ROOT / (other.replace(".", "/") + ".py")))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -88,7 +98,7 @@ def test_broad_excepts_are_few_and_explained():
         for line in path.read_text().splitlines()
         if re.search(r"except (Base)?Exception|except:", line)
     ]
-    assert len(broad) <= 3
+    assert len(broad) <= 4
     assert all("# " in line for line in broad), "each with its reason"
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,16 +190,16 @@ def test_this_process_is_not_gone():
 
 def test_a_process_that_has_ended_is_gone_and_one_with_its_number_is_another():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    maker = replace(this_process(), pid=child.pid, started=_started(child.pid))
+    maker = this_process()._replace(pid=child.pid, started=_started(child.pid))
     assert not maker.is_gone()
-    assert replace(maker, started="1").is_gone()
+    assert maker._replace(started="1").is_gone()
     child.communicate(b"\n")
     assert maker.is_gone()
 
 
 def test_a_zombie_is_gone():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    maker = replace(this_process(), pid=child.pid, started=_started(child.pid))
+    maker = this_process()._replace(pid=child.pid, started=_started(child.pid))
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert maker.is_gone()
@@ -208,13 +207,13 @@ def test_a_zombie_is_gone():
 
 
 def test_nothing_is_known_about_processes_of_other_hosts():
-    assert not replace(this_process(), host="other/pid:[1]", pid=999_999_999).is_gone()
+    assert not this_process()._replace(host="other/pid:[1]", pid=999_999_999).is_gone()
 
 
 def test_without_proc_nothing_is_known_and_a_slip_is_judged_by_time_alone(tmp_path):
     maker = this_process(tmp_path)
     assert maker == Maker(host="unknown", pid=os.getpid(), started="0")
-    assert not replace(maker, pid=999_999_999).is_gone(tmp_path)
+    assert not maker._replace(pid=999_999_999).is_gone(tmp_path)
 
 
 def test_a_proc_of_another_pid_namespace_is_not_believed(tmp_path):
@@ -349,7 +348,7 @@ def test_after_a_pause_of_everybody_a_holder_has_time_for_its_next_beat(board):
 
 def test_a_process_of_this_host_that_is_gone_is_not_waited_for(board):
     clock = Clock()
-    post(board, maker=replace(this_process(), pid=999_999_999))
+    post(board, maker=this_process()._replace(pid=999_999_999))
     with acquire(board, "k", look=nothing, clock=clock, sleep=clock.sleep) as held:
         assert (held.generation, clock.slept) == (2, [])
 
@@ -365,7 +364,7 @@ def test_a_slip_without_a_maker_is_alive_until_it_has_aged(board, content):
 
 def test_the_highest_generation_counts_and_all_lower_ones_go_with_it(board):
     for generation in (3, 4, 9):
-        post(board, generation, replace(this_process(), pid=999_999_999))
+        post(board, generation, this_process()._replace(pid=999_999_999))
     with acquire(board, "k", look=nothing) as held:
         assert held.generation == 10
     assert board.generations("k") == []

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
@@ -22,6 +24,19 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path):
     assert done.returncode == 0, done.stderr
     for shown in ("readme.add_transposed@v0 on cpu", "answer: Config(rows=", "winner", "runner-up"):
         assert shown in done.stdout
+
+
+# Of frameworks.md each section needs another package: tests/test_frameworks_page.py runs those.
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "frameworks"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_each_page_of_the_docs_runs(page, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    script = tmp_path / f"{page.stem}_page.py"
+    script.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_numbers_are_those_of_the_last_bench(monkeypatch):

@@ -193,7 +193,7 @@ def test_a_record_that_is_too_large_is_refused_both_ways():
 
 
 def test_a_sample_that_is_no_time_keeps_its_place():
-    measured = replace(example_record().body.measurements[0], samples_s=(1.0, math.nan, math.inf, 2.0))
+    measured = example_record().body.measurements[0]._replace(samples_s=(1.0, math.nan, math.inf, 2.0))
     record = Record.from_bytes(Record(example_record().head, Body(measurements=(measured,))).to_bytes())
     samples = record.body.measurements[0].samples_s
     assert samples[0] == 1.0
@@ -204,7 +204,7 @@ def test_a_sample_that_is_no_time_keeps_its_place():
 
 def test_a_failure_of_a_kind_from_a_newer_release_is_read():
     failure = Failure(kind="moonlight", message="m")
-    measured = replace(example_record().body.measurements[0], failure=failure)
+    measured = example_record().body.measurements[0]._replace(failure=failure)
     record = Record.from_bytes(Record(example_record().head, Body(measurements=(measured,))).to_bytes())
     assert record.body.measurements[0].failure == failure
 

@@ -323,7 +323,7 @@ def test_a_failure_that_has_expired_is_tried_again(tmp_path):
     first, kernel, _ = make(costs=FAILING, path=tmp_path)
     first.choose(invocation(kernel, 1), kernel)
     record = first.persistent.read(kernel.problem(invocation(kernel, 1)))
-    old = [replace(m, failure=replace(m.failure, expires=1.0)) for m in record.body.measurements]
+    old = [m._replace(failure=m.failure._replace(expires=1.0)) for m in record.body.measurements]
     first.persistent.write(record.replace(body=replace(record.body, measurements=tuple(old))))
     second, again, _ = make(path=tmp_path)
     assert second.choose(invocation(again, 1), again) == FAST

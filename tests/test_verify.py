@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
@@ -276,7 +274,7 @@ def measured(fingerprint, seconds=1.0, **fields):
     m = Measurement(
         config=fingerprint, fingerprint=fingerprint, code="c", policy="p", environment="e", samples_s=(seconds,) * 3
     )
-    return replace(m, **fields)
+    return m._replace(**fields)
 
 
 def among(*known, winner="w"):

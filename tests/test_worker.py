@@ -309,6 +309,15 @@ def test_a_worker_goes_with_a_parent_that_is_killed(tmp_path):
     assert becomes(lambda: is_gone(worker))
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """Python raises nothing at Ctrl-C if it was started with that ignored, as background jobs of a shell are."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_in_the_parent_ends_the_worker_and_is_the_parents(tmp_path):
     def sleep():
         (tmp_path / "pid").write_text(str(os.getpid()))

@@ -122,8 +122,8 @@ class Autotune(Generic[C]):
             return "no tuner given"
         if not request.policy.allow_autotune:
             return "off: policy.allow_autotune is False"
-        if request.policy.cache_miss_fallback == "heuristics":
-            return "off: policy.cache_miss_fallback is 'heuristics'"
+        if request.policy.cache_miss_fallback in {"heuristics", "nearest"}:
+            return f"off: policy.cache_miss_fallback is {request.policy.cache_miss_fallback!r}"
         if recordings():
             return "off: a recording is on"
         if not any(True for _ in request.kernel.candidates(request.inv)):
@@ -218,7 +218,7 @@ class Autotune(Generic[C]):
             jobs = [job_for(r, r.policy, history, budget, on_step, stage) for r, history, stage in asked]
             job = together([request.problem for request in requests], jobs, weights)
             for request in requests:
-                request.tell("autotune_start", candidates=len(job.candidates), verifying=False)
+                request.tell("autotune_start", candidates=job.size, verifying=False)
             return _tune(self._tuner or Tuner(), _telling(requests[0], job))
 
         tuned = measure([])
@@ -274,7 +274,10 @@ class Autotune(Generic[C]):
         generation += history.generation
 
         def measure(stage: Stage | None) -> Verified[C]:
-            return self._measured(request, job_for(request, request.policy, history, budget, on_step, stage), entry)
+            job = job_for(request, request.policy, history, budget, on_step, stage)
+            if job.search is not None and self._book is not None:
+                job = job._replace(search=self._book.start_for(request, job.search))
+            return self._measured(request, job, entry)
 
         try:
             found = staged(request.inv, measure)
@@ -289,7 +292,7 @@ class Autotune(Generic[C]):
         tuner = self._tuner or Tuner()
 
         def tune(job: Job[C], *, verifying: bool = False) -> Tuned[C]:
-            request.tell("autotune_start", candidates=len(job.candidates), verifying=verifying)
+            request.tell("autotune_start", candidates=job.size, verifying=verifying)
             return _tune(tuner, _telling(request, job))
 
         if entry is None or job.incumbent is None or not isinstance(tuner, Tuner):
@@ -325,7 +328,8 @@ def _telling(request: Request[Any], job: Job[C]) -> Job[C]:
 def _tune(tuner: AnyTuner, job: Job[C]) -> Tuned[C]:
     if isinstance(tuner, Tuner):
         return tuner.tune(job)
-    config: C = tuner.autotune(job.make_fn, job.args, job.kwargs, job.candidates)
+    candidates = job.candidates if job.search is None else job.search.first(job.size)
+    config: C = tuner.autotune(job.make_fn, job.args, job.kwargs, candidates)
     return Tuned(
-        config=config, verdict=None, measurements=(), ran=len(job.candidates), complete=True, seconds=0.0, configs={}
+        config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._codec import TAG, encode, fingerprint_of
-from tunebook._errors import CodecError, warn_once
+from tunebook._errors import CodecError, StoreError, warn_once
 from tunebook._record import Body, Head, Record, identity
+from tunebook._space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tunebook._kernel import Invocation, Kernel
     from tunebook._persistent import PersistentCache
     from tunebook._types import Json, Measurement, Problem
+    from tunebook.search import Nearest, Search, StrategyLike
 
 C = TypeVar("C")
 
@@ -34,6 +37,7 @@ class Call(Generic[C]):
     inv: Invocation[C, Any]
     kernel: Kernel[C, Any]
     problem: Problem
+    strategy: StrategyLike | None = None
 
 
 class Trusted(NamedTuple, Generic[C]):
@@ -98,6 +102,12 @@ class Book(Generic[C]):
 
         That is lossless whatever the class, and it is what a poisoned book fails at.
         """
+        candidates = call.kernel.candidates(call.inv)
+        if isinstance(candidates, Space):
+            # It may have any size, and need not be listed to tell whether a configuration is in it.
+            member: Any = candidates.decoded(record.head.config)
+            if member is not None:
+                return Trusted(member, record)
         index = self._indexes.get(checksum)
         if index is None:
             if len(self._indexes) >= _INDEXES:
@@ -113,7 +123,9 @@ class Book(Generic[C]):
         return Trusted(found, record)
 
     def _index(self, call: Call[C]) -> dict[str, C]:
-        candidates = list(call.kernel.candidates(call.inv))
+        given = call.kernel.candidates(call.inv)
+        # Of a space, members are told without a list; only what may have won besides is left.
+        candidates = list(islice(given, 1)) if isinstance(given, Space) else list(given)
         heuristic = call.kernel.heuristic(call.inv)
         if candidates and heuristic is not None:
             candidates.append(heuristic)  # it is in every race, so it may have won
@@ -136,6 +148,35 @@ class Book(Generic[C]):
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
         return History(known, winner_of(body), record.head.generation, complete)
+
+    def start_for(self, call: Call[C], search: Search) -> Search:
+        """Return a search that begins with what the book knows of the same kernel on other shapes and devices."""
+        from tunebook.search._elsewhere import start_from  # noqa: PLC0415 - only big spaces need it
+
+        try:
+            records = list(self.persistent.store.items(call.problem.op))
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
+            return search
+        return search._replace(start=start_from(records, call.problem, search.space))
+
+    def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
+        """Return the candidate that was best for the nearest sizes, with how sure that is; None if there is none."""
+        from tunebook.search._nearest import nearest  # noqa: PLC0415 - only who asks for it needs it
+
+        try:
+            found = nearest(self.persistent.store.items(call.problem.op), call.problem)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
+            return None
+        if found is None:
+            return None
+        candidates = call.kernel.candidates(call.inv)
+        if isinstance(candidates, Space):
+            member: Any = candidates.decoded(found.config)
+        else:
+            member = self._index(call).get(fingerprint_of(found.config))
+        return None if member is None else (member, found)
 
     def to_verify(self, call: Call[C], *, again: bool = False) -> Trusted[C] | None:
         """Return the entry whose finalists may be measured again, instead of everything; None if there is none.
@@ -259,7 +300,7 @@ def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environ
         if m.environment in verified and m.failure is None
     }
     for m in latest.values():
-        carried = replace(m, environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
+        carried = m._replace(environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
         if identity(carried) not in here:
             yield carried
 

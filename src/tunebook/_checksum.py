@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import sys
 from collections import deque
 from pathlib import PurePath
@@ -31,6 +30,7 @@ from tunebook._code import (
     stored,
 )
 from tunebook._codec import encode, fingerprint, type_name
+from tunebook._digest import blake2b
 from tunebook._errors import CodecError, DefinitionError
 from tunebook._fingerprint import library_version
 from tunebook._record import canonical_json
@@ -88,7 +88,7 @@ def inner_callable(x: object) -> object | None:
 
 
 def _digest(value: Json) -> str:
-    return hashlib.blake2b(canonical_json(value).encode("ascii"), digest_size=16).hexdigest()
+    return blake2b(canonical_json(value).encode("ascii"), digest_size=16).hexdigest()
 
 
 def _home(function: object) -> str:

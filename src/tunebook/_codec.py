@@ -17,7 +17,6 @@ import binascii
 import dataclasses
 import enum
 import functools
-import hashlib
 import inspect
 import math
 import operator
@@ -26,6 +25,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._digest import blake2b
 from tunebook._errors import CodecError
 from tunebook._record import canonical_json
 
@@ -69,7 +69,7 @@ def fingerprint(value: object) -> str:
 
 def fingerprint_of(encoded: Json) -> str:
     """Return the fingerprint of a value that is encoded already."""
-    return hashlib.blake2b(canonical_json(encoded).encode("ascii"), digest_size=16).hexdigest()
+    return blake2b(canonical_json(encoded).encode("ascii"), digest_size=16).hexdigest()
 
 
 def _encode(value: object, where: str, depth: int) -> Json:

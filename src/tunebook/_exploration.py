@@ -201,7 +201,7 @@ class Exploration(Generic[C]):
             policy=POLICY,
             environment=kernel.environment(inv),
             samples_s=() if failure is not None else tuple(self._explorer.samples_s(name)),
-            failure=None if failure is None else replace(failure, expires=now + FAILURE_LIFETIME_S),
+            failure=None if failure is None else failure._replace(expires=now + FAILURE_LIFETIME_S),
             when=now,
             dropped=failure is None and name not in self._explorer.finalists,
         )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tunebook._check import Compare, Tolerance
     from tunebook._roofline import Peak
     from tunebook._selection import ConfigSelectorChain
+    from tunebook.search._make import StrategyLike
 
 CONFIG: Final = "config"
 # An amount of work: a number, or a function of the call's arguments.
@@ -65,6 +66,7 @@ class FunctionKernel(Kernel[Any, Any]):
         flops: Amount | None = None,
         bytes: Amount | None = None,  # noqa: A002 - as above
         peak: Peak | None = None,
+        strategy: StrategyLike | None = None,
     ) -> None:
         self._choice = function if isinstance(function, Choice) else None
         if isinstance(function, Choice):
@@ -88,6 +90,8 @@ class FunctionKernel(Kernel[Any, Any]):
         objective_for(objective)  # a name that is none is an error here
         self.objective = objective
         self._flops, self._bytes, self._peak = flops, bytes, check_peak(peak)
+        self.strategy = _checked(strategy)
+        self.prunes = self._choice is not None or prune is not None or cost is not None
 
     def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
         """Say what runs the function from one argument per parameter and a configuration, and who chooses that."""
@@ -222,6 +226,14 @@ class FunctionKernel(Kernel[Any, Any]):
             else:
                 positional.append(value)
         return function(*positional, **named)
+
+
+def _checked(strategy: StrategyLike | None) -> StrategyLike | None:
+    if strategy is None:
+        return None
+    from tunebook.search._make import check_strategy  # noqa: PLC0415 - only who searches needs it
+
+    return check_strategy(strategy)
 
 
 def _swapped(compare: Compare, expected: object, output: object) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tunebook._race import Objective
     from tunebook._runner import Runner
     from tunebook._types import FailureKind, Measurement
+    from tunebook.search._make import Search
 
 Cfg = TypeVar("Cfg")
 
@@ -123,7 +124,8 @@ class Job(NamedTuple, Generic[Cfg]):
     `mutated` are the arguments that runs write to; None is to find out. `timer` is the clock of the device that they
     run on; None is the host's. `others` are further problems, which get the
     same configuration: the one with the smallest weighted mean over all. `runner` makes what runs the candidates, where
-    an adapter has a place for them that is neither this process nor a fork of it.
+    an adapter has a place for them that is neither this process nor a fork of it. With a `search`, candidates are those
+    that it proposes (see `_searching`). A `brief` job takes the first samples of its race only.
     """
 
     make_fn: Callable[[Cfg], Callable[..., object]]
@@ -153,6 +155,13 @@ class Job(NamedTuple, Generic[Cfg]):
     enough_s: float = 0.0
     on_step: Callable[[Step], None] | None = None
     runner: Callable[[Sequence[Cfg]], Runner] | None = None
+    search: Search | None = None
+    brief: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many candidates it may have to try."""
+        return len(self.candidates) if self.search is None else self.search.trials
 
     @property
     def parts(self) -> tuple[Part[Cfg], ...]:

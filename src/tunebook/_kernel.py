@@ -21,6 +21,8 @@ from tunebook._types import Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from tunebook.search import StrategyLike
+
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
 
@@ -28,7 +30,8 @@ _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_res
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo for ever
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
-    "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "__"
+    "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
+    "__"
 )  # fmt: skip
 
 
@@ -82,6 +85,11 @@ class Invocation(Generic[Cfg, Out]):
     def beside(self) -> Mapping[str, Any]:
         """Return what this call depends on beside its arguments; empty for most."""
         return surroundings_of((self.args, self.kwargs)) if self.surroundings is None else self.surroundings
+
+    def placement(self) -> dict[str, Any]:
+        """Return how the call is spread over a mesh, as fields of an invocation; empty for most."""
+        names = ("method", "mesh", "in_specs", "out_specs", "check_vma")
+        return {} if self.method is None else {name: getattr(self, name) for name in names}
 
     @property
     def platform(self) -> str:
@@ -154,6 +162,10 @@ class Kernel(Generic[Cfg, Out]):
     checks: bool = True
     objective: str | Callable[[Sequence[float]], float] = "typical"
     """What makes a candidate the best: "typical", "median", "mean", "p95", or a function of its samples in seconds."""
+    strategy: StrategyLike | None = None
+    """How candidates are searched; None is to race them all, unless they are a `Space` too big for that."""
+    prunes: bool = False
+    """Whether `prune_cfgs` leaves some out, for which it needs the whole list."""
 
     def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> object:
         """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True.

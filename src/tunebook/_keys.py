@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import hashlib
 import math
 import sys
 from collections import OrderedDict
@@ -36,6 +35,7 @@ from tunebook._buckets import Buckets
 from tunebook._checksum import inner_callable, source_digest
 from tunebook._code import closure, defaults
 from tunebook._codec import type_name
+from tunebook._digest import blake2b
 from tunebook._errors import DefinitionError, UnkeyableError
 from tunebook._key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
 from tunebook._key_text import spell_out as spell_out  # noqa: PLC0414 - as above
@@ -304,7 +304,7 @@ def _bytes(value: bytes | bytearray) -> Json:
 
 
 def _long(value: bytes | bytearray) -> str:
-    return f"{len(value)} bytes {hashlib.blake2b(value, digest_size=16).hexdigest()}"
+    return f"{len(value)} bytes {blake2b(value, digest_size=16).hexdigest()}"
 
 
 _SIMPLE: Final[dict[type, Callable[[Any], Json]]] = {

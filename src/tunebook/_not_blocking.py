@@ -11,7 +11,7 @@ from tunebook._background import BACKGROUND, Background
 from tunebook._codec import encode, fingerprint_of
 from tunebook._errors import CodecError, TuningFailed, warn_once
 from tunebook._gate import EPOCH, GATE
-from tunebook._planning import candidates_to_try, is_forward_only
+from tunebook._planning import candidates_to_try, is_forward_only, search_for
 from tunebook._registry import abstract, concrete, opaque_part, recordings
 from tunebook._sources import Found, Memory, Request, Skipped, key_of
 
@@ -28,6 +28,7 @@ C = TypeVar("C")
 # An exploration holds no arrays, about 20 kB for 60 candidates. Beyond this many, the oldest is given up: a program
 # with ever new shapes does not come back to it.
 _EXPLORATIONS: Final = 256
+_SEARCHED_IN_CALLS: Final = 64
 _STATES: Final = {"running": "running in the background", "waiting": "waiting for its turn in the background"}
 
 
@@ -218,7 +219,9 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
 def _first_group(request: Request[C]) -> Sequence[C]:
     """Return the candidates to try: a later group is for when nothing before it is valid, and the heuristic is."""
     kernel, inv = request.kernel, request.inv
-    candidates = candidates_to_try(kernel, inv)
+    search = search_for(kernel, inv, request.strategy)
+    # Of a space too big to race, calls try as many as a strategy that knows nothing proposes at first.
+    candidates = candidates_to_try(kernel, inv) if search is None else search.first(_SEARCHED_IN_CALLS)
     first = min((kernel.cfg_group(inv, config) for config in candidates), default=0)
     return [config for config in candidates if kernel.cfg_group(inv, config) == first]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tunebook._access import timer_for
 from tunebook._arrays import libraries_of
@@ -14,6 +15,7 @@ from tunebook._errors import DefinitionError, TuningFailed
 from tunebook._job import Job, Order
 from tunebook._objective import objective_for
 from tunebook._scope import Scope, scoped
+from tunebook._space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +26,14 @@ if TYPE_CHECKING:
     from tunebook._kernel import Invocation, Kernel
     from tunebook._policy import AutotunePolicy
     from tunebook._types import Problem
+    from tunebook.search._make import Search, StrategyLike
 
 C = TypeVar("C")
+
+# A space with more configurations than this is searched, and up to so many are tried unless a budget says otherwise.
+# A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
+RACED_WHOLE: Final = 1000
+TRIALS: Final = 300
 
 
 class _ForwardOnly:
@@ -121,15 +129,32 @@ def _compile_for_all(compilers: Sequence[Callable[[C], object]], config: C) -> o
     return made[0] if all(thing == made[0] for thing in made) else None
 
 
+def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> Search | None:
+    """Return how the candidates of a call are searched; None if they are few enough to be raced whole."""
+    asked = strategy or kernel.strategy
+    candidates = kernel.candidates(inv)
+    if asked is None and not (isinstance(candidates, Space) and candidates.size > RACED_WHOLE):
+        return None  # without a look at the candidates, which may be a generator
+    from tunebook.search._make import Search, listed  # noqa: PLC0415 - only big spaces need it
+
+    whole = isinstance(candidates, Space) and not kernel.prunes
+    space = candidates if whole else listed(candidates_to_try(kernel, inv))
+    if not isinstance(space, Space) or (asked is None and len(space) <= RACED_WHOLE):
+        return None
+    return Search(space, asked or "auto", min(TRIALS, len(space)))
+
+
 def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
     """Return as much of a job as tells what would have to run; the kernel's reference, which may be slow, does not."""
     kernel, inv = call.kernel, call.inv
     backward = policy.validate_backward and not is_forward_only() and kernel.has_backward(inv)
+    search = search_for(kernel, inv, call.strategy)
     return Job(
         make_fn=lambda config: kernel.bind(inv, config, backward=backward),
         args=inv.args,
         kwargs=inv.kwargs,
-        candidates=candidates_to_try(kernel, inv),
+        candidates=candidates_to_try(kernel, inv) if search is None else _known_in(search, history),
+        search=search,
         heuristic=kernel.heuristic(inv),
         incumbent=history.winner,
         known=history.measurements,
@@ -139,6 +164,12 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         mode="forward+backward" if backward else "forward",
         order=Order(partial(kernel.cfg_group, inv), partial(kernel.cfg_priority, inv)),
     )
+
+
+def _known_in(search: Search, history: History) -> list[Any]:
+    """Return the configurations of a space that were measured before; any one if there are none."""
+    known = (search.space.decoded(m.config) for m in history.measurements)
+    return list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
 
 
 def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from tunebook._errors import DefinitionError
 
-MissFallback = Literal["autotune", "heuristics", "background", "incremental"]
+MissFallback = Literal["autotune", "heuristics", "background", "incremental", "nearest"]
 WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
 
@@ -19,18 +19,21 @@ Isolate = Literal["never", "auto", "always"]
 class AutotunePolicy:
     """What happens on a miss.
 
-    `cache_miss_fallback` is "autotune" to tune in the call that misses, which waits for it; or one of three that let
-    the heuristic answer. "heuristics" never tunes. "background" tunes in a thread of its own, on made-up arrays, and
-    calls that come after it get the result. "incremental" tries one candidate per call, in the user's own calls, which
-    take at most `incremental_slowdown` times as long together as the heuristic alone would, but for the one candidate
-    that takes longer than expected; it measures forward passes, and loses what it measured if the process ends before.
+    `cache_miss_fallback` is "autotune" to tune in the call that misses, which waits for it; or one of those that let
+    the heuristic answer. "heuristics" never tunes; nor does "nearest", which takes what was best for the nearest sizes
+    that the book knows, and the heuristic if it knows none. "background" tunes in a thread of its own, on made-up
+    arrays, and calls that come after it get the result. "incremental" tries one candidate per call, in the user's own
+    calls, which take at most `incremental_slowdown` times as long together as the heuristic alone would, but for the
+    one candidate that takes longer than expected; it measures forward passes, and loses what it measured if the process
+    ends before.
     Both tune in the call after all if the kernel has no heuristic, or it is not allowed. Both keep to the heuristic,
     with a warning, if an argument is neither an array nor a plain value.
 
     `while_tuning` says what a thread does when another one is tuning the same problem: wait for it, or take the
     heuristic for now. `isolate` runs candidates in a worker process, which may crash or take longer than
     `candidate_timeout_s` over one without harm; "auto" does so for kernels that are compiled ahead (`compile=`) and run
-    on the CPU. The worker is a fork, which does not suit a process that uses a GPU, or whose threads hold locks.
+    on the CPU. The worker is a fork, which does not suit a process that uses a GPU, or whose threads hold locks; only
+    Triton kernels have one that is started afresh, for "always" and "auto".
     """
 
     allow_autotune: bool = True

@@ -255,6 +255,10 @@ class Race:
                 return cut_s < ends_s
         return True
 
+    def qualify(self) -> bool:
+        """Take the first samples only, after which those that are clearly behind have left; False as for `run`."""
+        return self._has_good_one() or all(self._reach(stage) for stage in QUALIFYING)
+
     def _reach(self, stage: Stage) -> bool:
         """Take rounds until a stage, or until no samples are left; False if the time was up first."""
         while lanes := [lane for lane in self._lanes if len(lane.samples_s) < stage.samples]:

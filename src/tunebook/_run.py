@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -158,7 +157,7 @@ class Run(Generic[Cfg]):
             # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is
             # compared with them on equal terms. The others lost to it then, and that is all that counts now.
             todo.insert(0, incumbent)
-            self.results = {fp: replace(m, dropped=True) for fp, m in self.results.items()}
+            self.results = {fp: m._replace(dropped=True) for fp, m in self.results.items()}
         return todo
 
     def _is_unfinished(self, m: Measurement) -> bool:
@@ -233,8 +232,7 @@ class Run(Generic[Cfg]):
 
     def _copied(self, m: Measurement, fp: str, compile_s: float | None) -> Measurement:
         """Return what was measured of one candidate as that of another, which compiles to the same program."""
-        return replace(
-            m,
+        return m._replace(
             config=self.encoded[fp],
             fingerprint=fp,
             compile_s=compile_s,
@@ -268,9 +266,9 @@ class Run(Generic[Cfg]):
             objective=self.job.objective,
         )
         watch = Watch(probes)
-        finished = race.run(spent_s=self.clock_s() - self.started)
+        finished = race.qualify() if self.job.brief else race.run(spent_s=self.clock_s() - self.started)
         self.ground = watch.ground([lane.samples_s for lane in race.finalists])
-        if not self.ground.quiet:
+        if not self.ground.quiet and not self.job.brief:
             finished = self._go_on(race.finalists, ends_s) and finished
             self.ground = watch.ground([lane.samples_s for lane in race.finalists])
         finalists = {lane.name for lane in race.finalists}
@@ -278,7 +276,7 @@ class Run(Generic[Cfg]):
             known = self.results[lane.name]
             if known.failure is None and lane.samples_s:
                 dropped = lane.name not in finalists
-                self.results[lane.name] = replace(known, samples_s=tuple(lane.samples_s), dropped=dropped)
+                self.results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
         for fp, twin in self.twins.items():
             self.results[fp] = self._copied(self.results[twin], fp, self.results[fp].compile_s)
         if self.ran:
@@ -304,13 +302,13 @@ class Run(Generic[Cfg]):
         trial = self.runner.sample(self.index[fp], runs)
         if trial.failure is not None:
             known = self.results[fp]
-            self.results[fp] = replace(self._measurement(fp, trial), compile_s=known.compile_s, extra=known.extra)
+            self.results[fp] = self._measurement(fp, trial)._replace(compile_s=known.compile_s, extra=known.extra)
         return trial
 
     def _measurement(self, fp: str, trial: Trial, compiled: Compiled | None = None) -> Measurement:
         now, failure = self.now_s(), trial.failure
         if failure is not None:
-            failure = replace(failure, expires=now + FAILURE_LIFETIME_S)
+            failure = failure._replace(expires=now + FAILURE_LIFETIME_S)
         if trial.error is not None:
             trial.error.add_note(f"candidate {self.live[fp]!r}")
             self.errors[fp] = trial.error

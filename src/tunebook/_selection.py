@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._agreement import agreed
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tunebook._persistent import PersistentCache
     from tunebook._types import Problem
     from tunebook._verify import Verified
+    from tunebook.search import StrategyLike
 
 C = TypeVar("C")
 
@@ -134,8 +136,9 @@ class ConfigSelectorChain(Generic[C]):
 
     `on_event(event, **data)` is called with `override`, `overlay_hit`, `cache_hit` (with `level` "memory" or
     "persistent"), `autotune_start` (with `verifying`, True if only the finalists of an entry are measured again),
-    `autotune_finish`, `bad_ground` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `heuristics` or
-    `error`; data holds `device`, `op_id`, `call_key` and `cfg`. Tuning in the background is told from its thread.
+    `autotune_finish`, `bad_ground` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `nearest` (with
+    `confidence`, and the call key that is `near`), `heuristics` or `error`; data holds `device`, `op_id`, `call_key`
+    and `cfg`. Tuning in the background is told from its thread.
     Safe to share between threads.
     """
 
@@ -166,7 +169,7 @@ class ConfigSelectorChain(Generic[C]):
             self._memory,
             Persistent(self.book),
             self._not_blocking,
-            Heuristics(),
+            Heuristics(self.book),
             FirstCandidate(),
         )
 
@@ -200,9 +203,10 @@ class ConfigSelectorChain(Generic[C]):
         *,
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
+        strategy: StrategyLike | None = None,
     ) -> Tuned[C]:
         """Tune a call now and use the result from now on; what was measured before is not measured again."""
-        request = self._request(inv, kernel)
+        request = replace(self._request(inv, kernel), strategy=strategy)
         tuned = self._autotune.tune(request, budget=parse_budget(budget), on_step=on_step)
         self._memory.remember(request, tuned.config)
         request.tell("autotune_finish", cfg=tuned.config)

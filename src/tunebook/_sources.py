@@ -123,11 +123,22 @@ class Persistent(Generic[C]):
 
 
 class Heuristics(Generic[C]):
+    """A configuration that nobody measured for this problem: of the nearest one in the book, or the author's guess."""
+
     name: Final = "heuristics"
+
+    def __init__(self, book: Book[C] | None = None) -> None:
+        self._book = book
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
+        if request.policy.cache_miss_fallback == "nearest" and self._book is not None:
+            near = self._book.nearest(request)
+            if near is not None:
+                found, guess = near
+                request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
+                return Found(config=found, event="heuristics")
         config = request.kernel.heuristic(request.inv)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
 

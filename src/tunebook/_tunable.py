@@ -11,6 +11,7 @@ from tunebook._cache import ConfigCache
 from tunebook._dispatch import Dispatcher
 from tunebook._errors import DefinitionError, TunebookError
 from tunebook._explain import Explanation, explain_call
+from tunebook._frameworks import load_frameworks
 from tunebook._function_kernel import FunctionKernel, as_config
 from tunebook._job import Budget, Tuned, parse_budget
 from tunebook._kernel import Invocation
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tunebook._space import Space
     from tunebook._types import Problem
     from tunebook._verify import Verified
+    from tunebook.search import StrategyLike
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,6 +158,7 @@ def tunable(
     flops: Amount | None = None,
     bytes: Amount | None = None,
     peak: Peak | None = None,
+    strategy: StrategyLike | None = None,
     policy: AutotunePolicy | None = None,
     tuner: Tuner | None = None,
     store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
@@ -191,6 +194,9 @@ def tunable(
     half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are the work of a call, as numbers or
     functions of the arguments: near the `peak` of the device, tuning ends.
 
+    `strategy` searches the candidates instead of racing them all: "auto", "guided", "local", "evolution", "random",
+    "exhaustive", or a class as `tunebook.search` has them. A `Space` of more than 1000 is searched by "auto" anyway.
+
     >>> @tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False)
     ... def total(n, *, config):
     ...     return sum(range(0, n, config.step)) * 0 + n
@@ -201,6 +207,8 @@ def tunable(
     """
     if function is None:
         return partial(tunable, policy=policy, tuner=tuner, store=store, on_event=on_event, **options)
+    # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
+    load_frameworks()
     kernel = FunctionKernel(function, **options)
     persistent = _persistent(kernel.op_id, store)
     selector: ConfigSelectorChain[Any] = ConfigSelectorChain(
@@ -224,17 +232,19 @@ def tune(
     *args: Any,
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
+    strategy: StrategyLike | None = None,
     **kwargs: Any,
 ) -> Tuned[Any]:
     """Tune one call ahead of time, and return the measurements; what was measured before is not measured again.
 
     `budget` is seconds, or a string such as "30s" or "200 trials". `progress` is True or False, a function of `Step`,
-    or None to show a bar if standard error is a terminal.
+    or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
     """
     kernel = _kernel_of(function)
     arguments = kernel.arguments(args, kwargs)
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.tune(kernel.invocation(arguments), kernel, budget=budget, on_step=show)
+    inv = kernel.invocation(arguments)
+    return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
 
 
 def tune_together(
@@ -328,7 +338,9 @@ def _tune_recorded(
     selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector
     if selector is None:
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
-    inv: Invocation[Any, Any] = Invocation(kernel.op_id, call.args, call.kwargs, surroundings=call.surroundings)
+    inv: Invocation[Any, Any] = Invocation(
+        kernel.op_id, call.args, call.kwargs, surroundings=call.surroundings, **call.placement
+    )
     known = selector.preview(inv, kernel)
     if not isinstance(known, NoSelection) and known.event == "cache_hit":
         return Outcome(call, "known", known.source)

@@ -102,8 +102,7 @@ class AutotuneError(TunebookError, RuntimeError):
     """Why one implementation has no time."""
 
 
-@dataclass(frozen=True, slots=True)
-class AutotuneResult:
+class AutotuneResult(NamedTuple):
     """An outcome or an error."""
 
     outcome: AutotuneOutcome | AutotuneError

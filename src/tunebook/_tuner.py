@@ -104,12 +104,19 @@ class Tuner:
 
     def foregone(self, job: Job[Cfg]) -> TuningFailed | None:
         """Return what tuning would raise at once, because every candidate is known to fail; None if it would run."""
+        if job.search is not None and len(job.known) < job.search.trials:
+            return None
         run = Run(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
         known_to_fail = run.live and not run.reuse_known() and all(m.failure is not None for m in run.results.values())
         return run.failure() if known_to_fail else None
 
     def tune(self, job: Job[Cfg]) -> Tuned[Cfg]:
         """Measure what is not known yet, and decide over all of it."""
+        if job.search is not None:
+            from tunebook._searching import Searching  # noqa: PLC0415 - only big spaces need it
+
+            policy = f"{self._stopwatch_by(job.timer).name}/{job.mode}"
+            return Searching(job, job.search, policy, self.tune, self._clock_s).run()
         compiling: Compiling[Cfg] | None = None
         run = Run(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
         if job.compile is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ class Problem(NamedTuple):
     call_key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """Why a candidate has no time. `expires` is a Unix time after which it may be tried again."""
 
     kind: FailureKind
@@ -34,8 +32,7 @@ class Failure:
     expires: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(NamedTuple):
     """What one configuration did on one problem under one measurement policy in one environment.
 
     `config` is the encoded configuration (see `_codec`), so that a measurement can be kept, merged and compared
@@ -54,7 +51,7 @@ class Measurement:
     compile_s: float | None = None
     when: float = 0.0
     dropped: bool = False
-    extra: Mapping[str, Json] = field(default_factory=dict)
+    extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
 
     @property
     def valid_samples_s(self) -> tuple[float, ...]:

@@ -69,7 +69,9 @@ def verify(job: Job[C], tune: Tune[C], among: frozenset[str]) -> Verified[C]:
 
     Ties go to the incumbent, as in every decision.
     """
-    few = job._replace(candidates=_with_fingerprints(job.candidates, among), known=_failures(job), unfinished=False)
+    few = job._replace(
+        candidates=_with_fingerprints(job.candidates, among), known=_failures(job), unfinished=False, search=None
+    )
     try:
         fresh = tune(few, verifying=True)
     except TuningFailed as error:

@@ -83,7 +83,7 @@ def example_record(
         when=1.0,
     )
     failure = Failure(kind="compile", message="no such block", expires=2.5)
-    failed = replace(measured, config={"block": 0}, fingerprint="f2", samples_s=(), failure=failure, compile_s=0.5)
+    failed = measured._replace(config={"block": 0}, fingerprint="f2", samples_s=(), failure=failure, compile_s=0.5)
     head = Head(
         problem=Problem(device, op, call_key),
         config=chosen,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,7 +205,7 @@ class _There:
         answer = trial._replace(error=RuntimeError(trial.failure.message))
         if not _is_poisoned(interface()):
             return answer
-        return Last(answer._replace(failure=replace(trial.failure, kind="crash")))
+        return Last(answer._replace(failure=trial.failure._replace(kind="crash")))
 
     def _begin(self, arguments: Arguments) -> None:
         use_device(arguments.device)

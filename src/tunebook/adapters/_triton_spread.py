@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tunebook._errors import TuningFailed
@@ -27,7 +26,7 @@ def spread(
     parts = [job._replace(candidates=job.candidates[i :: len(devices)], on_step=None) for i in range(len(devices))]
     with ThreadPoolExecutor(len(devices), thread_name_prefix="tunebook-device") as pool:
         found = [m for part in pool.map(_measured, [share] * len(devices), devices, parts) for m in part]
-    lost = [replace(m, dropped=m.failure is None) for m in found if m.failure is not None or m.dropped]
+    lost = [m._replace(dropped=m.failure is None) for m in found if m.failure is not None or m.dropped]
     spent = job.budget if job.budget.seconds is None else Budget(job.budget.seconds / 2, job.budget.trials)
     return job._replace(known=[*job.known, *lost], budget=spent)
 
