@@ -306,17 +306,23 @@ def test_autotune_inside_a_trace_measures_runs():
     assert chosen == ["good"]
 
 
-def test_platform_variants_are_used_in_a_trace():
+@pytest.mark.parametrize("name", ["cpu", "gpu", "tpu"])
+def test_platform_variants_are_used_in_a_trace(name):
+    if jax.default_backend() != name:
+        pytest.skip(f"there is no {name} here")
+
     class PerPlatform(tb.Kernel):
         def run(self, x, *, cfg):
             raise AssertionError("the variant for this platform should run")
 
-        def run_cpu(self, x, *, cfg):
+        def run_here(self, x, *, cfg):
             return x * cfg
 
-        def heuristic_cfg_cpu(self, inv):
+        def heuristic_here(self, inv):
             return 5
 
+    setattr(PerPlatform, f"run_{name}", PerPlatform.run_here)
+    setattr(PerPlatform, f"heuristic_cfg_{name}", PerPlatform.heuristic_here)
     run, _ = executor()
     assert np.allclose(jax.jit(lambda x: run(PerPlatform("p"), x))(X), 5 * X)
 

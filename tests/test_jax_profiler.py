@@ -20,6 +20,8 @@ from tunebook.adapters._jax_profiler import CANDIDATE, ProfilerTimer, busy_ns, r
 
 GPU, STREAM = "/device:GPU:0", "Stream #13(Compute)"
 
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is about a process without an accelerator")
+
 
 def on_the_host(plane, _line):
     """Where a CPU's programs are in a profile: among all that the host does, with the name of their module."""
@@ -39,6 +41,7 @@ def profile(*events, plane=GPU, line=STREAM, more=()):
 # -------------------------------------------------------------------------------------------------------- reading one
 
 
+@on_cpu
 def test_a_real_profile_has_the_time_of_the_programs_in_it():
     x = jnp.ones((200, 200))
     candidate = jax.jit(lambda x: jnp.tanh(x @ x))
@@ -171,6 +174,7 @@ def test_a_profile_of_the_users_own_is_waited_for(tmp_path):
 # ----------------------------------------------------------------------------------------------------- whether it pays
 
 
+@on_cpu
 def test_on_a_cpu_the_hosts_clock_is_used():
     assert timer_for((jnp.ones(3), 2)) is None
     seen = []
@@ -185,6 +189,7 @@ def affordable(monkeypatch):
     return profiler._affordable
 
 
+@on_cpu
 @pytest.mark.parametrize(
     ("device_ns", "took_ns", "wanted"), [(100, 10**7, True), (100, 10**8, False), (0, 10**7, False)]
 )
