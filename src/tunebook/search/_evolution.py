@@ -25,13 +25,7 @@ class Evolution:
 
     def propose(self, n: int) -> list[Config]:
         """Return the next configurations."""
-        found: list[Config] = []
-        while len(found) < n:
-            point = self._ledger.next_first() or self._child() or self._ledger.random_point()
-            if point is None:
-                break
-            found.append(self._ledger.take(point))
-        return found
+        return self._ledger.hand_out(n, lambda: self._child() or self._ledger.random_point())
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn who may be a parent."""

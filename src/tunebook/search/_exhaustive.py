@@ -21,13 +21,7 @@ class Exhaustive:
 
     def propose(self, n: int) -> list[Config]:
         """Return the next configurations."""
-        found: list[Config] = []
-        while len(found) < n:
-            point = self._ledger.next_first() or self._ledger.next_in_order()
-            if point is None:
-                break
-            found.append(self._ledger.take(point))
-        return found
+        return self._ledger.hand_out(n, self._ledger.next_in_order)
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn what needs no proposal."""

@@ -53,13 +53,7 @@ class Guided:
 
     def propose(self, n: int) -> list[Config]:
         """Return the next configurations."""
-        found: list[Config] = []
-        while len(found) < n:
-            point = self._ledger.next_first() or self._next(n)
-            if point is None:
-                break
-            found.append(self._ledger.take(point))
-        return found
+        return self._ledger.hand_out(n, lambda: self._next(n))
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn from what came of configurations."""

@@ -11,7 +11,7 @@ from tunebook._errors import DefinitionError
 from tunebook._space import Config, Point, Space
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tunebook.search._protocol import Observation
 
@@ -96,6 +96,13 @@ class Ledger:
         if config is None:
             raise DefinitionError(f"a constraint refuses {point} now and did not before; it must not depend on time")
         return config
+
+    def hand_out(self, n: int, find: Callable[[], Point | None]) -> list[Config]:
+        """Return the next `n` configurations: those to begin with, and what `find` finds; fewer if none is left."""
+        found: list[Config] = []
+        while len(found) < n and (point := self.next_first() or find()) is not None:
+            found.append(self.take(point))
+        return found
 
     def next_first(self) -> Point | None:
         """Return the next point to begin with, or None if there are no more, or it is the strategy's own turn."""

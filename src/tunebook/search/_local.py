@@ -30,14 +30,7 @@ class Local:
 
     def propose(self, n: int) -> list[Config]:
         """Return the next configurations."""
-        ledger = self._walker.ledger
-        found: list[Config] = []
-        while len(found) < n:
-            point = ledger.next_first() or self._walker.next()
-            if point is None:
-                break
-            found.append(ledger.take(point))
-        return found
+        return self._walker.ledger.hand_out(n, self._walker.next)
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Move to what is faster than where the walk is."""
