@@ -59,6 +59,7 @@ SHOWN = {
     "cv 1 %: worst of 5 problems, same config of 20": "same choice in 20 tunings, at 1 % noise, 10 % spikes, 5 % drift",
     "cv 5 %: worst of 5 problems, same config of 20": "the same at 5 % noise",
     "cv 10 %: worst of 5 problems, same config of 20": "the same at 10 % noise",
+    "cv 10 %: problems with no choice over 2 % slower": "problems in which none of these choices is over 2 % slower",
     "17 of 83 hang, crash or are wrong: told apart": "hanging, crashing or wrong, of 83 candidates: told apart",
     "17 of 83 hang, crash or are wrong: regret of the winner": "how much slower than the best the winner among them is",
     "one candidate added to 65: candidates that ran (it and the incumbent)": "candidates run when one is added to 65",
