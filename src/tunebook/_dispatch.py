@@ -42,10 +42,10 @@ from tunebook._accelerator import find_pack, finder_of
 from tunebook._frameworks import hot_names, is_compiling
 from tunebook._gate import GATE, Answers
 from tunebook._leaf import exact_leaf
-from tunebook._policy import accelerator_wanted
 from tunebook._registry import recordings
 from tunebook._scope import INNERMOST
 from tunebook._selection import event_data
+from tunebook._settings import accelerator_wanted
 from tunebook._signature import ANY, Leaf, Signature, leaf_for
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._codec import classes_of, decode, encode, fingerprint_of
 from tunebook._errors import CodecError, StoreError, warn_once
-from tunebook._policy import HOME_VARIABLE, book_root
 from tunebook._record import Body, Head, Record
+from tunebook._settings import HOME_VARIABLE, book_root
 from tunebook._types import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, open_store
 

@@ -1,12 +1,10 @@
-"""What the selector may do, and the settings that come from the environment. Nothing else reads `os.environ`."""
+"""What the selector may do."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from tunebook._errors import DefinitionError
 
@@ -74,36 +72,3 @@ class AutotunePolicy:
 def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
         raise DefinitionError(f"{name}={value!r} is not a policy; use one of {', '.join(map(repr, valid))}")
-
-
-HOME_VARIABLE: Final = "TUNEBOOK_HOME"
-PURE_VARIABLE: Final = "TUNEBOOK_PURE"
-
-
-def accelerator_wanted() -> bool:
-    """Return whether compiled code may be used: yes, unless `TUNEBOOK_PURE` is set to anything but nothing or "0"."""
-    return os.environ.get(PURE_VARIABLE, "") in ("", "0")
-
-
-def book_root() -> Path | None:
-    """Return the directory of the user's book, or None where the user has no home.
-
-    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory. Read at each call, so that a test or a
-    launcher can change it; the directory need not exist.
-    """
-    home = os.environ.get(HOME_VARIABLE)
-    if home:
-        return Path(home).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    if cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
-        return Path(cache) / "tunebook"
-    expanded = Path("~").expanduser() if os.environ.get("HOME") or os.name == "nt" else _home_of_account()
-    return None if expanded is None else expanded / ".cache" / "tunebook"
-
-
-def _home_of_account() -> Path | None:
-    """Containers run accounts that have neither $HOME nor a line in the password file."""
-    try:
-        return Path.home()
-    except RuntimeError:
-        return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._digest import blake2b
 from tunebook._errors import StoreError, warn_once
-from tunebook._policy import HOME_VARIABLE, book_root
+from tunebook._settings import HOME_VARIABLE, book_root
 from tunebook.stores._files import make_directory, write_file, writing
 from tunebook.stores._trust import distrust
 
