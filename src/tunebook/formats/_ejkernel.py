@@ -1,0 +1,47 @@
+"""ejkernel's persistent cache: one JSON object, `"device|op|key"` to the fields of a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._codec import decode
+from tunebook._errors import CodecError
+from tunebook._types import Problem
+from tunebook.formats._format import Format, Naming, read_json, record_of, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tunebook._record import Record
+
+_WHAT: Final = "an ejkernel cache"
+
+
+def _read(path: Path, naming: Naming) -> list[Record]:
+    records = []
+    for name, config in read_json(path, _WHAT).items():
+        # From the right: the device's own text has bars in it.
+        device, *rest = name.rsplit("|", 2)
+        if len(rest) != 2:
+            raise CodecError(f"{path} is not {_WHAT}: {name!r} is not of the form device|op|key")
+        if config is None:
+            raise CodecError(f"{path} is not {_WHAT}: {name!r} has no configuration")
+        problem = Problem(naming.device or device, naming.op or rest[0], rest[1])
+        records.append(record_of(problem, (), "ejkernel", chosen=config))
+    return records
+
+
+def _write(records: Sequence[Record], path: Path) -> int:
+    entries: dict[str, Any] = {}
+    for record in records:
+        problem = record.problem
+        if "|" in problem.op or "|" in problem.call_key:
+            raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
+        if record.head.decided:
+            entries["|".join(problem)] = decode(record.head.config)
+    write_json(path, entries)
+    return 1
+
+
+FORMAT: Final = Format("ejkernel", "ejkernel's persistent cache, one JSON file", _read, _write)
