@@ -1,4 +1,4 @@
-"""Let Triton write its autotune cache where there is no GPU: all of it is Triton's, but for the driver and the times."""
+"""Let Triton write its autotune cache where there is no GPU: all of it is Triton's, but the driver and the times."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._codec import decode, encode, fingerprint_of
-from tunebook._errors import CodecError, StoreError
+from tunebook._errors import CodecError, StoreError, warn_once
 from tunebook._race import typical_s
 from tunebook._record import Body, Head, Record, canonical_json
 from tunebook._space import Config
@@ -173,14 +173,22 @@ def write_json(path: Path, content: object, *, indent: int | None = 2) -> None:
         raise StoreError("write", str(path), f"cannot write {path}: {error}") from error
 
 
-def files_at(path: Path, pattern: str, what: str) -> list[Path]:
-    """Return the files that a path means: itself, or those below it; `CodecError` if there is none."""
+def read_files(path: Path, pattern: str, what: str, read: Callable[[Path], list[Record]]) -> list[Record]:
+    """Return what a file holds, or all files below a directory: there a broken one costs a warning, not the others."""
     if not path.is_dir():
-        return [path]
-    found = sorted(path.rglob(pattern))
-    if not found:
-        raise CodecError(f"{path} has no {pattern} in it, which {what} would be")
-    return found
+        return read(path)
+    records, readable = [], 0
+    for file in sorted(path.rglob(pattern)):
+        if not file.stat().st_size:
+            continue  # tokamax ships some that are empty, for operations that have no table on a device
+        try:
+            records += read(file)
+            readable += 1
+        except CodecError as error:
+            warn_once("unreadable", str(file), f"left out: {error}")
+    if not readable:
+        raise CodecError(f"{path} has no {pattern} in it that is {what}")
+    return records
 
 
 def number(value: object, where: str) -> float:

@@ -18,11 +18,11 @@ from tunebook.formats._format import (
     Trial,
     config_of,
     device_name,
-    files_at,
     key_of,
     number,
     parse_json,
     plain_op,
+    read_files,
     read_text,
     record_of,
     values_of,
@@ -47,7 +47,7 @@ _KNOWN: Final = ("time", "times", "compile_time", "timestamp")
 
 
 def _read(path: Path, naming: Naming) -> list[Record]:
-    return [_cache(file, naming) for file in files_at(path, "*.json", _WHAT)]
+    return read_files(path, "*.json", _WHAT, lambda file: [_cache(file, naming)])
 
 
 def _cache(path: Path, naming: Naming) -> Record:

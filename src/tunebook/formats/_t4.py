@@ -12,10 +12,10 @@ from tunebook.formats._format import (
     Naming,
     Trial,
     config_of,
-    files_at,
     number,
     numbers,
     plain_op,
+    read_files,
     read_json,
     record_of,
     values_of,
@@ -52,7 +52,7 @@ _WRITTEN: Final[Mapping[str, str]] = {
 
 
 def _read(path: Path, naming: Naming) -> list[Record]:
-    return [_results(file, naming) for file in files_at(path, "*.json", _WHAT)]
+    return read_files(path, "*.json", _WHAT, lambda file: [_results(file, naming)])
 
 
 def _results(path: Path, naming: Naming) -> Record:

@@ -14,12 +14,12 @@ from tunebook.formats._format import (
     Trial,
     config_of,
     device_name,
-    files_at,
     key_of,
     number,
     numbers,
     parse_json,
     plain_op,
+    read_files,
     read_json,
     record_of,
     values_of,
@@ -38,17 +38,18 @@ _KNOWN: Final = ("compile_time_ms", "evaluation_times_ms")
 
 
 def _read(path: Path, naming: Naming) -> list[Record]:
+    return read_files(path, "*.json", _WHAT, lambda file: _table(file, naming))
+
+
+def _table(path: Path, naming: Naming) -> list[Record]:
+    device = f"{'tpu' if path.parent.name.startswith('tpu') else 'gpu'}:{path.parent.name}"
     records = []
-    for file in files_at(path, "*.json", _WHAT):
-        if file != path and not file.stat().st_size:
-            continue  # it ships some that are empty, for operations that have no table on a device
-        device = f"{'tpu' if file.parent.name.startswith('tpu') else 'gpu'}:{file.parent.name}"
-        for arguments, configs in read_json(file, _WHAT).items():
-            if not isinstance(configs, dict):
-                raise CodecError(f"{file} is not {_WHAT}: {arguments[:60]!r} has no configurations")
-            problem = naming.problem(device, f"{file.stem}@v0", parse_json(arguments, file, _WHAT))
-            trials = [_trial(config, found, file) for config, found in configs.items()]
-            records.append(record_of(problem, trials, "tokamax"))
+    for arguments, configs in read_json(path, _WHAT).items():
+        if not isinstance(configs, dict):
+            raise CodecError(f"{path} is not {_WHAT}: {arguments[:60]!r} has no configurations")
+        problem = naming.problem(device, f"{path.stem}@v0", parse_json(arguments, path, _WHAT))
+        trials = [_trial(config, found, path) for config, found in configs.items()]
+        records.append(record_of(problem, trials, "tokamax"))
     return records
 
 

@@ -12,10 +12,10 @@ from tunebook.formats._format import (
     Format,
     Naming,
     Trial,
-    files_at,
     key_of,
     numbers,
     plain_op,
+    read_files,
     read_json,
     record_of,
     values_of,
@@ -40,7 +40,7 @@ _MEDIAN: Final = 0
 
 
 def _read(path: Path, naming: Naming) -> list[Record]:
-    return [_cache(file, naming) for file in files_at(path, f"*{_SUFFIX}", _WHAT)]
+    return read_files(path, f"*{_SUFFIX}", _WHAT, lambda file: [_cache(file, naming)])
 
 
 def _cache(path: Path, naming: Naming) -> Record:

@@ -15,8 +15,8 @@ from tunebook.formats._format import (
     Naming,
     config_of,
     device_name,
-    files_at,
     key_of,
+    read_files,
     read_json,
     record_of,
     values_of,
@@ -40,7 +40,7 @@ _VERSION: Final = "triton_version"
 
 
 def _read(path: Path, naming: Naming) -> list[Record]:
-    return [record for file in files_at(path, "E=*.json", _WHAT) for record in _table(file, naming)]
+    return read_files(path, "E=*.json", _WHAT, lambda file: _table(file, naming))
 
 
 def _table(path: Path, naming: Naming) -> list[Record]:
