@@ -1,0 +1,52 @@
+"""The site: it builds without a warning, and every public name and every page has its place in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tunebook
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    api = (tmp_path / "site" / "api" / "index.html").read_text()
+    assert "Make a function that takes" in api, "docstrings are in it"
+    assert "TUNEBOOK_PIN" in (tmp_path / "site" / "environment" / "index.html").read_text()
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    page = (ROOT / "docs" / "api.md").read_text()
+    modules = {"adapters", "fleet", "formats", "metrics", "search", "stores", "testing"}
+    names = {name for name in dir(tunebook) if not name.startswith("_")} - modules
+    listed = set(re.findall(r"^::: tunebook\.(\w+)$", page, re.MULTILINE)) - modules
+    assert listed == names
+
+
+def test_every_error_is_on_the_page_of_errors():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    errors = [n for n, o in vars(tunebook).items() if isinstance(o, type) and issubclass(o, tunebook.TunebookError)]
+    assert [name for name in errors if f"`{name}`" not in page] == []
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f": {page.name}" not in navigation] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_that_people_read_are_not_too_long(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert [line for line in prose.splitlines() if len(line) > 140 and not line.startswith(("|", "::: ", "!["))] == []
