@@ -1,7 +1,9 @@
 """Learn a heuristic for a Triton matmul from measured shapes, and say how good it is on shapes it has not seen.
 
-    python bench/fit_h200.py --measure FILE     on a GPU: 48 shapes, each with every configuration; about 5 minutes
-    python bench/fit_h200.py --fit FILE         anywhere: learn, print the Python, write bench/results/fit_h200.json
+    python bench/fit_h200.py --measure FILE           on a GPU: 48 shapes, each with every configuration
+    python bench/fit_h200.py --measure FILE --drawn   the same, on 40 shapes that are drawn at random
+    python bench/fit_h200.py --fit FILE               anywhere: learn, print the Python, write the results
+    python bench/fit_h200.py --fit FILE --check FILE  and say how good it is on the shapes of another file
 
 Every configuration is sampled once on every shape; those within 1.5 times the best are sampled nine times more, in
 turn, and their median counts. Outputs are checked once per configuration. Measuring stops when `--seconds` are over,
@@ -22,6 +24,7 @@ from pathlib import Path
 from tables import report
 
 from tunebook.search import Example, fit
+from tunebook.search._fit import regret_of
 
 # As training and serving have them: square, tall and flat, long and short in K, and a few rows for decoding.
 SHAPES = [
@@ -34,6 +37,12 @@ SHAPES = [
 ]
 BEHIND, MORE = 1.5, 9
 WRONG = 2e-2  # of the largest value, in bfloat16
+
+
+def drawn_shapes(many=40, seed=1):
+    """Return shapes that nobody chose: each size any multiple of 16 up to 8192, small ones as likely as large ones."""
+    rng = random.Random(seed)
+    return [tuple(16 * round(2 ** rng.uniform(0, 9)) for _ in range(3)) for _ in range(many)]
 
 
 def configurations():
@@ -117,14 +126,14 @@ def seconds_on(gpu, configs, shape, rng):
     return [statistics.median(taken) for taken in samples]
 
 
-def measure(path, seconds):
+def measure(path, seconds, shapes):
     began, rng, gpu = time.monotonic(), random.Random(0), Gpu()
     configs = configurations()
     with ThreadPoolExecutor(16) as pool:  # compiles while others do, which is what takes long
         working = list(pool.map(gpu.works, configs))
     configs = [config for config, works in zip(configs, working, strict=True) if works]
     print(f"{len(configs)} configurations after {time.monotonic() - began:.0f} s", flush=True)
-    shapes = list(SHAPES)
+    shapes = list(shapes)
     rng.shuffle(shapes)
     rows = []
     for shape in shapes:
@@ -136,13 +145,23 @@ def measure(path, seconds):
     print(f"{len(rows)} shapes after {time.monotonic() - began:.0f} s, in {path}")
 
 
-def learn(path, depth):
+def examples_of(path):
+    """Return what was measured, as examples by the names of the configurations, and these."""
     content = json.loads(path.read_text())
-    configs = {f"{i:03d}": config for i, config in enumerate(content["configs"])}
+    configs = {name_of(config): config for config in content["configs"]}
     examples = [
         Example(dict(zip("mnk", row["shape"], strict=True)), dict(zip(configs, row["seconds"], strict=True)))
         for row in content["rows"]
     ]
+    return examples, configs, content["device"]
+
+
+def name_of(config):
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
+def learn(path, depth, check):
+    examples, configs, device = examples_of(path)
     learnt = fit(examples, configs, name="matmul_config", depth=depth)
     print(learnt.source)
     fixed = min(statistics.mean(e.seconds[name] / min(e.seconds.values()) - 1 for e in examples) for name in configs)
@@ -153,21 +172,28 @@ def learn(path, depth):
         ("the best single configuration, for comparison", f"{fixed:.1%}", "", True),
     ]
     raw = {"source": learnt.source, "held_out": learnt.held_out, "regret": learnt.regret, "one_config": fixed}
-    return report("fit_h200", rows, raw, quick=False, device=content["device"])
+    if check is not None:
+        others, _, _ = examples_of(check)
+        raw["elsewhere"] = [regret_of(learnt.tree, example) for example in others]
+        mean = statistics.mean(raw["elsewhere"])
+        rows.append((f"mean regret on {len(others)} shapes drawn afterwards", f"{mean:.1%}", "<= 10 %", mean <= 0.10))
+    return report("fit_h200", rows, raw, quick=False, device=device)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", type=Path, metavar="FILE")
     parser.add_argument("--fit", type=Path, metavar="FILE")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="shapes to try what was learnt on")
+    parser.add_argument("--drawn", action="store_true", help="measure shapes drawn at random instead")
     parser.add_argument("--seconds", type=float, default=330.0, help="when to stop measuring")
-    parser.add_argument("--depth", type=int, default=5, help="of the tree")
+    parser.add_argument("--depth", type=int, default=4, help="of the tree")
     options = parser.parse_args()
     if options.measure is None and options.fit is None:
         parser.error("say what to do: --measure FILE on a GPU, or --fit FILE")
     if options.measure is not None:
-        measure(options.measure, options.seconds)
-    return 0 if options.fit is None else learn(options.fit, options.depth)
+        measure(options.measure, options.seconds, drawn_shapes() if options.drawn else SHAPES)
+    return 0 if options.fit is None else learn(options.fit, options.depth, options.check)
 
 
 if __name__ == "__main__":

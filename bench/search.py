@@ -1,16 +1,16 @@
 """Measure the search: how soon it finds the best configuration of recorded spaces, beside the peers.
 
-    python bench/search.py --data DIRECTORY [--quick] [--no-peers | --keep-peers]
+    python bench/search.py --data DIRECTORY [--quick] [--processes N] [--no-peers | --keep-peers]
 
 DIRECTORY holds cache files of Kernel Tuner's (`kernel_device.json.gz`), every configuration of a space measured. Each
 tuner is replayed 20 times under the clock of the records. The score is 0 for random search and 1 for the optimum at the
-first moment (see `search_spaces`); the intervals are 95 % over the runs. Prints a table against the targets of the
-design, and writes the raw numbers to bench/results/search.json.
+first moment (see `search_spaces`); the intervals are 95 % over the runs, by bootstrap, with the spaces given. Prints a
+table against the targets of the design, and writes the raw numbers to bench/results/search.json.
 
 Cold is a search that knows nothing. With the race, runs of a configuration end as soon as it is clearly behind, and it
-is never the best then. Warm begins with the fastest of every other device that the kernel was recorded on, as the book
-would know them. Peers, where they are installed, are costed by the same clock; Optuna only where it is asked for a
-few hundred proposals.
+is never the best then. Warm knows every other device that the kernel was recorded on, as the book would: all that was
+recorded there, or what a search with the usual number of trials found there. Peers, where they are installed, are
+costed by the same clock; Optuna only where it is asked for a few hundred proposals.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import argparse
 import importlib.util
 import json
 import math
+import multiprocessing
+import os
 import random
 import sys
 import tempfile
@@ -27,20 +29,23 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import search_peers
-
-search_peers.quiet_threads()
+# Linear algebra stays on one core: all that is compared here does. Read when numpy is loaded, which peers do too.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 import numpy as np  # noqa: E402 - after the number of threads is set
+import search_peers  # noqa: E402
 from search_spaces import RACE, Clock, Recorded, Run, Score, clock_of, load, score  # noqa: E402
 from tables import HERE, RESULTS, report  # noqa: E402
 
 import tunebook as tb  # noqa: E402
+from tunebook._planning import TRIALS  # noqa: E402
+from tunebook._searching import BATCH  # noqa: E402
 from tunebook.search import Evolution, Local, Observation, Portfolio, Random, Start  # noqa: E402
-from tunebook.search._elsewhere import FROM_EACH  # noqa: E402
+from tunebook.search._elsewhere import FROM_EACH, thinned  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tunebook.search import Strategy
 
@@ -63,9 +68,9 @@ def replay(bench: Bench, strategy: Strategy, *, race: bool = False) -> Run:
     when_s: list[float] = []
     spent_s, thinking_s, asked, best = 0.0, 0.0, 0, math.inf
     while spent_s < budget_s:
-        began = time.perf_counter()
+        began = time.thread_time()  # processor time: others may use the machine too
         proposed = strategy.propose(1)
-        thinking_s += time.perf_counter() - began
+        thinking_s += time.thread_time() - began
         if not proposed:
             break
         asked += 1
@@ -76,9 +81,9 @@ def replay(bench: Bench, strategy: Strategy, *, race: bool = False) -> Run:
             best = min(best, value)
             rows.append(row)
             when_s.append(spent_s)
-        began = time.perf_counter()
+        began = time.thread_time()
         strategy.observe([Observation(proposed[0], value / 1e3 if math.isfinite(value) else None)])
-        thinking_s += time.perf_counter() - began
+        thinking_s += time.thread_time() - began
     return Run(rows, when_s, asked, thinking_s)
 
 
@@ -93,12 +98,50 @@ def measured(recorded: Recorded, row: int, best: float) -> tuple[float, float, b
     return value, float(recorded.cost_s[row]), True
 
 
-def known_elsewhere(bench: Bench, others: list[Bench]) -> list[tb.Config]:
-    """Return the fastest configurations of other devices, best first of each, as the book would know them."""
-    ranked = [np.argsort(other.recorded.time_ms)[:FROM_EACH] for other in others]  # NaN goes last
-    in_turn = [(place, number) for place in range(FROM_EACH) for number in range(len(others))]
-    found = [others[number].recorded.configs[ranked[number][place]] for place, number in in_turn]
-    return [config for config in dict.fromkeys(found) if config in bench.recorded.row]
+class Known(NamedTuple):
+    """What is in the book about one device: rows in the order of their times, and those that failed."""
+
+    recorded: Recorded
+    ranked: list[int]
+    failed: list[int]
+
+
+def known_whole(bench: Bench) -> Known:
+    """Return all that was recorded: what a brute force leaves in the book."""
+    return known_of(bench.recorded, range(len(bench.recorded.configs)))
+
+
+def known_by_search(bench: Bench, seed: int) -> Known:
+    """Return what a search from nothing leaves in the book, with as many trials as the library takes by itself."""
+    recorded = bench.recorded
+    strategy = Portfolio(recorded.space, seed=1000 + seed)
+    rows: list[int] = []
+    while len(rows) < TRIALS and (batch := strategy.propose(BATCH)):
+        tried = [recorded.row[config] for config in batch]
+        rows += tried
+        times = [float(recorded.time_ms[row]) for row in tried]
+        strategy.observe([Observation(c, t if math.isfinite(t) else None) for c, t in zip(batch, times, strict=True)])
+    return known_of(recorded, rows)
+
+
+def known_of(recorded: Recorded, rows: Iterable[int]) -> Known:
+    worked = [row for row in rows if np.isfinite(recorded.time_ms[row])]
+    failed = [row for row in rows if not np.isfinite(recorded.time_ms[row])]
+    return Known(recorded, sorted(worked, key=lambda row: recorded.time_ms[row]), failed)
+
+
+def start_from(bench: Bench, known: list[Known]) -> Start:
+    """Return where a search begins that knows other devices, as the library would: see `search._elsewhere`."""
+    in_turn = [(place, k) for place in range(FROM_EACH) for k in known if place < len(k.ranked)]
+    first = [k.recorded.configs[k.ranked[place]] for place, k in in_turn]
+    worked = {k.recorded.configs[row] for k in known for row in k.ranked}
+    last = [config for k in known for row in k.failed if (config := k.recorded.configs[row]) not in worked]
+    tables = [
+        [Observation(k.recorded.configs[row], float(k.recorded.time_ms[row]) / 1e3) for row in thinned(k.ranked)]
+        for k in known
+    ]
+    here = bench.recorded.row
+    return Start([c for c in dict.fromkeys(first) if c in here], [c for c in dict.fromkeys(last) if c in here], tables)
 
 
 # ------------------------------------------------------------------------------------------------------------ scores
@@ -116,10 +159,10 @@ def ours(benches: list[Bench]) -> list[Tuner]:
     def others(bench: Bench) -> list[Bench]:
         return [b for b in benches if b.recorded.kernel == bench.recorded.kernel and b is not bench]
 
-    def warm(bench: Bench, seed: int, devices: int) -> Run:
+    def warm(bench: Bench, seed: int, devices: int, *, searched: bool = False) -> Run:
         among = random.Random(seed).sample(others(bench), min(devices, len(others(bench))))
-        start = Start(first=known_elsewhere(bench, among))
-        return replay(bench, Portfolio(bench.recorded.space, seed=seed, start=start))
+        known = [known_by_search(other, seed) if searched else known_whole(other) for other in among]
+        return replay(bench, Portfolio(bench.recorded.space, seed=seed, start=start_from(bench, known)))
 
     def plain(make: Callable[..., Strategy], *, race: bool = False) -> Callable[[Bench, int], Run]:
         return lambda bench, seed: replay(bench, make(bench.recorded.space, seed=seed), race=race)
@@ -130,6 +173,9 @@ def ours(benches: list[Bench]) -> list[Tuner]:
         Tuner("tunebook, with the race", plain(Portfolio, race=True)),
         Tuner("tunebook, warm from all other devices", lambda b, seed: warm(b, seed, 99), has_others),
         Tuner("tunebook, warm from one other device", lambda b, seed: warm(b, seed, 1), has_others),
+        Tuner(
+            "tunebook, warm from searches on all other devices", lambda b, s: warm(b, s, 99, searched=True), has_others
+        ),
         Tuner("tunebook, local search alone", plain(Local)),
         Tuner("tunebook, evolution alone", plain(Evolution)),
         Tuner("tunebook, random alone", plain(Random)),
@@ -165,22 +211,44 @@ class Result(NamedTuple):
     ms: float
 
 
-def scores(tuner: Tuner, benches: list[Bench], seeds: int) -> Result:
-    found: dict[str, Score] = {}
-    asked, thinking_s = 0, 0.0
-    for bench in filter(tuner.applies, benches):
-        runs = [tuner.run(bench, seed) for seed in range(seeds)]
-        found[bench.recorded.name] = score(bench.recorded, bench.clock, runs)
-        asked += sum(run.asked for run in runs)
-        thinking_s += sum(run.thinking_s for run in runs)
-    # The spaces are given, the runs are drawn: so the mean's spread is that of the runs in each.
-    spread = math.sqrt(sum(((s.high - s.low) / 2) ** 2 for s in found.values())) / len(found)
+# What the processes that replay share: they are forked, because neither can be sent.
+_TUNERS: list[Tuner] = []
+_BENCHES: list[Bench] = []
+
+
+def replayed(job: tuple[int, int, int]) -> Run:
+    tuner, bench, seed = job
+    return _TUNERS[tuner].run(_BENCHES[bench], seed)
+
+
+def all_runs(tuner: Tuner, benches: list[Bench], seeds: int, processes: int) -> list[list[Run]]:
+    """Return the runs on each space, from as many processes as asked for."""
+    _TUNERS.append(tuner)
+    number = len(_TUNERS) - 1
+    _BENCHES[:] = benches
+    jobs = [(number, at, seed) for at in range(len(benches)) for seed in range(seeds)]
+    if processes == 1:
+        runs = [replayed(job) for job in jobs]
+    else:
+        with multiprocessing.get_context("fork").Pool(processes) as pool:
+            runs = pool.map(replayed, jobs, chunksize=1)
+    return [runs[at * seeds : (at + 1) * seeds] for at in range(len(benches))]
+
+
+def scores(tuner: Tuner, benches: list[Bench], seeds: int, processes: int) -> Result:
+    benches = list(filter(tuner.applies, benches))
+    runs = all_runs(tuner, benches, seeds, processes)
+    found = {b.recorded.name: score(b.recorded, b.clock, own) for b, own in zip(benches, runs, strict=True)}
+    # The spaces are given and the runs are drawn: so the interval is over runs that are drawn again, in every space.
+    means = np.mean([s.drawn for s in found.values()], axis=0)
+    low, high = (float(q) for q in np.quantile(means, (0.025, 0.975)))
     mean = float(np.mean([s.score for s in found.values()]))
     within = float(np.mean([s.within for s in found.values()]))
-    result = Result(found, mean, mean - spread, mean + spread, within, 1e3 * thinking_s / max(asked, 1))
+    flat = [run for own in runs for run in own]
+    ms = 1e3 * sum(run.thinking_s for run in flat) / max(sum(run.asked for run in flat), 1)
+    result = Result(found, mean, low, high, within, ms)
     each = "  ".join(f"{name} {s.score:.2f}" for name, s in found.items())
-    bounds = f"[{result.low:.3f}, {result.high:.3f}]"
-    print(f"{tuner.name:<40} {mean:6.3f} {bounds}  {result.ms:7.2f} ms   {each}", flush=True)
+    print(f"{tuner.name:<50} {mean:6.3f} [{low:.3f}, {high:.3f}] {within:4.0%} {ms:7.2f} ms   {each}", flush=True)
     return result
 
 
@@ -246,14 +314,23 @@ def rows_of(results: dict[str, Result], big: dict[str, float]) -> list[tuple[str
     return rows
 
 
+def is_peer(name: str) -> bool:
+    """Whether results do not change with the default strategy: of other packages, and of strategies alone."""
+    return not name.startswith("tunebook") or name.endswith("alone")
+
+
 def earlier_peers() -> dict[str, Result]:
-    """Return the peers' results of the last run: they do not change with our code."""
+    """Return the peers' results of the last run."""
     raw = json.loads((RESULTS / "search.json").read_text())["raw"]
-    found = {name: fields for name, fields in raw.items() if not name.startswith("tunebook")}
+    found = {name: fields for name, fields in raw.items() if is_peer(name)}
     return {
         name: Result(**{**fields, "spaces": {space: Score(**s) for space, s in fields["spaces"].items()}})
         for name, fields in found.items()
     }
+
+
+def told(found: Score) -> dict[str, object]:
+    return {name: value for name, value in found._asdict().items() if name != "drawn"}
 
 
 def main() -> int:
@@ -262,6 +339,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds instead of {SEEDS}")
     parser.add_argument("--no-peers", action="store_true", help="without the packages that are only compared with")
     parser.add_argument("--keep-peers", action="store_true", help="take the peers' scores from the last results")
+    parser.add_argument("--processes", type=int, default=1, help="how many replay at once; the clock is the records'")
     options = parser.parse_args()
     paths = sorted(options.data.glob("*.json.gz"))
     if not paths:
@@ -276,11 +354,12 @@ def main() -> int:
     seeds = QUICK_SEEDS if options.quick else SEEDS
     with tempfile.TemporaryDirectory() as folder:
         tuners = ours(benches) + ([] if options.no_peers or options.keep_peers else peers(Path(folder)))
-        results = {tuner.name: scores(tuner, benches, seeds) for tuner in tuners}
+        tuners = [tuner for tuner in tuners if not (options.keep_peers and is_peer(tuner.name))]
+        results = {tuner.name: scores(tuner, benches, seeds, options.processes) for tuner in tuners}
     if options.keep_peers:
         results |= earlier_peers()
     raw = {
-        name: {**result._asdict(), "spaces": {space: found._asdict() for space, found in result.spaces.items()}}
+        name: {**result._asdict(), "spaces": {space: told(found) for space, found in result.spaces.items()}}
         for name, result in results.items()
     }
     print()

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gzip
 import io
-import os
 import random
 import time
 import warnings
@@ -107,9 +106,3 @@ def optuna_run(recorded: Recorded, clock: Clock, seed: int) -> Run:
 def is_small(recorded: Recorded, clock: Clock) -> bool:
     """Whether Optuna can be asked in a sensible time."""
     return clock.budget_s / float(np.median(recorded.cost_s)) <= OPTUNA_EVALUATIONS
-
-
-def quiet_threads() -> None:
-    """Keep linear algebra on one core: all that is compared here is."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")

@@ -36,6 +36,28 @@ def test_a_tree_is_learnt_that_holds_on_shapes_it_has_not_seen():
     assert found.regret < one / 2
 
 
+def by_area():
+    """Problems on which what counts is how many elements there are, not how many rows or columns."""
+    sizes = [(m, n) for m in (32, 64, 128, 256, 512) for n in (32, 64, 128, 256, 512)]
+    times = lambda m, n: {"small": 1.0 if m * n <= 128 * 128 else 2.0, "large": 2.0 if m * n <= 128 * 128 else 1.0}
+    return [Example({"a.shape[0]": m, "a.shape[1]": n}, times(m, n)) for m, n in sizes]
+
+
+def test_a_tree_may_ask_for_a_product_or_a_ratio_of_sizes():
+    configs = {"small": {"b": 1}, "large": {"b": 2}}
+    found = fit(by_area(), configs)
+    assert found.held_out == 0
+    assert "if a.shape[0] * a.shape[1] <= " in found.source
+    flat = [e._replace(seconds={"small": 1.0, "large": 2.0 if m < n else 0.5}) for e in by_area()
+            for m, n in (e.sizes.values(),)]  # fmt: skip
+    assert "a.shape[0] / a.shape[1] <= " in fit(flat, configs).source
+
+
+def test_one_strange_time_does_not_outweigh_all_others():
+    rows = [e._replace(seconds={**e.seconds, "large": 1e6}) if i == 24 else e for i, e in enumerate(by_area())]
+    assert "'b': 2" in fit(rows, {"small": {"b": 1}, "large": {"b": 2}}).source
+
+
 def test_the_python_of_it_gives_what_the_tree_gives():
     found = fit(examples(), CONFIGS, name="blocks")
     names = {}

@@ -108,6 +108,71 @@ def test_the_guide_learns_where_candidates_fail():
     assert tried / 80 < 0.7 * among / len(space)
 
 
+def found_after(start, cost, seed, most=80):
+    """How many proposals it takes to find the best."""
+    space = tiles()
+    best = min(cost(c) for c in space)
+    strategy = Guided(space, seed=seed, start=start)
+    for number in range(most):
+        if best in [cost(c) for c in searched(strategy, 1, cost=cost)]:
+            return number
+    return most
+
+
+def median(values):
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def known(cost, every=1):
+    return [Observation(c, cost(c)) for c in itertools.islice(tiles(), 0, None, every)]
+
+
+def shifted(c):
+    """As here, but for a device on which twice the stages are best."""
+    return 3 * seconds_of(c) * (1 + 0.2 * abs(c.stages - 4))
+
+
+class TestTimesElsewhere:
+    def test_the_first_point_of_a_search_from_nothing_is_near_the_middle(self):
+        space = tiles()
+        first = [space.point(Guided(space, seed=seed).propose(1)[0]) for seed in range(20)]
+        assert all(0 < p[0] < 4 or 0 < p[1] < 4 for p in first)
+
+    def test_times_of_a_like_device_lead_to_the_best_sooner(self):
+        cold = median(found_after(Start(), seconds_of, seed) for seed in range(5))
+        warm = median(found_after(Start(elsewhere=[known(shifted)]), seconds_of, seed) for seed in range(5))
+        assert warm < cold / 2
+
+    def test_with_a_part_of_the_times_it_never_takes_as_long_as_with_none(self):
+        cold = max(found_after(Start(), seconds_of, seed) for seed in range(5))
+        warm = max(found_after(Start(elsewhere=[known(shifted, every=7)]), seconds_of, seed) for seed in range(5))
+        assert warm < cold
+
+    def test_times_that_mislead_cost_time_but_do_not_stop_a_search(self):
+        wrong = known(lambda c: 1 / seconds_of(c))
+        cold = median(found_after(Start(), seconds_of, seed) for seed in range(5))
+        misled = median(found_after(Start(elsewhere=[wrong]), seconds_of, seed) for seed in range(5))
+        assert misled < 2 * cold + 20
+
+    def test_of_two_devices_the_like_one_is_believed(self):
+        wrong, right = known(lambda c: 1 / seconds_of(c)), known(shifted)
+        both = median(found_after(Start(elsewhere=[wrong, right]), seconds_of, seed) for seed in range(5))
+        misled = median(found_after(Start(elsewhere=[wrong]), seconds_of, seed) for seed in range(5))
+        assert both < misled
+
+    def test_times_that_are_none_or_not_of_this_space_do_no_harm(self):
+        strange = [Observation({"other": 1}, 1.0), Observation(next(iter(tiles())), math.nan)]
+        space = tiles()
+        proposed = searched(Guided(space, start=Start(elsewhere=[strange, [], known(lambda _c: None)])), 10_000, 7)
+        assert set(proposed) == set(space)
+
+    def test_the_same_seed_and_times_give_the_same_proposals(self):
+        start = Start(elsewhere=[known(shifted, every=3)])
+        one, other = (searched(Guided(tiles(), seed=3, start=start), 60, batch=4) for _ in range(2))
+        assert one == other
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), cut=st.integers(1, 40))
 def test_a_search_goes_on_after_a_break_without_repeating_itself(seed, cut):

@@ -184,6 +184,15 @@ def test_a_search_begins_with_what_was_best_on_the_nearest_shape_and_ends_with_w
     assert [dict(c) for c in start.last] == [{"m": 5, "n": 5, "k": 1}]
 
 
+def test_times_elsewhere_are_handed_to_the_search_record_by_record():
+    records = [
+        record("other", '{"n":1024}', {(1, 1, 1): 1.0, (2, 2, 2): 2.0, (99, 1, 1): 1.0}),
+        record("third", '{"n":1024}', {(3, 3, 4): 1.0}),  # one time alone says nothing about others
+    ]
+    start = start_from(records, Problem("gpu", "searched@v0", '{"n":1024}'), BIG)
+    assert [[(dict(o.config)["m"], o.seconds) for o in source] for source in start.elsewhere] == [[(1, 1.0), (2, 2.0)]]
+
+
 def test_devices_are_ranked_by_what_their_choices_were_worth_here():
     here = [record("here", '{"n":1}', {(1, 1, 1): 1.0, (2, 2, 2): 4.0})]
     alike = record("alike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 20.0})
@@ -237,6 +246,12 @@ def test_nearest_answers_an_unseen_size_from_its_neighbours_and_says_how_sure_it
     told = next(data for name, data in bench.events if name == "nearest")
     assert told["confidence"] == pytest.approx(0.5)  # one doubling away
     assert told["near"] == '{"n":1024}' or "1024" in told["near"]
+
+
+def test_a_nearest_answer_says_how_sure_it_is():
+    near = [record("gpu", '{"n":1024}', {(1, 1, 1): 1.0, (2, 2, 2): 2.0})]
+    found = nearest(near, Problem("gpu", "searched@v0", '{"n":2048}'))
+    assert str(found) == "50% of the best speed expected, from the nearest tuned problem (n: 1024)"
 
 
 def test_nearest_is_the_heuristic_where_nothing_near_is_known(tmp_path):

@@ -52,6 +52,7 @@ class Searching(Generic[Cfg]):
         self._configs: dict[str, Any] = {}
         self._measured: dict[str, Measurement] = {}
         self._ran = 0
+        self._waiting_s = 0.0
         here = (job.code, policy, job.environment)
         for m in job.known:
             if (m.code, m.policy, m.environment) == here and (config := search.space.decoded(m.config)) is not None:
@@ -91,6 +92,7 @@ class Searching(Generic[Cfg]):
             found = error.measurements
         else:
             found = tuned.measurements
+            self._waiting_s += tuned.waiting_s
         before = set(self._measured)
         for m in found:
             self._measured.setdefault(m.fingerprint, m)
@@ -132,6 +134,7 @@ class Searching(Generic[Cfg]):
             complete=complete and final.complete,
             seconds=self._clock_s() - self._started_s,
             configs=configs,
+            waiting_s=self._waiting_s + final.waiting_s,
         )
 
     def _observations(self, fingerprints: Iterable[str]) -> list[Observation]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tunebook._codec import fingerprint_of
 from tunebook._errors import CodecError
 from tunebook._race import typical_s
 from tunebook.search._ledger import Start
+from tunebook.search._protocol import Observation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from tunebook._space import Config, Space
     from tunebook._types import Json, Problem
 
-# So many of the fastest of one record are worth a try elsewhere. The first three are tried whatever comes of them: one
-# alone is unreliable, up to 20 times slower on another device than its best.
+T = TypeVar("T")
+
+# So many of the fastest of one record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
+# another device than its best.
 FROM_EACH: Final = 40
+# So many times of one record are read: more say little that is new, and take longer to read.
+_READ: Final = 1000
 # So many records, the nearest ones, are looked at.
 _RECORDS: Final = 8
 # What another device's choice is taken to be worth before any problem was measured on both.
@@ -142,7 +147,7 @@ def sources(records: Iterable[Record], problem: Problem) -> list[Source]:
 
 
 def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Start:
-    """Return where to begin a search: with what was fast elsewhere, the most helpful records in turn.
+    """Return where to begin a search: with what was fast elsewhere, the most helpful records in turn, and their times.
 
     What failed in one of them and was measured in none is tried last.
     """
@@ -153,7 +158,27 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
     first = _configs(space, ((useful[number].times, fp) for fp, number in in_turn.items()))
     worked = {fp for source in useful for fp in source.times.seconds}
     failed = {fp: s.times for s in useful for fp in sorted(s.times.failed) if fp not in worked}
-    return Start(first=first, last=_configs(space, ((times, fp) for fp, times in failed.items())))
+    last = _configs(space, ((times, fp) for fp, times in failed.items()))
+    return Start(first, last, [observed for source in useful if (observed := _observed(space, source.times))])
+
+
+def thinned(ranked: Sequence[T]) -> Sequence[T]:
+    """Return the fastest of many, and some of the others, evenly.
+
+    >>> len(thinned(range(300))), len(thinned(range(10_000)))
+    (300, 1000)
+    """
+    half = _READ // 2
+    step = max(1, -(-(len(ranked) - half) // half))
+    return [*ranked[:half], *ranked[half::step]]
+
+
+def _observed(space: Space, times: Times) -> list[Observation]:
+    """Return the times of one record, if there are enough of them to compare."""
+    timed = thinned([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
+    found = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
+    observed = [Observation(config, seconds) for config, seconds in found if config is not None]
+    return observed if len(observed) > 1 else []
 
 
 def _configs(space: Space, wanted: Iterable[tuple[Times, str]]) -> Sequence[Config]:

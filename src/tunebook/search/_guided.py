@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook.search._ledger import Ledger, Start
+from tunebook.search._ledger import STRAIGHT, Ledger, Start
 from tunebook.search._local import Walker
 from tunebook.search._model import Model, load_numpy
+from tunebook.search._prior import Prior
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from tunebook._space import Config, Point, Space
     from tunebook.search._protocol import Observation
 
-# Random points before the model is asked. Few: where a run costs seconds, eight may be all there is time for.
+# Points before the model is asked. Few: where a run costs seconds, eight may be all there is time for. The first is the
+# one of some random ones that is nearest to their middle: what is extreme on an axis can be 100 times slower than the
+# best, and cost the time of ten others.
 _BLIND: Final = 2
 # Neighbours of so many of the fastest are candidates; with one alone a search stays in its valley.
 _TOP: Final = 3
@@ -33,18 +37,28 @@ _FAILURES: Final = 60
 # stay far below a millisecond.
 _PER_FIT: Final = 80
 _FIRST_SCALING: Final = 8
+# So many that were fast elsewhere are candidates, beside the neighbours of what is fast here.
+_PROMISING: Final = 20
+# Times here are taken to vary at least by this part of how they vary elsewhere: the first ones, all of them good
+# elsewhere, are often alike, and say little about the others.
+_VARY: Final = 0.25
 
 
 class Guided:
     """Proposes by a Gaussian process over the logarithm of times; needs numpy.
 
-    Times far above the median all count alike, and so do failures: the model need not tell apart what is bad.
+    Times far above the median all count alike, and so do failures: the model need not tell apart what is bad. Where
+    times elsewhere are known, it models how times here differ from what those make it guess.
     """
 
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
         self._np = load_numpy()
-        self._ledger = Ledger(space, seed, start)
+        # With times elsewhere, the model itself finds what else was fast there, and says when that is no use here.
+        first = start.first[:STRAIGHT] if start.elsewhere else start.first
+        self._ledger = Ledger(space, seed, start._replace(first=first))
         self._model = Model(self._ledger.axes, self._ledger.rng)
+        self._prior = Prior(space, start.elsewhere, self._ledger.rng)
+        self._scale = 1.0
         self._walker = Walker(self._ledger, beginnings=0)
         self._walked: set[Point] = set()
         self._queue: list[Point] = []
@@ -67,11 +81,17 @@ class Guided:
             point = self._queue.pop(0)
             if self._ledger.is_open(point):
                 return point
-        blind = len(self._ledger.taken) < _BLIND
-        if blind or not self._ledger.ranked:
-            return self._ledger.random_point()
+        if not self._ledger.ranked or (len(self._ledger.taken) < _BLIND and not self._prior):
+            return self._blind()
         self._queue = self._promising(max(1 + len(self._ledger.values) // _PER_FIT, -(-n // _EVERYWHERE)))
         return self._queue.pop(0) if self._queue else self._ledger.random_point()
+
+    def _blind(self) -> Point | None:
+        """Return a point to begin with: what is guessed to be fast, else the middle, else any."""
+        if guessed := self._prior.promising(1, self._ledger.is_open):
+            return guessed[0]
+        drawn = [] if self._ledger.taken else self._drawn()
+        return self._model.middle(drawn) if len(drawn) > 1 else self._ledger.random_point()
 
     def _promising(self, many: int) -> list[Point]:
         """Fit the model, and return what it thinks best of some open points."""
@@ -84,6 +104,7 @@ class Guided:
         pool: list[Point] = []
         if self._turn % _EVERYWHERE:
             near = [p for _, point in self._ledger.ranked[:_TOP] for p in self._ledger.changed(point)]
+            near += self._prior.promising(_PROMISING, self._ledger.is_open)
             pool = list(dict.fromkeys(near))
         drawn = [] if pool else self._drawn()
         if not pool and not drawn:
@@ -116,7 +137,7 @@ class Guided:
 
     def _hopes(self, points: list[Point]) -> list[float]:
         means, deviations = self._model.predict(points)
-        hopes: list[float] = (means - _HOPE * deviations).tolist()
+        hopes: list[float] = (self._prior.guess(points) + self._scale * (means - _HOPE * deviations)).tolist()
         return hopes
 
     def _fit(self) -> None:
@@ -125,15 +146,19 @@ class Guided:
         room = _FITTED - len(failed)
         chosen = ranked if len(ranked) <= room else [*ranked[: room // 2], *rng.sample(ranked[room // 2 :], room // 2)]
         points = [point for _, point in chosen] + failed
-        times = self._standardised([value for value, _ in chosen], len(failed))
+        times = self._to_explain([value for value, _ in chosen] + [math.inf] * len(failed), points)
         if len(self._ledger.values) >= self._next_scaling:
             self._model.rescale(points, times)
             self._next_scaling = 2 * len(self._ledger.values)
         self._model.fit(points, times)
 
-    def _standardised(self, values: list[float], failures: int) -> Any:
-        np, ranked = self._np, self._ledger.ranked
+    def _to_explain(self, values: list[float], points: list[Point]) -> Any:
+        """Return what is left of times after the guess from elsewhere, with mean 0 and variance 1."""
+        ranked = self._ledger.ranked
         median = ranked[len(ranked) // 2][0]
         bad = median + (median - ranked[0][0]) / 2
-        times = np.array([min(value, bad) for value in values] + [bad] * failures)
-        return (times - times.mean()) / (times.std() + 1e-9)
+        times = self._np.array([min(value, bad) for value in values])
+        self._prior.learn(points, times)
+        times = times - self._prior.guess(points)
+        self._scale = max(float(times.std()), _VARY * self._prior.spread) + 1e-9
+        return (times - times.mean()) / self._scale

@@ -23,18 +23,20 @@ _REMEMBERED: Final = 200_000
 
 # So many of those to begin with are proposed one after the other; the others in turn with the strategy's own. The best
 # of one device are often alike, and if they are bad here, the search must not have to try them all first.
-_STRAIGHT: Final = 6
+STRAIGHT: Final = 6
 
 
 class Start(NamedTuple):
     """Where a search begins: `first` is proposed before anything else, `last` when nothing else is left.
 
     `first` are configurations that were good elsewhere, best first; of many, those after the sixth are proposed in turn
-    with what the strategy finds by itself. `last` are those that failed there.
+    with what the strategy finds by itself. `last` are those that failed there. `elsewhere` are the times of other
+    devices or problems, each in a list of its own: a strategy with a model guesses times here from them.
     """
 
     first: Sequence[Mapping[str, object]] = ()
     last: Sequence[Mapping[str, object]] = ()
+    elsewhere: Sequence[Sequence[Observation]] = ()
 
 
 class Ledger:
@@ -107,7 +109,7 @@ class Ledger:
     def next_first(self) -> Point | None:
         """Return the next point to begin with, or None if there are no more, or it is the strategy's own turn."""
         self._asked += 1
-        if self._asked > _STRAIGHT and self._asked % 2 and self.ranked:
+        if self._asked > STRAIGHT and self._asked % 2 and self.ranked:
             return None
         while self._first:
             point = self._first.pop(0)

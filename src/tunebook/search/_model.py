@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 # The part of the variance of standardised times that no model explains.
 _NOISE: Final = 0.01
+# The part of the variance that is a sum over the axes, each for itself, and of that, the part in which a value tells
+# nothing about the next one. With few times known, a sum is learnt much sooner than how axes act on each other; and a
+# block of 17 is not like one of 16. On made-up spaces and a matmul, half and half scored 0.74, and no sum 0.67.
+_SUMMED: Final = 0.5
+_BY_ITSELF: Final = 0.5
+_ALIKE: Final = 0.5  # the distance over which values are alike in the sum; an axis is of length 1
 # How many points the scales of the axes are found from: the cost grows with the cube.
 _SCALED_FROM: Final = 96
 
@@ -41,7 +47,7 @@ class Model:
         self._rng = rng
         self._used = [at for at, axis in enumerate(axes) if len(axis.values) > 1]
         self._tables = [np.array(axes[at].positions()) * np.sqrt(2.0) for at in self._used]
-        self._dims = [table.shape[1] for table in self._tables]
+        self._effects = [_effect(np, table) / np.sqrt(len(self._used)) for table in self._tables]
         # In so many dimensions points are so far apart; nothing else is known about the scales before there are times.
         self._usual = 0.5 * np.sqrt(max(len(self._used), 1))
         self._scales = np.full(len(self._used), self._usual)
@@ -49,7 +55,7 @@ class Model:
     def fit(self, points: Sequence[Point], times: Any) -> None:
         """Learn times, which have mean 0 and variance 1."""
         np = self._np
-        self._known = self._features(points)
+        self._known = self._features(points), self._summed(points)
         kernel = self._kernel(self._known, self._known)
         kernel[np.diag_indices(len(points))] += _NOISE
         self._inverse = np.linalg.inv(kernel)
@@ -58,9 +64,14 @@ class Model:
     def predict(self, points: Sequence[Point]) -> tuple[Any, Any]:
         """Return means and standard deviations."""
         np = self._np
-        near = self._kernel(self._features(points), self._known)
+        near = self._kernel((self._features(points), self._summed(points)), self._known)
         variance = 1 + _NOISE - ((near @ self._inverse) * near).sum(1)
         return near @ self._weights, np.sqrt(np.maximum(variance, 1e-9))
+
+    def middle(self, points: Sequence[Point]) -> Point:
+        """Return the point that is nearest to the mean of some."""
+        features = self._features(points)
+        return points[int(self._np.argmin(((features - features.mean(0)) ** 2).sum(1)))]
 
     def rescale(self, points: Sequence[Point], times: Any) -> None:
         """Find for each axis over what distance times stay alike, by what makes the known ones most likely."""
@@ -68,10 +79,12 @@ class Model:
         chosen = self._to_scale_from(times)
         times = times[chosen]
         times = (times - times.mean()) / (times.std() + 1e-9)
-        apart = self._apart([points[int(i)] for i in chosen])
+        fitted = [points[int(i)] for i in chosen]
+        apart, summed = self._apart(fitted), self._summed(fitted)
+        summed = _SUMMED * summed @ summed.T
 
         def likelihood(scales: Any) -> float:
-            kernel = _matern(np, np.tensordot(1 / scales**2, apart, 1))
+            kernel = (1 - _SUMMED) * _matern(np, np.tensordot(1 / scales**2, apart, 1)) + summed
             kernel[np.diag_indices(len(chosen))] += _NOISE
             try:
                 root = np.linalg.cholesky(kernel)
@@ -107,6 +120,12 @@ class Model:
         columns = zip(self._tables, self._used, self._scales, strict=True)
         return np.concatenate([table[at[:, axis]] / scale for table, axis, scale in columns], 1)
 
+    def _summed(self, points: Sequence[Point]) -> Any:
+        """Return vectors whose products are how alike points are, summed over the axes."""
+        at = self._np.array(points, dtype=self._np.intp)
+        effects = zip(self._effects, self._used, strict=True)
+        return self._np.concatenate([table[at[:, axis]] for table, axis in effects], 1)
+
     def _apart(self, points: Sequence[Point]) -> Any:
         """Return the squared distances of all pairs, axis by axis."""
         np = self._np
@@ -114,10 +133,17 @@ class Model:
         places = [table[at[:, axis]] for table, axis in zip(self._tables, self._used, strict=True)]
         return np.stack([((place[:, None] - place[None]) ** 2).sum(2) for place in places])
 
-    def _kernel(self, ours: Any, theirs: Any) -> Any:
+    def _kernel(self, ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> Any:
         np = self._np
-        squared = (ours * ours).sum(1)[:, None] + (theirs * theirs).sum(1)[None] - 2 * ours @ theirs.T
-        return _matern(np, squared)
+        (near, summed), (other_near, other_summed) = ours, theirs
+        squared = (near * near).sum(1)[:, None] + (other_near * other_near).sum(1)[None] - 2 * near @ other_near.T
+        return (1 - _SUMMED) * _matern(np, squared) + _SUMMED * summed @ other_summed.T
+
+
+def _effect(np: Any, table: Any) -> Any:
+    """Return a vector for each value of an axis, whose products are how alike the values are."""
+    squared = ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2)
+    return np.linalg.cholesky((1 - _BY_ITSELF) * _matern(np, squared) + _BY_ITSELF * np.eye(len(table)))
 
 
 def _matern(np: Any, squared: Any) -> Any:

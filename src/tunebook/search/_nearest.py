@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._keys import spell_out
 from tunebook.search._elsewhere import sources
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ class Nearest(NamedTuple):
     config: Json
     confidence: float
     problem: Problem
+
+    def __str__(self) -> str:
+        """Say in one line where the configuration is from, and how sure that is."""
+        near = ", ".join(spell_out(self.problem.call_key))
+        return f"{self.confidence:.0%} of the best speed expected, from the nearest tuned problem ({near})"
 
 
 def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:

@@ -1,0 +1,119 @@
+"""What times elsewhere say about times here: the guess that a model of times starts from."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook.search._model import Model, load_numpy
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tunebook._space import Point, Space
+    from tunebook.search._protocol import Observation
+
+# The guess that every source is worth the same counts as much as so many times that were measured here. Few: where
+# sources disagree, a search that held on to them found less than one that knew nothing.
+_BELIEF: Final = 0.5
+# What a source did not measure is guessed from so many of its points, half of them the fastest.
+_FITTED: Final = 200
+# Of what is known of a source, so many of the fastest may be proposed for it.
+_LISTED: Final = 200
+
+
+class Prior:
+    """Guesses times here as a sum of the logarithms of those elsewhere, with weights that are learnt."""
+
+    def __init__(self, space: Space, elsewhere: Iterable[Sequence[Observation]], rng: random.Random) -> None:
+        self._np = np = load_numpy()
+        tables = [_times(space, source) for source in elsewhere]
+        self._sources = [_Source(space, table, rng) for table in tables if any(map(math.isfinite, table.values()))]
+        self._weights = np.full(len(self._sources), 1 / max(len(self._sources), 1))
+        self._rows: dict[Point, tuple[float, ...]] = {}
+        self._listed = list(dict.fromkeys(point for source in self._sources for point in source.fastest))
+        self.spread: Final = float(np.mean([source.spread for source in self._sources])) if self._sources else 0.0
+
+    def __bool__(self) -> bool:
+        """Whether anything is known elsewhere."""
+        return bool(self._sources)
+
+    def learn(self, points: Sequence[Point], logs: Any) -> None:
+        """Find by least squares what each source is worth here, from times of here; nothing, if it misleads."""
+        if not self._sources:
+            return
+        np, many = self._np, len(self._sources)
+        there = self._there(points)
+        there, here = there - there.mean(0), logs - logs.mean()
+        belief = _BELIEF * self.spread**2 + 1e-12
+        left = there.T @ there + belief * np.eye(many)
+        self._weights = np.maximum(np.linalg.solve(left, there.T @ here + belief / many), 0.0)
+
+    def guess(self, points: Sequence[Point]) -> Any:
+        """Return guessed logarithms of times; all may be off by the same number, which is 0 for what is usual."""
+        return self._there(points) @ self._weights if self._sources else 0.0
+
+    def promising(self, many: int, is_open: Callable[[Point], bool]) -> list[Point]:
+        """Return the points with the lowest guesses, of those that were fast in some source."""
+        self._listed = [point for point in self._listed if is_open(point)]
+        if not self._listed:
+            return []
+        order = self._np.argsort(self.guess(self._listed), kind="stable")[:many]
+        return [self._listed[int(at)] for at in order]
+
+    def _there(self, points: Sequence[Point]) -> Any:
+        missing = [point for point in dict.fromkeys(points) if point not in self._rows]
+        if missing:
+            columns = [source.times(missing) for source in self._sources]
+            self._rows.update(zip(missing, zip(*columns, strict=True), strict=True))
+        return self._np.array([self._rows[point] for point in points])
+
+
+def _times(space: Space, observations: Iterable[Observation]) -> dict[Point, float]:
+    """Return logarithms of times by point; infinite where it failed."""
+    found: dict[Point, float] = {}
+    for config, seconds in observations:
+        point = space.point(config)
+        if point is not None:
+            valid = seconds is not None and math.isfinite(seconds) and seconds > 0
+            found[point] = math.log(seconds) if valid and seconds is not None else math.inf
+    return found
+
+
+class _Source:
+    """One device or problem: logarithms of times there, 0 for the median; all that is bad is alike."""
+
+    def __init__(self, space: Space, times: dict[Point, float], rng: random.Random) -> None:
+        self._np = np = load_numpy()
+        self._axes, self._rng = space.grid, rng
+        self._model: Model | None = None
+        worked = sorted(value for value in times.values() if math.isfinite(value))
+        middle = worked[len(worked) // 2]
+        bad = middle + (middle - worked[0]) / 2
+        self._known = {point: min(value, bad) - middle for point, value in times.items()}
+        ranked = sorted(self._known, key=lambda point: times[point])
+        self.fastest: Final = ranked[: min(_LISTED, len(worked))]
+        self._ranked: Final = ranked
+        self._values = np.array([self._known[point] for point in ranked])
+        self.spread: Final = float(self._values.std())
+
+    def times(self, points: Sequence[Point]) -> list[float]:
+        """Return what is known of points, and a guess where nothing is."""
+        unknown = [point for point in points if point not in self._known]
+        guessed = dict(zip(unknown, self._guessed(unknown), strict=True)) if unknown else {}
+        return [self._known[point] if point in self._known else guessed[point] for point in points]
+
+    def _guessed(self, points: Sequence[Point]) -> list[float]:
+        if self._model is None:
+            half = _FITTED // 2
+            every = range(len(self._ranked))
+            chosen = every if len(every) <= _FITTED else [*every[:half], *self._rng.sample(every[half:], half)]
+            fitted, values = [self._ranked[at] for at in chosen], self._values[list(chosen)]
+            self._offset, self._scale = float(values.mean()), float(values.std()) + 1e-9
+            self._model = Model(self._axes, self._rng)
+            self._model.rescale(fitted, (values - self._offset) / self._scale)
+            self._model.fit(fitted, (values - self._offset) / self._scale)
+        means, _ = self._model.predict(points)
+        guessed: list[float] = (self._offset + self._scale * means).tolist()
+        return guessed
