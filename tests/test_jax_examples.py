@@ -27,7 +27,8 @@ def test_pallas_kernels_are_tuned_and_blocks_that_do_not_divide_are_caught(examp
     printed = capsys.readouterr().out
     assert "matmul of (64, 64) and (64, 64)" in printed
     assert "softmax of (64, 64)" in printed
-    assert "wrong-result: output is off" in printed, "a block of 48 in a sum of 64"
+    if jax_pallas.INTERPRETED:  # compiled for a GPU, blocks are powers of two, and 48 is no candidate
+        assert "wrong-result: output is off" in printed, "a block of 48 in a sum of 64"
 
 
 def test_a_training_step_is_recorded_tuned_and_run(examples, capsys):
@@ -41,21 +42,26 @@ def test_a_training_step_is_recorded_tuned_and_run(examples, capsys):
 
 
 def test_every_way_to_attend_computes_the_same(examples):
+    import jax
     import jax_transformer
     import numpy as np
 
     q, k, v = (jax_transformer.random(np.zeros((2, 64, 8), np.float32), seed) for seed in range(3))
-    expected = jax_transformer.whole_attention(q, k, v)
-    for block in (16, 32, 64):
-        assert np.allclose(jax_transformer.attention_in_blocks(q, k, v, block), expected, atol=1e-5)
+    with jax.default_matmul_precision("float32"):  # GPUs would take TF32, which is off by 1e-3
+        expected = jax_transformer.whole_attention(q, k, v)
+        for block in (16, 32, 64):
+            assert np.allclose(jax_transformer.attention_in_blocks(q, k, v, block), expected, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_the_benchmark_for_a_gpu_runs_on_a_cpu_with_and_without_a_profiler(examples, capsys, monkeypatch, tmp_path):
     import jax_gpu
+    import jax_pallas
 
     from tunebook.adapters._jax_profiler import ProfilerTimer
 
+    if not jax_pallas.INTERPRETED:
+        pytest.skip("there is a GPU, on which the benchmark itself runs")
     monkeypatch.setattr(jax_gpu, "ROUNDS", 3)
     out = tmp_path / "found.json"
     assert jax_gpu.main(["--size", "32", "--limit", "0", "--out", str(out)]) == 0

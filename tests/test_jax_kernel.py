@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jax import lax
 from test_jax_trace import python
 
 import tunebook as tb
+from tunebook.adapters import jax as tbx
 
 X = jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
 W = jnp.linspace(-1.0, 1.0, 8).reshape(4, 2)
@@ -268,6 +270,51 @@ def test_a_tunable_function_is_differentiated_by_jax_for_validate_backward():
     assert tb.tune(make(validate_backward=True), X).config.way == "good"
 
 
+class BackwardOfThree(BackwardDecoy):
+    """One candidate is the fastest forward, one backward, and one on the whole."""
+
+    def candidate_cfgs(self, inv):
+        return ["forward", "backward", "both"]
+
+    def fwd_with_residuals(self, x, *, cfg):
+        return jnp.sin(x) + 0.0 * slow(x, {"forward": 0, "both": 2_000, "backward": 20_000}[cfg]), x
+
+    def vjp(self, residuals, dy, x, *, cfg):
+        return (jnp.cos(x) * dy + 0.0 * slow(x + dy, {"forward": 20_000, "both": 2_000, "backward": 0}[cfg]),)
+
+
+@pytest.mark.parametrize("where", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"])
+def test_forward_backward_and_both_are_objectives(where):
+    blocks = {"forward": tb.forward_autotune_only, "backward": tbx.backward_autotune_only, "both": nullcontext}
+    for best, block in blocks.items():
+        run, events = executor(validate_backward=True)
+        with block():
+            where(lambda x, run=run: run(BackwardOfThree("three"), x))(X)
+        assert chosen(events) == best
+
+
+def test_times_of_the_backward_pass_are_not_compared_with_others():
+    f = tb.tunable(
+        lambda x, *, config: jnp.sin(x) * config.b, space=tb.Space(b=[1.0, 2.0]), name="passes", store=False,
+        check=False, policy=tb.AutotunePolicy(validate_backward=True),
+    )  # fmt: skip
+    modes = []
+    for block in (tb.forward_autotune_only, tbx.backward_autotune_only, nullcontext):
+        with block():
+            modes.append({m.policy.rpartition("/")[2] for m in tb.tune(f, X).measurements})
+    assert modes == [{"forward"}, {"backward"}, {"forward+backward"}]
+
+
+def test_the_forward_pass_is_no_part_of_the_backward_pass():
+    from tunebook.adapters._jax_backward import backward_alone
+
+    program, given = backward_alone(lambda x, n: [jnp.exp(x) * n], [X, jnp.int32(2)])
+    (gradient,) = program(*given)
+    assert np.allclose(gradient, (jnp.exp(X) * 2) ** 2)
+    primitives = {equation.primitive.name for equation in jax.make_jaxpr(program)(*given).eqns}
+    assert "exp" not in primitives
+
+
 def test_what_has_no_gradient_is_measured_forward():
     f = tb.tunable(
         lambda x, *, config: x + config.b, space=tb.Space(b=[1, 2]), name="integers", store=False, check=False,
@@ -418,8 +465,6 @@ problems.save(sys.argv[1])
     tuning = (
         RECORDED
         + """
-from tunebook._registry import announce_kernel
-announce_kernel(kernel)
 outcomes = tb.tune_all(tb.Recording.load(sys.argv[1]), selector=chain)
 print([outcome.status for outcome in outcomes], [chain.cache.get(*p) for p in chain.cache.keys()])
 if outcomes[0].status == "tuned":

@@ -26,9 +26,9 @@ class Stage(NamedTuple):
     call is batched. `bind(kernel, inv, config)` returns a function that runs the call. Given what makes such functions
     from configurations, `programs(bind, backward)` returns what makes those that are measured, and what compiles them
     ahead, or None if that is the kernel's to say. `differentiable(function)` says whether a backward pass can be
-    measured, and `in_place` whether candidates may write to their arguments. `one_of(output)` returns the part of an
-    output that `inv` would give. `with_inputs(args, kwargs)` returns the stage with other arguments for the call; None
-    where its arguments are the user's own.
+    measured, `passes` what is then measured, and `in_place` whether candidates may write to their arguments.
+    `one_of(output)` returns the part of an output that `inv` would give. `with_inputs(args, kwargs)` returns the stage
+    with other arguments for the call; None where its arguments are the user's own.
     """
 
     inv: Any
@@ -39,6 +39,7 @@ class Stage(NamedTuple):
         [Callable[[Any], Callable[..., Any]], bool], tuple[Callable[[Any], Any], Callable[[Any], Any] | None]
     ]
     differentiable: Callable[[Callable[..., Any]], bool]
+    passes: str = "forward+backward"
     in_place: bool = False
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None

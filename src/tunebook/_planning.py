@@ -82,6 +82,7 @@ def job_for(
         budget=budget,
         objective=objective_for(kernel.objective),
         enough_s=kernel.enough_s(inv) if forward else 0.0,
+        roofline=kernel.roofline(inv) if forward else None,
         on_step=on_step,
     )
     return job if stage is None else _on_stage(job, stage, kernel, forward=forward)
@@ -101,7 +102,7 @@ def _on_stage(job: Job[C], stage: Stage, kernel: Kernel[C, Any], *, forward: boo
         make_fn=make_fn,
         args=stage.args,
         kwargs=stage.kwargs,
-        mode="forward" if forward else "forward+backward",
+        mode="forward" if forward else stage.passes,
         compile=compile_one or job.compile,
         check=None if check is None else lambda output: check(stage.one_of(output)),
         mutated=job.mutated if stage.in_place else (),
@@ -120,6 +121,7 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
         # Times of several problems are no times of one: the policy says so, and they are never compared.
         mode=f"{first.mode}/together={blake2b(';'.join(parts).encode(), digest_size=8).hexdigest()}",
         compile=None if first.compile is None else partial(_compile_for_all, [j.compile for j in jobs if j.compile]),
+        roofline=None,
         enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
     )
 

@@ -23,14 +23,16 @@ from tunebook._errors import CodecError, warn_once
 from tunebook._gate import GATE
 from tunebook._record import canonical_json
 from tunebook._scope import INNERMOST, scoped, when_scopes_change
+from tunebook.adapters._jax_programs import forget_tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
-# How often `refresh` was called, and the newest epoch that it was told of.
-CONTEXT: Final = jax.make_user_context((0, 0))
+# How often all functions had to be traced again.
+CONTEXT: Final = jax.make_user_context(0)
+_adopted: Final = [0]  # the newest epoch that `refresh` was told of
 _refreshing: Final = threading.RLock()  # re-entrant: what tells of an epoch may be the garbage collector
 _serials: Final = itertools.count()
 _REMEMBERED: Final = 1024  # digests of values, each of which keeps one alive
@@ -39,7 +41,7 @@ _REMEMBERED: Final = 1024  # digests of values, each of which keeps one alive
 class _Here(threading.local):
     """What the user context is set to in this thread, and what sets it back."""
 
-    token: tuple[tuple[int, int], str] | None = None
+    token: tuple[int, str] | None = None
     manager: Any = None
 
 
@@ -63,7 +65,7 @@ def sync() -> None:
 
 
 def _scopes_changed() -> None:
-    if "asyncio" in sys.modules and not _following:
+    if "asyncio" in sys.modules:
         _follow_tasks(sys.modules["asyncio"])
     sync()
 
@@ -73,19 +75,25 @@ def _follow_tasks(asyncio: Any) -> None:
 
     A task that waits inside an overlay would leave its value to the next one of the thread, which would get the other's
     traces. Nothing tells when another task goes on but the one method by which asyncio calls anything, so it is that
-    one which is replaced. Event loops that are not asyncio's own do without; `jit` is exact under those too.
+    one which is replaced. A task factory would be asked for new tasks only, and there is one per loop, the user's. What
+    takes turns in other ways does without; `jit` is exact there too.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return  # nobody takes turns here
-    if not isinstance(loop, asyncio.BaseEventLoop):
+    others = None if isinstance(loop, asyncio.BaseEventLoop) else type(loop).__module__
+    if "eager_task" in getattr(loop.get_task_factory(), "__qualname__", ""):
+        others = "an eager task factory"  # a task begins inside the one that makes it, and may wait there
+    if others is not None:
         warn_once(
             "tasks",
-            type(loop).__module__,
-            f"an overlay was entered in a task of {type(loop).__module__}, of which jax.jit knows nothing: other tasks "
-            "may get its configurations. Use tunebook.adapters.jax.jit in place of jax.jit",
+            others,
+            f"an overlay was entered in a task of {others}, of which jax.jit knows nothing: other tasks may get its "
+            "configurations. Use tunebook.adapters.jax.jit in place of jax.jit",
         )
+        return
+    if _following:
         return
     _following.append(True)
     run = asyncio.Handle._run  # noqa: SLF001 - there is no public one, see above
@@ -134,19 +142,24 @@ def entered() -> Iterator[None]:
         _here.token, _here.manager = before
 
 
-def refresh(epoch: int | None = None) -> None:
-    """Make every jitted function look up its configurations again at its next call.
+def refresh(epoch: int | None = None, *, everything: bool = False) -> None:
+    """Make jitted functions with tunable calls look up their configurations again, each at its next call.
 
     A trace keeps the configurations that it was made with. Call this after tuning behind a running program, or when
-    another process has written to the book. All jitted functions are traced and compiled again, so it is not for every
-    step. `tunebook.on_epoch(refresh)` does it when an answer has changed: an epoch that was adopted is not again.
+    another process has written to the book. Those functions are traced and compiled again, so it is not for every step.
+    `tunebook.on_epoch(refresh)` does it when an answer has changed: an epoch that was adopted is not again.
+
+    Functions without tunable calls are left alone. They are traced again with `everything`, which is needed if programs
+    depend on a configuration that no tunable function made an equation by; if a trace is being made at the moment, in
+    any thread; and by releases of jax that keep their programs in unknown ways.
     """
     with _refreshing:
-        times, adopted = CONTEXT.get_global()
-        if epoch is not None and epoch <= adopted:
+        if epoch is not None and epoch <= _adopted[0]:
             return
-        CONTEXT.set_global((times + 1, adopted) if epoch is None else (times, epoch))
-    GATE.invalidate()
+        _adopted[0] = _adopted[0] if epoch is None else epoch
+        GATE.invalidate()  # before: what is traced from now on is not to be traced again
+        if everything or not forget_tuned():
+            CONTEXT.set_global(CONTEXT.get_global() + 1)
     sync()
 
 

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tunebook._arrays import ArraySpec, is_array
+from tunebook.adapters._jax_vmap import vmaps_around
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 # The settings that decide which program a call of the same arguments is. jax names them as the functions that set them
 # for a block, which are also what says how they are set now.
-KEYED: Final = {"enable_x64": False, "default_matmul_precision": None}
+KEYED: Final = {"enable_x64": False, "default_matmul_precision": None, "default_prng_impl": "threefry2x32"}
 # These have to be there too when the call runs elsewhere.
-CAPTURED: Final = (*KEYED, "default_device", "numpy_dtype_promotion", "numpy_rank_promotion", "default_prng_impl")
+CAPTURED: Final = (*KEYED, "default_device", "numpy_dtype_promotion", "numpy_rank_promotion")
 
 
 class Level(NamedTuple):
@@ -103,7 +104,7 @@ def facts_of(arguments: object) -> Facts:
         settings=settings_facts(),
         mesh=mesh,
         array_mesh=() if array_mesh == mesh else array_mesh,
-        vmap=tuple(_batching(arrays)),
+        vmap=tuple(max(_found_by_vmap(arrays), _batching(arrays), key=_depths)),
         sharding=tuple(_shardings(arrays)),
     )
 
@@ -117,10 +118,23 @@ def settings_facts() -> tuple[tuple[str, Json], ...]:
 # ------------------------------------------------------------------------------------------------------------- vmap
 
 
-def _batching(arrays: Iterable[Any]) -> Iterable[tuple[int, Level]]:
-    for index, x in enumerate(arrays):
-        for level in levels(x):
-            yield index, level
+def _found_by_vmap(arrays: Sequence[Any]) -> list[tuple[int, Level]]:
+    """Return the vmaps around a call as our own `vmap` has found them, in the order of `_batching`."""
+    batches = vmaps_around(arrays)
+    return [
+        (index, Level(-place, axis, batch.size, batch.name))
+        for index in range(len(arrays))
+        for place, batch in enumerate(batches)
+        if (axis := batch.axes[index]) is not None
+    ]
+
+
+def _batching(arrays: Iterable[Any]) -> list[tuple[int, Level]]:
+    return [(index, level) for index, x in enumerate(arrays) for level in levels(x)]
+
+
+def _depths(found: Iterable[tuple[int, Level]]) -> int:
+    return len({level.depth for _, level in found})
 
 
 def levels(x: Any) -> list[Level]:

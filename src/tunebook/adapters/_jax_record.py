@@ -9,12 +9,23 @@ import jax
 
 from tunebook._registry import Recording
 from tunebook._registry import record as recording_all
-from tunebook.adapters._jax_context import CONTEXT
+from tunebook._scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _runs: Final = itertools.count()
+
+
+class _Run:
+    """Marks a recording."""
+
+    def __init__(self) -> None:
+        self._number = next(_runs)
+
+    def content(self) -> list[Any]:
+        """Return what no trace has been made under: what jit remembers would not be traced, and its calls not seen."""
+        return ["recording", self._number]
 
 
 def record(function: Callable[..., Any], /, *specs: Any, **named: Any) -> Recording:
@@ -24,7 +35,6 @@ def record(function: Callable[..., Any], /, *specs: Any, **named: Any) -> Record
     shapes only. `tunebook.tune_all` tunes what was found; programs that were traced before use it after `refresh()`.
     Seconds in it are those of tracing.
     """
-    # A value that no trace has been made under: what jit remembers would not be traced, and its calls not be seen.
-    with recording_all() as found, CONTEXT(("recording", next(_runs))):
+    with recording_all() as found, Scope(_Run()):
         jax.eval_shape(function, *specs, **named)
     return found

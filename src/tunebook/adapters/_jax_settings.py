@@ -1,6 +1,6 @@
 """Whether jax's settings are the same in all threads, so that a call need not look at them.
 
-Reading the two that are in every key takes 90 ns, a third of a tuned call. They hardly ever change, and jax calls hooks
+Reading those that are in every key takes 90 ns, a third of a tuned call. They hardly ever change, and jax calls hooks
 when they do. So a number stands for them in the hot path's keys: another one after each change for the whole process.
 While a thread has one of its own, by `with jax.enable_x64(True)` or so, the number is 0, and calls read the settings.
 """
@@ -11,6 +11,7 @@ import gc
 import itertools
 import os
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ import jax
 from tunebook._gate import GATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _NEVER: Final = object()
 
@@ -36,6 +37,7 @@ class Settings:
         self._watching = False
         self._unset: list[object] = []
         self._own: Final[set[tuple[int, int]]] = set()
+        self._holds = 0
         # Re-entrant: a block may be left by the garbage collector, which may run while this thread holds the lock.
         self._lock = threading.RLock()
 
@@ -74,8 +76,21 @@ class Settings:
             (self._own.discard if self._states[place].get_local() is self._unset[place] else self._own.add)(me)
             self._stand()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have calls read the settings for a block: something else that is in their keys is in force in it."""
+        with self._lock:
+            self._holds += 1
+            self._stand()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holds -= 1
+                self._stand()
+
     def _stand(self) -> None:
-        self.number[0] = self._for_all if self._watching and not self._own else 0
+        self.number[0] = self._for_all if self._watching and not self._own and not self._holds else 0
 
     def _is_told_of(self, state: Any) -> bool:
         """Whether changes are told, tried out by changes to what is in force."""
@@ -102,7 +117,7 @@ def _both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> C
     return both
 
 
-SETTINGS: Final = Settings((jax.enable_x64, jax.default_matmul_precision, jax.default_device))
+SETTINGS: Final = Settings((jax.enable_x64, jax.default_matmul_precision, jax.default_device, jax.default_prng_impl))
 SETTINGS.watch()
 # A lock that another thread held at a fork would stay locked in the child for ever.
 os.register_at_fork(after_in_child=SETTINGS.renew_lock)

@@ -25,6 +25,7 @@ from tunebook._arrays import fill
 from tunebook._codec import fingerprint
 from tunebook._errors import CodecError, CompileError
 from tunebook._frameworks import Stage
+from tunebook.adapters._jax_backward import backward_alone, both, is_backward_only, is_inexact
 from tunebook.adapters._jax_context import CONTEXT
 from tunebook.adapters._jax_context import entered as overlays_entered
 from tunebook.adapters._jax_facts import CAPTURED, KEYED, Facts, is_jax_array, mesh_like
@@ -117,6 +118,7 @@ class CapturedCall:
             bind=bind,
             programs=partial(_programs, frame),
             differentiable=partial(_differentiable, frame),
+            passes="backward" if is_backward_only() else "forward+backward",
             one_of=self._one_of,
             with_inputs=None if self._eager else with_inputs,
         )
@@ -291,7 +293,9 @@ def _compiled(
     arrays = [frame.leaves[i] for i in frame.arrays]
     shape: list[Any] = []
     flat = _flat(function, frame.tree, frame.leaves, frame.arrays, shape)
-    whole = frame.call.transformed(_and_backward(flat) if backward else flat, arrays)
+    whole = frame.call.transformed(both(flat) if backward and not is_backward_only() else flat, arrays)
+    if backward and is_backward_only():
+        whole, arrays = backward_alone(whole, arrays)
     try:
         lowered = jax.jit(_named(whole)).lower(*arrays)
     except _UNTRACEABLE:
@@ -315,10 +319,10 @@ def _differentiable(frame: _Frame, function: Callable[..., Any]) -> bool:
     arrays = [frame.leaves[i] for i in frame.arrays]
     flat = _flat(function, frame.tree, frame.leaves, frame.arrays, [])
     try:
-        jax.eval_shape(frame.call.transformed(_and_backward(flat), arrays), *arrays)
+        jax.eval_shape(frame.call.transformed(both(flat), arrays), *arrays)
     except (TypeError, ValueError, NotImplementedError):  # what jax raises where there is no derivative
         return False
-    return any(jax.numpy.issubdtype(x.dtype, np.inexact) for x in arrays)
+    return any(map(is_inexact, arrays))
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,25 +356,6 @@ def _flat(
 
 def _is_output(x: object) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic))
-
-
-def _and_backward(flat: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes gradients too, with respect to all arrays that have one."""
-
-    def both(*arrays: Any) -> Any:
-        inexact = [i for i, x in enumerate(arrays) if jax.numpy.issubdtype(x.dtype, np.inexact)]
-
-        def forward(*chosen: Any) -> Any:
-            given = list(arrays)
-            for i, x in zip(inexact, chosen, strict=True):
-                given[i] = x
-            return [x for x in flat(*given) if jax.numpy.issubdtype(x.dtype, np.inexact)]
-
-        out, pull = jax.vjp(forward, *(arrays[i] for i in inexact))
-        # The output stands in for its own gradient: it has the right shape and dtype, and is no special value.
-        return out, pull(out)
-
-    return both
 
 
 def _run_compiled(

@@ -20,6 +20,9 @@ from tunebook._frameworks import register_framework
 from tunebook._keys import register_key
 from tunebook._leaf import register_facts
 from tunebook.adapters._jax_agree import agree as agree  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_backward import (
+    backward_autotune_only as backward_autotune_only,  # noqa: PLC0414 - public here
+)
 from tunebook.adapters._jax_context import jit as jit  # noqa: PLC0414 - public here
 from tunebook.adapters._jax_context import refresh as refresh  # noqa: PLC0414 - public here
 from tunebook.adapters._jax_facts import KEYED, Facts, array_leaves, axes_of, facts_of, levels, mesh_like
@@ -29,6 +32,8 @@ from tunebook.adapters._jax_record import record as record  # noqa: PLC0414 - pu
 from tunebook.adapters._jax_settings import SETTINGS
 from tunebook.adapters._jax_stage import CapturedCall, made_up
 from tunebook.adapters._jax_tune import tune as tune  # noqa: PLC0414 - public here
+from tunebook.adapters._jax_vmap import seen_here
+from tunebook.adapters._jax_vmap import vmap as vmap  # noqa: PLC0414 - public here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -51,7 +56,18 @@ _AROUND: Final = (*(getattr(jax, name) for name in KEYED), jax.default_device)
 
 def _around() -> Hashable:
     """Return what the surroundings of any call depend on, here and now."""
-    return jax.sharding.get_abstract_mesh(), *(setting.value for setting in _AROUND)
+    return jax.sharding.get_abstract_mesh(), seen_here(), *(setting.value for setting in _AROUND)
+
+
+class _Others:
+    """What the hot path reads beside x64 when no number stands for the settings, as one text: so it can be packed."""
+
+    @property
+    def value(self) -> str | None:
+        precision: str | None = jax.default_matmul_precision.value
+        generator, seen = jax.default_prng_impl.value, seen_here()
+        is_usual = generator == KEYED["default_prng_impl"] and seen is None
+        return precision if is_usual else f"{precision} {generator} {seen}"
 
 
 class _Jax:
@@ -63,7 +79,7 @@ class _Jax:
         "_tb_jax_tracer": _TRACER,
         "_tb_jax_settings": SETTINGS.number,
         "_tb_jax_x64": jax.enable_x64,
-        "_tb_jax_precision": jax.default_matmul_precision,
+        "_tb_jax_precision": _Others(),
         "_tb_jax_device": jax.default_device,
         "_tb_jax_mesh": jax.sharding.get_abstract_mesh,
     }
