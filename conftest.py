@@ -7,9 +7,12 @@ from importlib.util import find_spec
 _FILES = {
     "jax": ["src/tunebook/adapters/*jax*.py"],
     "torch": ["src/tunebook/adapters/*torch*.py"],
-    "triton": ["src/tunebook/adapters/*triton*.py", "tests/fake_gpu.py"],
+    "triton": ["src/tunebook/adapters/*triton*.py", "tests/fake_gpu.py", "tests/triton_autotune_cache.py"],
     "pyopencl": ["src/tunebook/adapters/opencl.py"],
+    "redis": ["src/tunebook/stores/_redis.py"],
+    "obstore": ["src/tunebook/stores/_object.py"],
 }
 collect_ignore_glob = [
-    pattern for package, patterns in _FILES.items() if find_spec(package) is None for pattern in patterns
+    "tests/agreement_ranks.py",  # a program, which reads its arguments when it is loaded
+    *(pattern for package, patterns in _FILES.items() if find_spec(package) is None for pattern in patterns),
 ]

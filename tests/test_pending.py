@@ -26,9 +26,9 @@ from tunebook._pending import (
     Held,
     Maker,
     _Claim,
-    _maker_of,
     _Slip,
     acquire,
+    maker_of,
     single_flight,
     this_process,
 )
@@ -233,7 +233,7 @@ def _started(pid):
 
 @given(st.binary(max_size=200) | st.from_regex(rb"\S+ [0-9]{1,30} [0-9]+ [0-9a-f]{16} [0-9]{12}\n", fullmatch=True))
 def test_any_bytes_on_a_board_are_a_maker_or_none_and_never_an_error(content):
-    maker = _maker_of(content)
+    maker = maker_of(content)
     assert maker is None or not maker.is_gone()
 
 

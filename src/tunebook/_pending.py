@@ -216,7 +216,8 @@ def _state_and_start(pid: int, proc: Path) -> tuple[str, str] | None:
 _SLIP: Final = re.compile(rb"(\S+) ([1-9][0-9]{0,8}) ([0-9]+) [0-9a-f]{16} [0-9]{12}\n")
 
 
-def _maker_of(content: bytes) -> Maker | None:
+def maker_of(content: bytes) -> Maker | None:
+    """Return who made a slip, from its content; None if that says nothing of the kind."""
     match = _SLIP.fullmatch(content)
     if match is None:
         return None
@@ -389,7 +390,7 @@ class _Claim:
     def _is_dead(self, content: bytes, still_s: float) -> bool:
         if still_s >= (self.lease_s if content else min(_EMPTY_S, self.lease_s)):
             return True
-        maker = _maker_of(content)
+        maker = maker_of(content)
         return maker is not None and self.is_gone(maker)
 
 

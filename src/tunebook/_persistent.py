@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from tunebook._codec import classes_of, decode, encode, fingerprint_of
 from tunebook._errors import CodecError, StoreError, warn_once
 from tunebook._record import Body, Head, Record
-from tunebook._settings import HOME_VARIABLE, book_root
+from tunebook._settings import HOME_VARIABLE, book_root, mode, remote_url, signing_key
 from tunebook._types import Json, Problem
-from tunebook.stores import LeaseBoard, MemoryStore, Store, open_store
+from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
 
 if TYPE_CHECKING:
     import os
@@ -22,26 +22,48 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-_open_books: Final[dict[Path, Store]] = {}
+_open_books: Final[dict[tuple[Path | None, str | None, bytes | None], Store]] = {}
 _open_lock = threading.Lock()
 
 
 def default_book() -> Store:
-    """Return the user's book, opened once per process and root; memory where the user has no home."""
+    """Return the user's book, opened once per process and root; memory where the user has no home.
+
+    If `TUNEBOOK_REMOTE` names a shared book, the user's own is in front of that.
+    """
+    return book_before(remote_url())
+
+
+def book_before(url: str | None) -> Store:
+    """Return the user's book in front of the shared one at an address; the user's book alone if that is None."""
     root = book_root()
-    if root is None:
+    if root is None and url is None:
         warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
         return MemoryStore()
+    key = None if url is None else signing_key()
     with _open_lock:
-        if root not in _open_books:
-            _open_books[root] = open_store(None, default_root=root)
-        return _open_books[root]
+        if (root, url, key) not in _open_books:
+            front = MemoryStore() if root is None else open_store(None, default_root=root)
+            _open_books[root, url, key] = (
+                front if url is None else open_shared(front, url, root=root, key=key, may_write=_writes)
+            )
+        return _open_books[root, url, key]
+
+
+def _writes() -> bool:
+    return mode() == "normal"
+
+
+def store_at(place: str | os.PathLike[str]) -> Store:
+    """Return the store at a path; at the address of a shared book, that with the user's own in front of it."""
+    return book_before(str(place)) if is_address(place) else open_store(Path(place))
 
 
 class PersistentCache(Generic[C]):
     """Configurations that outlive the process.
 
-    `path` is a directory of records, a `.json` file, a `.db` pack (read-only), or None for the user's own book.
+    `path` is a directory of records, a `.json` file, a `.db` pack (read-only), the address of a shared book (`redis://`,
+    `s3://`, ..., with the user's own in front of it), or None for the user's own book.
     `opname` stands in messages. Neither `get` nor `put` raises because the store is damaged, full, read-only or away:
     that is one warning and a miss. A value that cannot be written is a `CodecError` at `put`.
 
@@ -60,7 +82,7 @@ class PersistentCache(Generic[C]):
         self.opname: Final = opname
         self._loader, self._dumper, self._cfg_type = loader, dumper, cfg_type
         self._classes = None if cfg_type is None else classes_of([cfg_type])
-        self._given = None if path is None else open_store(Path(path))
+        self._given = None if path is None else store_at(path)
 
     @property
     def store(self) -> Store:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from tunebook._codec import decode, encode
 from tunebook._errors import CodecError, DefinitionError, StoreError, TunebookError, warn_once
-from tunebook._persistent import default_book
+from tunebook._persistent import default_book, store_at
 from tunebook._record import Body, Head, Record, canonical_json
 from tunebook._types import Json, Problem
-from tunebook.stores import Store, open_store
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+
+    from tunebook.stores import Store
 
 
 class _State:
@@ -139,7 +139,7 @@ class TuneCache:
             raise DefinitionError(f"a tune cache needs a name and a device id; got {name!r}, {device_id!r}")
         self._op = f"tune-cache/{name}"
         self._device = device_id
-        self._given = None if root is None else open_store(Path(root))
+        self._given = None if root is None else store_at(root)
         self._entries: dict[str, _Done | Pending] = {}
         self._lock = threading.Lock()
 

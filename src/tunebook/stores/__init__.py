@@ -11,6 +11,9 @@ from tunebook.stores._json import JsonStore as JsonStore
 from tunebook.stores._layered import LayeredStore as LayeredStore
 from tunebook.stores._leases import LeaseFiles as LeaseFiles
 from tunebook.stores._memory import MemoryStore as MemoryStore
+from tunebook.stores._open import is_address as is_address
+from tunebook.stores._open import open_remote as open_remote
+from tunebook.stores._open import open_shared as open_shared
 from tunebook.stores._open import open_store as open_store
 from tunebook.stores._pack import PackStore as PackStore
 from tunebook.stores._pack import write_pack as write_pack

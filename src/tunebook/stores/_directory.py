@@ -124,7 +124,7 @@ class DirectoryStore:
 
     def items(self, op: str | None = None) -> Iterator[Record]:
         """Yield every readable record, or one operation's; what is written meanwhile may or may not be among them."""
-        for path in map(str, self._record_paths(None if op is None else path_component(op))):
+        for path in map(str, self._record_paths(op)):
             try:
                 record = self._read(path, None)
             except CodecError:
@@ -292,13 +292,17 @@ class DirectoryStore:
             finally:
                 os.close(descriptor)
 
-    def _record_paths(self, op: str | None = None) -> Iterator[Path]:
+    def directories(self, op: str | None = None) -> Iterator[Path]:
+        """Yield the directories that hold records, one per device and kernel; with `op`, those that may hold its."""
         if not (self._safe or self._check_root()):
             return
         for device in self._inside(self._base):
             if device.name not in RESERVED:
-                for directory in self._inside(device) if op is None else [device / op]:
-                    yield from (path for path in self._inside(directory) if path.suffix == ".json")
+                yield from self._inside(device) if op is None else [device / path_component(op)]
+
+    def _record_paths(self, op: str | None = None) -> Iterator[Path]:
+        for directory in self.directories(op):
+            yield from (path for path in self._inside(directory) if path.suffix == ".json")
 
     def _inside(self, directory: Path) -> list[Path]:
         try:

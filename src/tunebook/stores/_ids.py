@@ -16,7 +16,7 @@ _SLUG_CHARS: Final = 40
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 # Directories of the store's own beside those of the devices. A device may be called "tmp" and then gets a digest.
-RESERVED: Final = frozenset({"leases", "packs", "quarantine", "tmp"})
+RESERVED: Final = frozenset({"leases", "outbox", "packs", "quarantine", "tmp"})
 
 
 def problem_id(problem: Problem) -> str:

@@ -37,6 +37,11 @@ class LayeredStore:
         """Where the front is."""
         return self._front.where
 
+    @property
+    def layers(self) -> tuple[Store, ...]:
+        """The front, then the shipped stores in their order."""
+        return (self._front, *self._shipped)
+
     def get(self, problem: Problem) -> Record | None:
         """Return the front's record of a problem, else the first shipped one, or None."""
         front = self._front.get(problem)
@@ -63,7 +68,7 @@ class LayeredStore:
     def items(self, op: str | None = None) -> Iterator[Record]:
         """Yield every record, or one operation's, once: the one that `get` would return."""
         seen: set[str] = set()
-        for store in (self._front, *self._shipped):
+        for store in self.layers:
             for record in store.items(op):
                 identifier = problem_id(record.problem)
                 if identifier not in seen:

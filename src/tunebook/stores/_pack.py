@@ -12,7 +12,7 @@ import weakref
 import zlib
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._errors import CodecError, StoreError, warn_once
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x74756E65  # "tune": `file` and sqlite3's own tools show it
 _VERSION: Final = 1
+_ID_BYTES: Final = 16
 # Compared with what the file says, word for word: a table of this name that is a view, or has triggers or other
 # columns, is not ours and is not asked.
 _TABLE: Final = "CREATE TABLE records (id BLOB PRIMARY KEY, generation INTEGER, record BLOB) WITHOUT ROWID"
@@ -41,6 +42,10 @@ _INSERT: Final = (
 # The length of a blob is known without reading it.
 _SELECT: Final = "SELECT id, record FROM records WHERE id = ? AND length(record) <= ?"
 _SELECT_AFTER: Final = "SELECT id, record FROM records WHERE id > ? AND length(record) <= ? ORDER BY id LIMIT 256"
+_SELECT_HEADS: Final = (
+    "SELECT id, substr(record, 1, instr(record, x'0a')) FROM records "
+    "WHERE id > ? AND length(record) <= ? AND id < ? ORDER BY id LIMIT 4096"
+)
 
 
 def write_pack(path: Path, records: Iterable[Record]) -> int:
@@ -121,8 +126,7 @@ class PackStore:
 
     def get(self, problem: Problem) -> Record | None:
         """Return the record of a problem, or None."""
-        rows = self._query(_SELECT, bytes.fromhex(problem_id(problem)))
-        record = self._decoded(*rows[0]) if rows else None
+        record = self.get_by_id(problem_id(problem))
         return record if record is not None and record.problem == problem else None
 
     def put(self, record: Record) -> None:  # noqa: ARG002 - the protocol names it
@@ -149,6 +153,22 @@ class PackStore:
                     yield record
             last = rows[-1][0]
 
+    def heads(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """Yield the id and the first line of each record whose id begins so, unchecked: for listings."""
+        # An id comes after what it begins with; half a byte of that is left for here. A whole id is 16 bytes, and then
+        # the last of them is left too.
+        last = bytes.fromhex(prefix[: min(len(prefix), 30) // 2 * 2])
+        end = last + b"\xff" * (_ID_BYTES + 1 - len(last))
+        while (rows := self._query(_SELECT_HEADS, last, end)) and rows[-1][0] > last:
+            found = [(row[0].hex(), row[1]) for row in rows if isinstance(row[1], bytes)]
+            yield from [pair for pair in found if pair[0].startswith(prefix)] if prefix else found
+            last = rows[-1][0]
+
+    def get_by_id(self, identifier: str) -> Record | None:
+        """Return the record with an id, or None."""
+        rows = self._query(_SELECT, bytes.fromhex(identifier))
+        return self._decoded(*rows[0]) if rows else None
+
     def leases(self) -> None:
         """Return None: nothing is tuned into a pack."""
         return
@@ -167,7 +187,7 @@ class PackStore:
             return None
         return record if bytes.fromhex(problem_id(record.problem)) == identifier else None
 
-    def _query(self, sql: str, identifier: bytes) -> list[tuple[bytes, object]]:
+    def _query(self, sql: str, identifier: bytes, *more: bytes) -> list[tuple[Any, ...]]:
         opened = self._opened
         # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
         # does not have.
@@ -179,7 +199,7 @@ class PackStore:
 
         try:
             with opened.lock:
-                return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES)).fetchall()
+                return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
         except (Error, UnicodeDecodeError) as error:  # the second for the reason given in `_open`
             self._warn(str(error))
             return []

@@ -1,0 +1,266 @@
+"""Records in Redis or Valkey: the shared book of machines that have such a server already.
+
+tunebook:v1:record:<id>    hash: `record`, the bytes of a record; `generation`, 19 digits
+tunebook:v1:op:<op>        set: the ids of one operation's records
+tunebook:v1:lease:<id>     hash: a slip of bytes per generation; gone a day after its last change
+
+A release that writes records of another form uses `tunebook:v2:`, and neither touches the other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, final
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from tunebook._errors import DefinitionError, StoreError
+from tunebook.stores._ids import path_component, problem_id
+from tunebook.stores._remote import Envelope, fault, without_secrets
+from tunebook.stores._signing import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tunebook._record import Record
+    from tunebook._types import Problem
+
+_PREFIX: Final = "tunebook:v1"
+_BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte
+# Only what is not believed is tried again, and each try that fails is another machine's that succeeded.
+_TRIES: Final = 32
+# A holder changes its slip every few seconds; what is this old was left by machines that are gone.
+_SLIP_LIFETIME_S: Final = 86_400
+
+# Look and replace in one step. Generations are compared as 19 digits, because a number in Lua has only 53 bits. ARGV[3]
+# is the digest of a record that stands there and may not: a damaged or forged one must not keep its place by its number
+_PUT: Final = """
+local generation = redis.call('HGET', KEYS[1], 'generation')
+if generation and generation > ARGV[1] then
+  local standing = redis.call('HGET', KEYS[1], 'record') or ''
+  if redis.sha1hex(standing) ~= ARGV[3] then return standing end
+end
+redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'record', ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[4])
+return false
+"""
+_CREATE: Final = """
+local made = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+if made == 1 then redis.call('EXPIRE', KEYS[1], ARGV[3]) end
+return made
+"""
+_REWRITE: Final = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+
+
+@final
+class RedisStore:
+    """Records in a Redis server. Safe to share between threads, and to carry over a fork.
+
+    The address is redis-py's: `redis://[user:password@]host[:port][/database]`, `rediss://` with TLS, and options of
+    a connection behind a question mark (`?ssl_ca_certs=/path`). A put is as durable as the server makes it.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
+        self._where = without_secrets(url)
+        self._key = key
+        self._envelope = Envelope(self._where, key)
+        self._client: Any = _client(url, timeout_s)
+
+    @property
+    def where(self) -> str:
+        """The address, without its secrets."""
+        return self._where
+
+    def get(self, problem: Problem) -> Record | None:
+        """Return the record of a problem, or None."""
+        with _speaking(self._where):
+            content = self._client.hget(_record_key(problem_id(problem)), "record")
+        return None if content is None else self._envelope.opened(content, problem)
+
+    def put(self, record: Record) -> None:
+        """Keep a record, unless one of a higher generation is there."""
+        self.offer(record)
+
+    def offer(self, record: Record) -> Record | None:
+        """Keep a record, or return the one of a higher generation that is there."""
+        content, forbidden = sealed(record, self._key), ""
+        for _ in range(_TRIES):
+            with _speaking(self._where):
+                standing = self._client.eval(_PUT, 2, *_put_arguments(record, content, forbidden))
+            if standing is None:
+                return None
+            present = self._envelope.opened(standing, record.problem)
+            if present is not None and present.head.generation > record.head.generation:
+                return present
+            forbidden = hashlib.sha1(standing, usedforsecurity=False).hexdigest()
+        raise StoreError("remote", self._where, f"a record in {self._where} changed at each of {_TRIES} tries.")
+
+    def put_many(self, records: Iterable[Record]) -> None:
+        """Keep many records, some hundred per exchange."""
+        remaining = iter(records)
+        while batch := [(record, sealed(record, self._key)) for record in islice(remaining, _BATCH)]:
+            with _speaking(self._where):
+                pipe = self._client.pipeline(transaction=False)
+                for record, content in batch:
+                    pipe.eval(_PUT, 2, *_put_arguments(record, content, ""))
+                answers = pipe.execute()
+            for (record, _), standing in zip(batch, answers, strict=True):
+                if standing is not None:
+                    self.offer(record)
+
+    def delete(self, problem: Problem) -> bool:
+        """Remove a record; False if there was none."""
+        identifier = problem_id(problem)
+        with _speaking(self._where):
+            pipe = self._client.pipeline(transaction=True)
+            pipe.delete(_record_key(identifier))
+            pipe.srem(_index_key(problem.op), identifier)
+            removed, _ = pipe.execute()
+        return bool(removed)
+
+    def items(self, op: str | None = None) -> Iterator[Record]:
+        """Yield every readable record, or one operation's, in small steps that other clients do not wait for."""
+        seen: set[bytes] = set()
+        found = self._all_keys() if op is None else self._keys_of(op)
+        while batch := list(islice(found, _BATCH)):
+            # A scan may name a key twice.
+            fresh = [key for key in dict.fromkeys(batch) if key not in seen]
+            seen.update(fresh)
+            with _speaking(self._where):
+                pipe = self._client.pipeline(transaction=False)
+                for key in fresh:
+                    pipe.hget(key, "record")
+                contents = pipe.execute()
+            for content in contents:
+                record = None if content is None else self._envelope.opened(content)
+                if record is not None and op in {None, record.problem.op}:
+                    yield record
+
+    def leases(self) -> RedisLeases:
+        """Return the board for single flight among machines."""
+        return RedisLeases(self._client, self._where)
+
+    def ping(self) -> None:
+        """Ask for an answer, however small."""
+        with _speaking(self._where):
+            self._client.ping()
+
+    def _all_keys(self) -> Iterator[bytes]:
+        with _speaking(self._where):
+            yield from self._client.scan_iter(match=f"{_PREFIX}:record:*", count=_BATCH)
+
+    def _keys_of(self, op: str) -> Iterator[bytes]:
+        with _speaking(self._where):
+            for identifier in self._client.sscan_iter(_index_key(op), count=_BATCH):
+                yield _record_key(identifier.decode("ascii", "replace")).encode()
+
+
+@final
+class RedisLeases:
+    """Lease slips as fields of one small hash per lease, so that listing the generations is one exchange."""
+
+    def __init__(self, client: Any, where: str) -> None:
+        self._client = client
+        self._where = where
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Make the slip, atomically; False if one of this name is there already."""
+        key, generation = self._place(name)
+        with _speaking(self._where):
+            return bool(self._client.eval(_CREATE, 1, key, generation, content, _SLIP_LIFETIME_S))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the slip's content, or None if there is none."""
+        key, generation = self._place(name)
+        with _speaking(self._where):
+            content: bytes | None = self._client.hget(key, generation)
+        return content
+
+    def rewrite(self, name: str, content: bytes) -> bool:
+        """Replace the content of an existing slip; False, without making one, if it is gone."""
+        key, generation = self._place(name)
+        with _speaking(self._where):
+            return bool(self._client.eval(_REWRITE, 1, key, generation, content, _SLIP_LIFETIME_S))
+
+    def remove(self, name: str) -> None:
+        """Take the slip away; no error if it is gone already."""
+        key, generation = self._place(name)
+        with _speaking(self._where):
+            self._client.hdel(key, generation)
+
+    def generations(self, lease_id: str) -> list[int]:
+        """Return the generations present for an id, ascending."""
+        with _speaking(self._where):
+            names = self._client.hkeys(_lease_key(lease_id))
+        return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
+
+    def _place(self, name: str) -> tuple[str, str]:
+        lease_id, _, generation = name.rpartition(".")
+        return _lease_key(lease_id), generation
+
+
+_GENERATION: Final = re.compile(rb"[1-9][0-9]{0,18}")
+
+
+def _client(url: str, timeout_s: float) -> Any:
+    options: dict[str, Any] = {
+        # Half for connecting and half for the answer. redis-py's own are 5 s each, and ten tries with growing pauses:
+        # one get from a hung server took 60 s.
+        "socket_connect_timeout": timeout_s / 2,
+        "socket_timeout": timeout_s / 2,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # the third brings nothing here, and one exchange more before the first command
+    }
+    scheme, separator, rest = url.partition("://")
+    try:
+        client = Redis.from_url(f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}", **options)
+        client.connection_pool.make_connection()  # unknown options are found out here, and nothing is connected yet
+        if client.connection_pool.connection_kwargs.get("decode_responses"):
+            raise ValueError("records are bytes, so leave decode_responses out")  # noqa: TRY301 - one way out
+    except (TypeError, ValueError, RedisError) as error:
+        example = "redis://:password@host:6379/0, or rediss://host:6380/0?ssl_ca_certs=/path/of/ca.pem for TLS"
+        where = without_secrets(url)
+        # What could not be read as a port may be a part of the password, if that holds a slash or an @.
+        said = "write special characters of a password as %2F, %40 and so on" if "@" in url else error
+        raise DefinitionError(f"{where!r} is not the address of a Redis server: {said}. Write {example}") from None
+    return client
+
+
+def _put_arguments(record: Record, content: bytes, forbidden: str) -> tuple[str | bytes, ...]:
+    identifier = problem_id(record.problem)
+    generation = f"{record.head.generation:019d}"
+    return (_record_key(identifier), _index_key(record.problem.op), generation, content, forbidden, identifier)
+
+
+def _record_key(identifier: str) -> str:
+    return f"{_PREFIX}:record:{identifier}"
+
+
+def _index_key(op: str) -> str:
+    return f"{_PREFIX}:op:{path_component(op)}"
+
+
+def _lease_key(lease_id: str) -> str:
+    return f"{_PREFIX}:lease:{lease_id}"
+
+
+@contextmanager
+def _speaking(where: str) -> Iterator[None]:
+    """Let nothing but `StoreError` out of an exchange; TLS and the look-up of names raise plain `OSError`."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (RedisError, OSError) as error:
+        raise fault(where, error) from error

@@ -1,0 +1,103 @@
+"""Processes that share a book on a server: they hold leases, are killed and paused, tune, and die with things unsent.
+
+Run by path with a command's name and its settings as JSON; `TUNEBOOK_HOME` is the local book, one for each "machine".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from tunebook._errors import TunebookWarning
+from tunebook._pending import Held, acquire
+from tunebook._persistent import book_before
+from tunebook._record import Head, Record
+from tunebook._types import Problem
+from tunebook.stores._ids import problem_id
+
+
+def start(command: str, home: Path, **settings) -> subprocess.Popen[str]:
+    source = Path(__file__)
+    path = os.pathsep.join([str(source.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, str(source), command, json.dumps(settings)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "TUNEBOOK_HOME": str(home)},
+    )
+
+
+def problem(key: str) -> Problem:
+    return Problem("cpu", "op", key)
+
+
+def record(key: str, config: object, generation: int = 0) -> Record:
+    return Record(Head(problem=problem(key), config=config, checksum="c", origin="tuned", generation=generation))
+
+
+def _hold(url: str, key: str, lease_s: float) -> None:
+    """Hold the lease; publish on the first line of input, release on the second."""
+    store = book_before(url)
+    held = acquire(store.leases(), problem_id(problem(key)), look=lambda: None, lease_s=lease_s)
+    assert isinstance(held, Held)
+    print(json.dumps({"generation": held.generation}), flush=True)
+    sys.stdin.readline()
+    store.put(record(key, "the first holder's", held.generation))
+    print(json.dumps({"stands": store.get(problem(key)).head.config}), flush=True)
+    sys.stdin.readline()
+    held.release()
+    print(json.dumps({"released": True}), flush=True)
+
+
+def _put(url: str, keys: list[str]) -> None:
+    """Put records, and die without tidying up."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = book_before(url)
+        for key in keys:
+            store.put(record(key, key))
+    print(json.dumps({"warnings": [str(warning.message) for warning in caught]}), flush=True)
+    os.kill(os.getpid(), 9)
+
+
+def _work(url: str, seconds: float, keys: int, number: int) -> None:
+    """Read and write, all the time, and report what was acknowledged and what the process holds."""
+    warnings.simplefilter("ignore", TunebookWarning)  # the server is killed on purpose; once is not the question here
+    store = book_before(url)
+    ends = time.monotonic() + seconds
+    begun: dict[str, int] = {}
+    turn = 0
+    while time.monotonic() < ends:
+        key = f"{number}-{turn % keys}"
+        store.put(record(key, turn, turn))
+        store.get(problem(f"{(number + 1) % 4}-{turn % keys}"))
+        store.get(problem(f"nobody-{turn}"))
+        held = acquire(store.leases(), problem_id(problem(f"lease-{turn % 7}")), look=lambda: None, deadline_s=0.0)
+        if isinstance(held, Held):
+            held.release()
+        turn += 1
+        if turn == 200:  # when connections and memos are there
+            begun = _holdings()
+    print(json.dumps({"turns": turn, "begun": begun, "ended": _holdings()}), flush=True)
+
+
+def _holdings() -> dict[str, int]:
+    return {
+        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names, and no objects
+        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208 - as above
+        # What it has now: the highest that it ever had begins with that of the process that started it.
+        "kilobytes": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024,
+    }
+
+
+COMMANDS = {"hold": _hold, "put": _put, "work": _work}
+
+if __name__ == "__main__":
+    COMMANDS[sys.argv[1]](**json.loads(sys.argv[2]))

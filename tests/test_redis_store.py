@@ -1,0 +1,306 @@
+"""Redis as a book: the contract, the rule of generations, leases, faults; against a real server."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from servers import HOST, proxy, redis_server
+
+from tunebook._errors import DefinitionError, StoreError, TunebookWarning
+from tunebook._record import Record
+from tunebook.stores import open_store
+from tunebook.stores._ids import problem_id
+from tunebook.testing import StoreContract, example_record
+
+redis = pytest.importorskip("redis")
+
+from tunebook.stores._redis import RedisStore  # noqa: E402 - it needs the package
+
+DATABASES = 10_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with redis_server(tmp_path_factory.mktemp("redis"), databases=DATABASES) as running:
+        yield running
+
+
+_numbers = itertools.count(1)
+_by_directory = {}
+
+
+def url_for(server, tmp_path):
+    """A database of its own for each test."""
+    number = _by_directory.setdefault(tmp_path, next(_numbers))
+    return f"redis://{HOST}:{server.port}/{number}"
+
+
+@pytest.fixture
+def url(server, tmp_path):
+    return url_for(server, tmp_path)
+
+
+@pytest.fixture
+def client(url):
+    with redis.Redis.from_url(url) as opened:
+        yield opened
+
+
+class TestRedisStore(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, server):
+        self.server = server
+
+    def open(self, tmp_path):
+        return RedisStore(url_for(self.server, tmp_path))
+
+
+class TestSignedRedisStore(TestRedisStore):
+    def open(self, tmp_path):
+        return RedisStore(url_for(self.server, tmp_path), key=b"secret")
+
+
+def record_key(record):
+    return f"tunebook:v1:record:{problem_id(record.problem)}"
+
+
+def test_the_bytes_in_the_server_are_those_of_every_other_store(url, client):
+    RedisStore(url).put(example_record())
+    assert client.hget(record_key(example_record()), "record") == example_record().to_bytes()
+
+
+def test_every_key_begins_with_the_version_so_that_another_release_can_live_beside(url, client):
+    store = RedisStore(url)
+    store.put(example_record())
+    store.leases().create("k.1", b"x")
+    assert {key.rpartition(b":")[0] for key in client.scan_iter()} == {
+        b"tunebook:v1:record",
+        b"tunebook:v1:op",
+        b"tunebook:v1:lease",
+    }
+
+
+def test_generations_are_compared_exactly_beyond_the_53_bits_of_a_lua_number(url):
+    store = RedisStore(url)
+    newer = example_record(config="newer", generation=2**62 + 1)
+    store.put(newer)
+    assert store.offer(example_record(config="late", generation=2**62)) == newer
+    assert store.get(newer.problem) == newer
+
+
+def test_of_many_offers_at_once_the_highest_generation_stands(url):
+    records = [example_record(config=n, generation=n) for n in range(1, 65)]
+    start = threading.Barrier(8)
+
+    def offer(mine):
+        store = RedisStore(url)
+        start.wait()
+        for record in mine:
+            store.offer(record)
+
+    threads = [threading.Thread(target=offer, args=(records[n::8],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert RedisStore(url).get(records[0].problem) == records[-1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"x" * 9_000_000], ids=["empty", "nonsense", "huge"])
+def test_a_damaged_record_is_a_miss_one_warning_and_is_replaced_whatever_its_generation(url, client, damage):
+    store = RedisStore(url)
+    client.hset(record_key(example_record()), mapping={"generation": "9" * 19, "record": damage})
+    with pytest.warns(TunebookWarning, match="unreadable record in redis://"):
+        assert store.get(example_record().problem) is None
+    store.put(example_record())
+    assert store.get(example_record().problem) == example_record()
+
+
+def test_a_record_of_another_problem_in_its_place_is_a_miss(url, client):
+    other = example_record(op="other@1")
+    client.hset(record_key(example_record()), mapping={"generation": "0", "record": other.to_bytes()})
+    with pytest.warns(TunebookWarning, match="belongs elsewhere"):
+        assert RedisStore(url).get(example_record().problem) is None
+
+
+@pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
+def test_what_is_not_signed_right_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
+    RedisStore(url, key=written_with).put(example_record(generation=2**62))
+    store = RedisStore(url, key=b"secret")
+    with pytest.warns(TunebookWarning, match="TUNEBOOK_SIGNING_KEY"):
+        assert store.get(example_record().problem) is None
+    assert list(store.items()) == [], "and no second warning, which would be an error here"
+    store.put(example_record(config="mine"))
+    assert store.get(example_record().problem) == example_record(config="mine")
+
+
+def test_who_has_no_key_reads_signed_records(url):
+    RedisStore(url, key=b"secret").put(example_record())
+    assert RedisStore(url).get(example_record().problem) == example_record()
+
+
+def test_an_altered_signed_record_is_refused(url, client):
+    RedisStore(url, key=b"secret").put(example_record())
+    signed = client.hget(record_key(example_record()), "record")
+    forged = example_record(config="forged").to_bytes() + signed.split(b"\n", 2)[2]
+    client.hset(record_key(example_record()), "record", forged)
+    with pytest.warns(TunebookWarning, match="signed with another key, or was altered"):
+        assert RedisStore(url, key=b"secret").get(example_record().problem) is None
+
+
+def test_listing_goes_by_index_and_in_steps_that_do_not_block_the_server(url, client):
+    store = RedisStore(url)
+    store.put_many(example_record(op=f"op{n % 2}", call_key=str(n)) for n in range(600))
+    client.config_resetstat()
+    assert len(list(store.items("op1"))) == 300
+    used = client.info("commandstats")
+    assert {"cmdstat_keys", "cmdstat_smembers", "cmdstat_scan"}.isdisjoint(used)
+    assert used["cmdstat_sscan"]["calls"] >= 1
+    assert used["cmdstat_hget"]["calls"] == 300
+
+
+def test_a_deleted_record_leaves_nothing_behind(url, client):
+    store = RedisStore(url)
+    store.put(example_record())
+    store.delete(example_record().problem)
+    assert client.keys() == []
+
+
+def test_slips_behave_as_those_in_files(url):
+    board = RedisStore(url).leases()
+    assert not board.rewrite("k.1", b"x")
+    assert board.create("k.1", b"one")
+    assert board.create("k.10", b"ten")
+    assert board.create("kk.2", b"another's")
+    assert board.rewrite("k.1", b"two")
+    assert (board.read("k.1"), board.generations("k")) == (b"two", [1, 10])
+    board.remove("k.1")
+    board.remove("k.1")
+    assert (board.read("k.1"), board.generations("k")) == (None, [10])
+
+
+def test_slips_that_nobody_came_back_for_do_not_stay_for_ever(url, client):
+    board = RedisStore(url).leases()
+    board.create("k.1", b"x")
+    client.expire("tunebook:v1:lease:k", 5)
+    board.rewrite("k.1", b"y")
+    assert 3600 < client.ttl("tunebook:v1:lease:k") <= 86_400
+
+
+def test_of_32_threads_one_makes_the_slip(url):
+    board, made, start = RedisStore(url).leases(), [], threading.Barrier(32)
+
+    def compete(number):
+        start.wait()
+        if board.create("k.1", b"%d" % number):
+            made.append(b"%d" % number)
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [board.read("k.1")]
+
+
+def test_a_store_that_nobody_answers_raises_and_names_the_place_without_the_password():
+    store = RedisStore(f"redis://:hunter2@{HOST}:1/0", timeout_s=0.3)
+    with pytest.raises(StoreError, match=rf"the shared book at redis://{HOST}:1/0 cannot be used") as caught:
+        store.get(example_record().problem)
+    assert caught.value.kind == "remote"
+    assert "hunter2" not in f"{caught.value} {store.where}"
+
+
+def test_nothing_is_tried_twice_and_the_timeouts_are_within_what_was_given(server):
+    with proxy(server.port) as between:
+        between.mode = "refuse"
+        store = RedisStore(f"redis://{HOST}:{between.port}/0", timeout_s=0.3)
+        with pytest.raises(StoreError, match="cannot be used"):
+            store.get(example_record().problem)
+        assert between.accepted == 1
+        options = store._client.connection_pool.connection_kwargs
+        assert options["socket_connect_timeout"] + options["socket_timeout"] <= 0.3
+        assert options["retry"]._retries == 0
+
+
+def test_a_store_reconnects_to_a_server_that_was_restarted(tmp_path):
+    with redis_server(tmp_path) as server:
+        store = RedisStore(server.url)
+        store.put(example_record())
+        server.restart(keep_data=True)
+        assert store.get(example_record().problem) == example_record()
+        server.restart(keep_data=False)
+        assert store.get(example_record().problem) is None
+        store.put(example_record())
+        assert store.get(example_record().problem) == example_record()
+
+
+def test_an_answer_cut_in_the_middle_is_an_error_and_never_half_a_record(server):
+    with proxy(server.port) as between:
+        store = RedisStore(f"redis://{HOST}:{between.port}/0", timeout_s=2.0)
+        record = Record(replace(example_record().head, config="x" * 50_000))
+        store.put(record)
+        between.mode = "cut"
+        with pytest.raises(StoreError, match="cannot be used"):
+            store.get(record.problem)
+        between.mode = "pass"
+        assert store.get(record.problem) == record
+
+
+def test_a_password_and_tls_with_a_certificate_of_ones_own(tmp_path):
+    with redis_server(tmp_path, password="pass word", tls=True) as server:
+        store = RedisStore(server.url)
+        store.put(example_record())
+        assert store.get(example_record().problem) == example_record()
+        with pytest.raises(StoreError, match=r"(?i)certificate"):
+            RedisStore(server.url.partition("?")[0]).get(example_record().problem)
+        with pytest.raises(StoreError, match="password"):
+            RedisStore(server.url.replace("pass%20word", "wrong")).get(example_record().problem)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host:port/0",
+        "redis://host:6379/0?no_such_option=1",
+        "redis://host:6379/0?socket_timeout=long",
+        "redis://host:6379/0?decode_responses=true",
+    ],
+)
+def test_an_address_that_cannot_be_right_is_an_error_at_opening(url):
+    with pytest.raises(DefinitionError, match="is not the address of a Redis server"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("password", ["hun/ter2", "hun@ter2", "hun:ter2/"])
+def test_no_part_of_a_password_is_in_the_error_about_an_address(password):
+    with pytest.raises(DefinitionError, match="%2F") as caught:
+        open_store(f"redis://:{password}@host:port/0")
+    assert "hun" not in str(caught.value)
+    assert "ter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey", "REDIS"])
+def test_the_names_of_the_scheme(server, tmp_path, scheme):
+    store = open_store(url_for(server, tmp_path).replace("redis:", f"{scheme}:"))
+    store.put(example_record())
+    assert store.get(example_record().problem) == example_record()
+
+
+def test_a_store_may_be_carried_over_a_fork(url):
+    import os
+
+    store = RedisStore(url)
+    store.put(example_record())
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            store.put(example_record(call_key="from the child"))
+            os._exit(0 if store.get(example_record().problem) == example_record() else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(store.items())) == 2
