@@ -105,6 +105,20 @@ class Record:
             self._body = _body_from(_parse(self._data.split(b"\n")[1]))
         return self._body
 
+    @property
+    def provenance(self) -> Mapping[str, Json]:
+        """The provenance alone: measurements are most of a record, and who goes through 100,000 has no use for them."""
+        if self._body is None:
+            # Keys are in order, so it comes after the measurements; a quote inside a text would have a backslash.
+            _, found, rest = self._data.rpartition(b'],"provenance":{')
+            try:
+                provenance = _decode(f'{{"provenance":{{{rest.decode("ascii")}')["provenance"] if found else None
+            except (ValueError, RecursionError):
+                provenance = None  # something in it, or behind it, has the same name
+            if isinstance(provenance, dict):
+                return provenance
+        return self.body.provenance
+
     def to_fields(self) -> tuple[dict[str, Json], dict[str, Json]]:
         """Return head and body as JSON objects, for a store that keeps them in a file of its own form."""
         return _head_to(self.head), _body_to(self.body)
@@ -264,13 +278,20 @@ def _measurement_from(fields: dict[str, Json]) -> Measurement:
         code=_take(fields, "code", str),
         policy=_take(fields, "policy", str),
         environment=_take(fields, "environment", str),
-        samples_s=tuple(math.nan if s is None else _number(s) for s in _take(fields, "samples_s", list)),
+        samples_s=_samples_from(_take(fields, "samples_s", list)),
         failure=None if failure is None else _failure_from(failure),
         compile_s=None if compile_s is None else _number(compile_s),
         when=_number(fields.pop("when", None)),
         dropped=fields.pop("dropped", False) is True,
         extra=fields,
     )
+
+
+def _samples_from(values: list[Json]) -> tuple[float, ...]:
+    # Nearly all of a record is samples, and nearly all samples are times: one look at their types, and not one each.
+    if set(map(type, values)) <= {float}:
+        return tuple(cast("list[float]", values))
+    return tuple(math.nan if s is None else _number(s) for s in values)
 
 
 def _failure_from(value: Json) -> Failure:
@@ -297,7 +318,8 @@ def _number(value: Json) -> float:
 def merge(mine: Record, theirs: Record) -> Record:
     """Return one record with the measurements of both; head and provenance of the higher generation, then the later.
 
-    A decision goes before none. Associative and commutative, so that books can be merged in any order.
+    A decision goes before none, and one that somebody pinned before one that was measured. Associative and
+    commutative, so that books can be merged in any order.
     """
     by_identity = {identity(m): m for m in sorted((*mine.body.measurements, *theirs.body.measurements), key=_order)}
     newer = max(mine, theirs, key=_precedence)
@@ -318,13 +340,16 @@ def _order(m: Measurement) -> tuple[object, ...]:
     return (*identity(m), m.when, canonical_json(_measurement_to(m)))
 
 
-def _precedence(record: Record) -> tuple[bool, int, float, str, str]:
+def _precedence(record: Record) -> tuple[bool, bool, int, float, str, str]:
     """Order records by what the winner hands on whole; were the rest in it, merging twice would change the order."""
     provenance = dict(record.body.provenance)
     when = provenance.get("when")
     time = when if isinstance(when, (int, float)) else 0.0
     head = canonical_json(_head_to(replace(record.head, extra={})))
-    return record.head.decided, record.head.generation, time, head, canonical_json(provenance)
+    pinned = record.head.origin == "pinned"
+    # Of two pins the later counts: generations order tunings, and merging may raise that of a pin (`merge_into`).
+    generation = 0 if pinned else record.head.generation
+    return record.head.decided, pinned, generation, time, head, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:

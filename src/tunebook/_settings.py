@@ -51,6 +51,12 @@ SETTINGS: Final = (
         "signs what goes to the shared book or into a bundle, and refuses what comes back without",
     ),
     Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
+    Setting(
+        "TUNEBOOK_LOCKS",
+        "a directory",
+        "tunebook- and the user's number in /tmp",
+        "where processes that measure on one device wait for each other; containers that share one need a common one",
+    ),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
 
@@ -93,6 +99,34 @@ def signing_key() -> bytes | None:
     if not key:
         raise DefinitionError(f"TUNEBOOK_SIGNING_KEY={given!r}: the file is empty; write a secret into it")
     return key
+
+
+def lock_root() -> Path:
+    """Return the directory on this host in which processes of this user lock devices; it need not exist."""
+    # Not $TMPDIR and not $XDG_RUNTIME_DIR: a service, a batch job and a login of one user have different ones, and
+    # would not see each other.
+    return Path(os.environ.get("TUNEBOOK_LOCKS") or f"/tmp/tunebook-{os.geteuid()}")  # noqa: S108 - checked when opened
+
+
+def visible_gpus() -> list[str] | None:
+    """Return the GPUs that this process is told to use, as it is told; None if it may use all."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if given is None else [name.strip() for name in given.split(",") if name.strip()]
+
+
+def show_gpu(name: str) -> None:
+    """Let this process, which has not used one yet, see one GPU only; none if the name is empty."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = name
+
+
+def colour_refused() -> bool:
+    """Return whether the user wants no colour on terminals: `NO_COLOR` is set to something (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def settings_given() -> dict[str, str]:
+    """Return the settings of the table that are set, as they were written."""
+    return {setting.name: os.environ[setting.name] for setting in SETTINGS if os.environ.get(setting.name)}
 
 
 def book_root() -> Path | None:

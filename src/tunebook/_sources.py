@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from tunebook._book import Book, Call, Refused
 from tunebook._overlay import find_overlay
 from tunebook._registry import recordings
+from tunebook._settings import pins_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from tunebook._exploration import Exploration
     from tunebook._job import Step
     from tunebook._policy import AutotunePolicy
+    from tunebook._settings import Mode
     from tunebook._types import Problem
+    from tunebook.search import Nearest
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
@@ -25,12 +28,16 @@ C_co = TypeVar("C_co", covariant=True)
 # NamedTuples here and below, where dataclasses would do: a frozen dataclass takes 0.42 ms to define, a NamedTuple 0.06,
 # and `import tunebook` has a budget.
 class Found(NamedTuple, Generic[C_co]):
-    """A tier's answer. `remember` puts it into memory; `level` says which cache hit, for the event."""
+    """A tier's answer. `remember` puts it into memory; `level` says which cache hit, for the event.
+
+    `guess` says what a configuration that was not measured for this problem is taken from.
+    """
 
     config: C_co
     event: str
     level: str | None = None
     remember: bool = False
+    guess: Nearest | None = None
 
 
 class Skipped(NamedTuple):
@@ -50,6 +57,7 @@ class Request(Call[C]):
     tell: Callable[..., None]
     heard: bool = False
     on_step: Callable[[Step], None] | None = None
+    mode: Mode = "normal"
 
 
 class Source(Protocol[C]):
@@ -79,6 +87,26 @@ class Overlays(Generic[C]):
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         config = find_overlay(request.problem)
         return Skipped("none in this context") if config is None else Found(config=config, event="overlay_hit")
+
+
+class Pinned(Generic[C]):
+    """The configuration that `TUNEBOOK_PIN` gives to a kernel in this process. Never remembered, like an override."""
+
+    name: Final = "pinned"
+
+    def ask(self, request: Request[C]) -> Found[Any] | Skipped:
+        text = pins_text()
+        if not text:
+            return Skipped("TUNEBOOK_PIN is not set")
+        from tunebook._pins import pinned  # noqa: PLC0415 - only who pins needs it
+
+        config = pinned(text, request.kernel, request.inv)
+        return Skipped("not in TUNEBOOK_PIN") if config is None else Found(config=config, event="pinned")
+
+
+def off(request: Request[Any]) -> Skipped:
+    """Return what a tier says that the mode of the process has switched off."""
+    return Skipped(f"off: TUNEBOOK_MODE is {request.mode}")
 
 
 def key_of(request: Request[Any]) -> tuple[Problem, str]:
@@ -114,6 +142,8 @@ class Persistent(Generic[C]):
         self._book = book
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        if request.mode == "off":
+            return off(request)
         if self._book is None:
             return Skipped("none given")
         entry = self._book.find(request)
@@ -131,25 +161,27 @@ class Heuristics(Generic[C]):
         self._book = book
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        if request.mode == "replay":
+            return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        if request.policy.cache_miss_fallback == "nearest" and self._book is not None:
+        if request.policy.cache_miss_fallback == "nearest" and self._book is not None and request.mode != "off":
             near = self._book.nearest(request)
             if near is not None:
                 found, guess = near
                 request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
-                return Found(config=found, event="heuristics")
+                return Found(config=found, event="heuristics", guess=guess)
         config = request.kernel.heuristic(request.inv)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
 
 
 class FirstCandidate(Generic[C]):
-    """While a recording is on, nothing is tuned and the program must run all the same."""
+    """While a recording is on, or tunebook is off, nothing is tuned and the program must run all the same."""
 
     name: Final = "first candidate"
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
-        if not recordings():
+        if not recordings() and request.mode != "off":
             return Skipped("only while a recording is on")
         for config in request.kernel.candidates(request.inv):
             return Found(config=config, event="heuristics")

@@ -1,0 +1,187 @@
+"""Settings from the environment: modes and pins, one table, clear errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tunebook as tb
+from tunebook import _settings
+from tunebook._pins import parse_pins
+
+
+@pytest.fixture
+def kernel():
+    @tb.tunable(space=tb.Space(block=[1, 2, 4], order=["ij", "ji"]), heuristic=lambda n: {"block": 4, "order": "ij"})
+    def spender(n, *, config):
+        return config
+
+    return spender
+
+
+def events_of(kernel):
+    heard = []
+    kernel.selector.listen(lambda event, **_: heard.append(event))
+    return heard
+
+
+class TestModes:
+    def test_frozen_tunes_nothing_and_takes_the_heuristic(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+        assert kernel(8) == {"block": 4, "order": "ij"}
+        assert "autotune    off: TUNEBOOK_MODE is frozen" in str(kernel.explain(8))
+
+    def test_frozen_takes_what_the_book_knows(self, kernel, monkeypatch):
+        known = tb.tune(kernel, 8).config
+        kernel.selector.cache.clear()
+        monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+        heard = events_of(kernel)
+        assert kernel(8) == known
+        assert heard == ["cache_hit"]
+
+    def test_replay_makes_an_unknown_call_an_error_and_a_known_one_none(self, kernel, monkeypatch):
+        known = tb.tune(kernel, 8).config
+        monkeypatch.setenv("TUNEBOOK_MODE", "replay")
+        assert kernel(8) == known
+        with pytest.raises(tb.NoConfig, match="TUNEBOOK_MODE is replay"):
+            kernel(16)
+
+    def test_off_does_not_look_into_the_book(self, kernel, monkeypatch):
+        tb.tune(kernel, 8)
+        kernel.selector.cache.clear()
+        monkeypatch.setenv("TUNEBOOK_MODE", "off")
+        assert kernel(8) == {"block": 4, "order": "ij"}
+
+    def test_off_runs_a_kernel_without_a_heuristic_on_its_first_candidate(self, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_MODE", "off")
+
+        @tb.tunable(space=tb.Space(block=[3, 5]))
+        def bare(n, *, config):
+            return config.block
+
+        assert bare(8) == 3
+
+    @pytest.mark.parametrize("mode", ["frozen", "replay", "off"])
+    def test_tuning_by_hand_is_an_error_that_says_why(self, kernel, monkeypatch, mode):
+        monkeypatch.setenv("TUNEBOOK_MODE", mode)
+        with pytest.raises(tb.DefinitionError, match=f"TUNEBOOK_MODE={mode} tunes nothing; unset it"):
+            tb.tune(kernel, 8)
+
+    def test_an_unknown_mode_lists_the_known_ones(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_MODE", "cold")
+        with pytest.raises(tb.DefinitionError, match="'cold' is not a mode; use one of normal, frozen, replay, off"):
+            kernel(8)
+
+    @pytest.mark.parametrize("mode", ["", "normal"])
+    def test_normal_is_what_an_empty_one_means(self, kernel, monkeypatch, mode):
+        monkeypatch.setenv("TUNEBOOK_MODE", mode)
+        heard = events_of(kernel)
+        kernel(8)
+        assert "autotune_finish" in heard
+
+
+class TestPins:
+    def test_every_call_gets_the_pinned_candidate_and_nothing_of_it_is_remembered(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id}:block=2,order=ji")
+        assert kernel(8) == kernel(9) == {"block": 2, "order": "ji"}
+        assert kernel.selector.cache.size() == 0
+        assert "pinned" in str(kernel.explain(8))
+
+    def test_the_name_of_the_function_is_enough_and_a_more_exact_one_goes_first(self, kernel, monkeypatch):
+        plain = kernel.kernel.op_id.rpartition(".")[2]
+        assert plain != kernel.kernel.op_id
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{plain}:block=2,order=ji")
+        assert kernel(8) == {"block": 2, "order": "ji"}
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{plain}:block=2,order=ji; {kernel.kernel.op_id}:block=1,order=ij")
+        assert kernel(9) == {"block": 1, "order": "ij"}
+
+    def test_an_override_and_an_overlay_go_before_it(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id}:block=2,order=ji")
+        assert kernel(8, config={"block": 1, "order": "ij"}).block == 1
+        with kernel.overlay(block=4, order="ji"):
+            assert kernel(8).block == 4
+
+    def test_it_goes_before_what_the_book_knows(self, kernel, monkeypatch):
+        tb.tune(kernel, 8)
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id_v}: block=2, order='ji'")
+        kernel.selector.policy = kernel.selector.policy  # forgets what was answered before the pin
+        assert kernel(8) == {"block": 2, "order": "ji"}
+
+    @pytest.mark.parametrize(
+        ("pin", "says"),
+        [
+            ("block=3,order=ij", "fits none of"),
+            ("blocks=2", "fits none of"),
+            ("block=2", "fits several candidates, such as"),
+        ],
+    )
+    def test_a_pin_that_names_no_one_candidate_says_what_there_is(self, kernel, monkeypatch, pin, says):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id}:{pin}")
+        with pytest.raises(tb.DefinitionError, match=says):
+            kernel(8)
+
+    @pytest.mark.parametrize("text", ["matmul", "matmul:", "matmul:block", "matmul:block=", ":block=2", "m:a=1;m:b=2"])
+    def test_what_pins_nothing_is_an_error(self, text):
+        with pytest.raises(tb.DefinitionError, match="TUNEBOOK_PIN"):
+            parse_pins(text)
+
+    def test_fields_of_a_class_are_pinned_by_name(self, monkeypatch):
+        @dataclass(frozen=True)
+        class Tile:
+            size: int
+            flags: tuple[int, ...]
+
+        @tb.tunable(space=[Tile(1, (0, 1)), Tile(2, (0, 1)), Tile(2, (1,))])
+        def tiled(n, *, config):
+            return config
+
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{tiled.kernel.op_id}:size=2,flags=(0,1)")
+        assert tiled(1) == Tile(2, (0, 1))
+
+    def test_a_space_of_a_million_points_is_not_listed(self, monkeypatch):
+        axes = {f"axis_{i}": range(10) for i in range(7)}
+
+        @tb.tunable(space=tb.Space(**axes), heuristic=lambda n: dict.fromkeys(axes, 0))
+        def wide(n, *, config):
+            return config
+
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{wide.kernel.op_id}:" + ",".join(f"{name}=7" for name in axes))
+        assert set(wide(1).values()) == {7}
+
+    names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+    values = st.one_of(st.integers(-99, 99).map(str), st.sampled_from(["(0, 1)", "[1, 2]", "'a;b,c'", "true", "1e-3"]))
+
+    @given(st.dictionaries(names, st.dictionaries(names, values, min_size=1), max_size=3))
+    def test_what_was_written_is_read(self, pins):
+        text = "; ".join(f"{op}: {', '.join(f'{n}={v}' for n, v in fields.items())}" for op, fields in pins.items())
+        assert parse_pins(text) == pins
+
+
+class TestSigningKey:
+    def test_it_is_the_text_or_the_content_of_a_file(self, tmp_path, monkeypatch):
+        (tmp_path / "key").write_text("secret\n")
+        monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", f"@{tmp_path / 'key'}")
+        assert _settings.signing_key() == b"secret"
+        monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", "other")
+        assert _settings.signing_key() == b"other"
+        monkeypatch.delenv("TUNEBOOK_SIGNING_KEY")
+        assert _settings.signing_key() is None
+
+    def test_a_missing_or_empty_file_is_an_error(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", f"@{tmp_path / 'none'}")
+        with pytest.raises(tb.DefinitionError, match="cannot be read"):
+            _settings.signing_key()
+        (tmp_path / "none").write_text("")
+        with pytest.raises(tb.DefinitionError, match="is empty"):
+            _settings.signing_key()
+
+
+def test_every_variable_that_is_read_is_in_the_table():
+    source = Path(_settings.__file__).read_text()
+    read = set(re.findall(r"environ\.get\(\"(TUNEBOOK_\w+)\"", source)) | {_settings.HOME_VARIABLE}
+    assert read == {setting.name for setting in _settings.SETTINGS}
