@@ -1,67 +1,103 @@
-"""One configuration per problem for all processes of a job: the first that any of them chose.
+"""Where the other processes of a job come in: the tier that asks them, while there is an agreement (see `fleet`).
 
 Processes that run one program together must run the same one, or the job hangs, or computes different things in each.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+import os
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tunebook._codec import encode, fingerprint_of
-from tunebook._errors import CodecError, warn_once
 from tunebook._gate import GATE
-from tunebook._record import canonical_json
-from tunebook._space import Space
-from tunebook.stores import problem_id
+from tunebook._sources import Found, Skipped
 
 if TYPE_CHECKING:
-    from tunebook._book import Call
+    from tunebook._autotune import Autotune
+    from tunebook._not_blocking import NotBlocking
+    from tunebook._sources import Request, Source
 
 C = TypeVar("C")
 
 
-class Board(Protocol):
-    """What all processes of a job can read and write; safe to share between threads."""
+class Alone(NamedTuple, Generic[C]):
+    """The tiers by which a process answers alone: what it knows, what it can find out, and what it would guess."""
 
-    def first(self, key: str, value: str) -> str:
-        """Write a value under a key unless there is one, and return the one that stands, which is the same for all."""
+    known: tuple[Source[C], ...]
+    tuning: NotBlocking[C]
+    autotune: Autotune[C]
+    guesses: tuple[Source[C], ...]
 
 
-_board: Board | None = None
+class Agreement(Protocol):
+    """One answer per problem for all processes of a job; safe to share between threads."""
+
+    def ask(self, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+        """Return what all processes use; if there is nothing, this one guesses, as the others do."""
+
+    def known(self, request: Request[C]) -> Found[C] | Skipped:
+        """Return what all processes use, if this one has learned it already; nobody is asked."""
 
 
-def agree_over(board: Board | None) -> None:
-    """Agree with the other processes of the job on what is chosen from now on; None ends that."""
-    global _board  # noqa: PLW0603 - a process is part of one job
-    _board = board
+_agreement: Agreement | None = None
+
+
+def agree_by(agreement: Agreement | None) -> None:
+    """Answer what is not set by a call itself by an agreement from now on; None ends that."""
+    global _agreement  # noqa: PLW0603 - a process is part of one job
+    _agreement = agreement
     GATE.invalidate()
 
 
-def agreed(call: Call[C], config: C) -> C:
-    """Return the configuration that all processes use for a call, given what this one has chosen."""
-    if _board is None:
-        return config
-    try:
-        mine = canonical_json(encode(config))
-    except CodecError as error:
-        warn_once("agreement", call.problem.op, f"{call.problem.op}: not agreed upon with other processes: {error}")
-        return config
-    stands = _board.first(f"tunebook/{problem_id(call.problem)}", mine)
-    return config if stands == mine else _live(call, stands, config)
+def agreement() -> Agreement | None:
+    """Return what this process answers by, or None if it answers alone."""
+    return _agreement
 
 
-def _live(call: Call[C], stands: str, config: C) -> C:
-    """Return the live candidate that another process has written down."""
-    encoded = json.loads(stands)
-    wanted = fingerprint_of(encoded)
-    heuristic: Any = call.kernel.heuristic(call.inv)
-    candidates: Any = call.kernel.candidates(call.inv)
-    if isinstance(candidates, Space):  # of any size, so it is not listed
-        candidates = (member,) if (member := candidates.decoded(encoded)) is not None else ()
-    for candidate in (*candidates, *(() if heuristic is None else (heuristic,))):
-        if fingerprint_of(encode(candidate)) == wanted:
-            return candidate  # type: ignore[no-any-return] # one of the kernel's own
-    op = call.problem.op
-    warn_once("agreement", op, f"{op}: another process chose {stands}, which is no candidate here; using {config!r}")
-    return config
+# A forked child (an isolated candidate, a data loader) is no rank, and its parent's connections are not its own.
+os.register_at_fork(after_in_child=lambda: agree_by(None))
+
+
+class Agreed(Generic[C]):
+    """The tier in the place of those of `alone`, but for the guesses. `silent` asks nobody."""
+
+    name: Final = "agreement"
+
+    def __init__(self, agreement: Agreement, alone: Alone[C], *, silent: bool = False) -> None:
+        self._agreement, self._alone, self._silent = agreement, alone, silent
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        return self._agreement.known(request) if self._silent else self._agreement.ask(request, self._alone)
+
+
+class AnyCandidate(Generic[C]):
+    """The last resort of a rank that could not ask the others, of a kernel without a heuristic: it must not tune alone.
+
+    Its candidates are in the same order in every rank.
+    """
+
+    name: Final = "any candidate"
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        if not request.policy.allow_heuristics or request.mode == "replay":
+            return Skipped("off: nothing is to be guessed")
+        if request.kernel.heuristic(request.inv) is not None:
+            return Skipped("the kernel has a heuristic")
+        for config in request.kernel.candidates(request.inv):
+            return Found(config=config, event="heuristics")
+        return Skipped("the kernel has no candidates")
+
+
+def guesses_of(alone: Alone[C]) -> tuple[Source[C], ...]:
+    """Return the tiers that answer where ranks have not agreed: all of them guess alike."""
+    return *alone.guesses, AnyCandidate()
+
+
+def tiers_of(own: tuple[Source[C], ...], alone: Alone[C], *, silent: bool = False) -> tuple[Source[Any], ...] | None:
+    """Return the tiers of a call in a job, given those for what is set in this process; None if it answers alone.
+
+    If nobody is to be asked, this process's own tiers say what it would put forward.
+    """
+    if _agreement is None:
+        return None
+    agreed = Agreed(_agreement, alone, silent=silent)
+    return (*own, agreed, *(*alone.known, alone.tuning) * silent, *guesses_of(alone))

@@ -7,14 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._book import Book, History, Refused, Trusted
+from tunebook._codec import fingerprint
 from tunebook._errors import TuningFailed
 from tunebook._frameworks import obstacle_to, staged
 from tunebook._job import Budget, Job, Step, Tuned
 from tunebook._pending import Flights, single_flight
-from tunebook._planning import job_for, outline, together
+from tunebook._planning import job_for, outline, search_for, together
 from tunebook._registry import recordings
 from tunebook._run import FAILURE_LIFETIME_S
-from tunebook._sources import Found, Request, Skipped, key_of
+from tunebook._sources import Found, Request, Skipped, key_of, off
 from tunebook._tuner import Tuner
 from tunebook._verify import Verified, finalists, verify
 from tunebook.stores import problem_id
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._frameworks import Stage
-    from tunebook._types import Problem
+    from tunebook._record import Record
+    from tunebook._types import Measurement, Problem
     from tunebook.stores import LeaseBoard
 
 C = TypeVar("C")
@@ -61,9 +63,18 @@ class Autotune(Generic[C]):
         self._explicit: Flights[Any] = Flights()
         self._verifying: Flights[Any] = Flights()
 
-    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+    def ask(
+        self,
+        request: Request[C],
+        budget: Budget = Budget(),  # noqa: B008 - immutable
+        beside: Sequence[Measurement] = (),
+    ) -> Found[C] | Skipped:
+        """Return what is known or found. `beside` was measured elsewhere: those that were ahead there race again."""
         known = self.known(request)
-        return self.settle(request, partial(self._renew, request, on_step=request.on_step)) if known is None else known
+        if known is not None:
+            return known
+        find = partial(self._renew, request, budget=budget, beside=beside, on_step=request.on_step)
+        return self.settle(request, find)
 
     def settle(self, request: Request[C], find: Callable[..., Tuned[C]]) -> Found[C] | Skipped:
         """Use what `find(generation=...)` finds and writes down, unless another thread or process is faster."""
@@ -85,6 +96,43 @@ class Autotune(Generic[C]):
 
         return self.settle(request, find)
 
+    def parts_of(self, request: Request[C]) -> int:
+        """Return how many processes could each measure a part of the candidates; 1 if they cannot be told apart."""
+        if not isinstance(self._tuner, Tuner) or search_for(request.kernel, request.inv, request.strategy) is not None:
+            return 1
+        return max(1, len(list(request.kernel.candidates(request.inv))))
+
+    def measure_part(self, request: Request[C], part: int, parts: int, budget: Budget) -> tuple[Measurement, ...]:
+        """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
+        history = History() if self._book is None else self._book.history(request)
+
+        def measure(stage: Stage | None) -> tuple[Measurement, ...]:
+            job = job_for(request, request.policy, history, budget, request.on_step, stage)
+            # By fingerprint: processes that list them in another order leave none out, and measure none twice.
+            mine = sorted(job.candidates, key=fingerprint)[part::parts]
+            job = job._replace(candidates=mine, brief=True)  # those ahead race again, against those of other parts
+            request.tell("autotune_start", candidates=job.size, verifying=False)
+            return _tune(self._tuner or Tuner(), _telling(request, job)).measurements
+
+        try:
+            return staged(request.inv, measure)
+        except TuningFailed as error:
+            return error.measurements
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is found is written down."""
+        return self._book is not None and self._persist
+
+    def written(self, request: Request[C]) -> Record | None:
+        """Return what is written down about a problem, for the books of other machines; None if nothing is."""
+        return self._book.persistent.read(request.problem) if self._book is not None and self._persist else None
+
+    def write(self, request: Request[C], record: Record) -> None:
+        """Write down what another machine has, unless this one's book has an answer of its own."""
+        if self._book is not None and self._persist and isinstance(self._book.find(request), Refused):
+            self._book.persistent.write(record)
+
     def remember_failure(self, request: Request[C], error: Exception) -> None:
         """Do not try again for a while, and tell."""
         self._failed[key_of(request)] = (error, self._clock_s() + FAILURE_LIFETIME_S)
@@ -94,7 +142,7 @@ class Autotune(Generic[C]):
         """Return the answer that needs no tuning: a remembered decision or failure, or why tuning is off."""
         if self._forbid_again and key_of(request) in self._decided:
             return Found(config=self._decided[key_of(request)], event="cache_hit", level="memory", remember=True)
-        reason = self._reason_not_to(request)
+        reason = self._reason_not_to(request) if request.mode == "normal" else off(request).reason
         if reason is not None:
             return Skipped(reason)
         obstacle = obstacle_to(request.inv)
@@ -255,11 +303,19 @@ class Autotune(Generic[C]):
         return self._verified(request, None, generation=generation, budget=budget, on_step=on_step).tuned
 
     def _renew(
-        self, request: Request[C], *, generation: int, on_step: Callable[[Step], None] | None = None
+        self,
+        request: Request[C],
+        *,
+        generation: int,
+        budget: Budget,
+        beside: Sequence[Measurement],
+        on_step: Callable[[Step], None] | None,
     ) -> Tuned[C]:
         """Measure the finalists of an entry that was made under other versions, or else what is not known."""
         entry = None if self._book is None else self._book.to_verify(request)
-        return self._verified(request, entry, generation=generation, budget=Budget(), on_step=on_step).tuned
+        return self._verified(
+            request, entry, generation=generation, budget=budget, beside=beside, on_step=on_step
+        ).tuned
 
     def _verified(
         self,
@@ -269,9 +325,12 @@ class Autotune(Generic[C]):
         generation: int,
         budget: Budget,
         on_step: Callable[[Step], None] | None,
+        beside: Sequence[Measurement] = (),
     ) -> Verified[C]:
         history = History() if self._book is None else self._book.history(request)
         generation += history.generation
+        if beside:
+            history = history._replace(measurements=(*history.measurements, *beside), complete=False)
 
         def measure(stage: Stage | None) -> Verified[C]:
             job = job_for(request, request.policy, history, budget, on_step, stage)
@@ -304,6 +363,7 @@ class Autotune(Generic[C]):
     def _written(
         self, request: Request[C], tuned: Tuned[C], generation: int, verified: Trusted[C] | None = None
     ) -> Tuned[C]:
+        tuned = tuned._replace(problem=request.problem)
         config = tuned.config
         if self._book is not None and self._persist:
             config = self._book.publish(request, tuned, generation, verified=verified)

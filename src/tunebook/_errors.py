@@ -9,6 +9,7 @@ TunebookError
 ├── StoreError           (OSError)                    a store cannot be read or written
 ├── CompileError         (RuntimeError)               a candidate did not compile
 ├── Unsupported          (NotImplementedError)        this kernel does not define the operation
+├── Disagreement         (RuntimeError)               ranks of one job use different configurations
 └── MissingDependency    (ImportError)                an optional package is not installed
 
 Every one carries its facts as attributes and survives pickling, because tuning happens in other processes too.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tunebook._types import Measurement
+    from tunebook._types import Measurement, Problem
 
 
 class TunebookError(Exception):
@@ -114,6 +115,27 @@ class CompileError(TunebookError, RuntimeError):
 
 class Unsupported(TunebookError, NotImplementedError):  # noqa: N818 - as above
     """This kernel does not define the operation that was asked of it."""
+
+
+class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - as above
+    """Ranks of one job use different configurations, or some did not say which.
+
+    `differences` holds (problem, configuration as text, ranks that use it), `missing` the ranks that did not answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        differences: Sequence[tuple[Problem, str, tuple[int, ...]]] = (),
+        missing: Sequence[int] = (),
+    ) -> None:
+        self.message = message
+        self.differences = tuple(differences)
+        self.missing = tuple(missing)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[Disagreement], tuple[object, ...]]:
+        return type(self), (self.message, self.differences, self.missing)
 
 
 class MissingDependency(TunebookError, ImportError):  # noqa: N818 - as above

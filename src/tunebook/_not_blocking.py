@@ -49,11 +49,16 @@ class NotBlocking(Generic[C]):
         self._explorations: dict[tuple[Problem, str], Exploration[C]] = {}
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        answer = self.at_once(request)
+        return self._autotune.ask(request) if answer is None else answer
+
+    def at_once(self, request: Request[C]) -> Found[C] | Skipped | None:
+        """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
         known = self._under_way(request) or self._autotune.known(request)
         if known is not None:
             return known
         served = self._served(request)
-        return self._autotune.ask(request) if served is None else self._put_off(request, served)
+        return None if served is None else self._put_off(request, served)
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
         """Return what `ask` would say, without any tuning."""
@@ -69,7 +74,7 @@ class NotBlocking(Generic[C]):
 
     def _under_way(self, request: Request[C]) -> Skipped | None:
         policy = request.policy
-        if not (policy.allow_autotune and policy.allow_heuristics) or recordings():
+        if not (policy.allow_autotune and policy.allow_heuristics) or recordings() or request.mode != "normal":
             return None
         if policy.cache_miss_fallback == "background":
             state = self._queue.state(self._key(request))
@@ -162,7 +167,7 @@ class NotBlocking(Generic[C]):
     def _land(self, request: Request[C], served: C, answer: Found[C]) -> None:
         if answer.remember:
             self._memory.remember(request, answer.config)
-            request.tell(answer.event, cfg=answer.config, level=answer.level)
+            request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
         if not _is_same(answer.config, served):
             EPOCH.advance()
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from tunebook._agreement import agreed
+from tunebook._agreement import Alone, tiers_of
 from tunebook._autotune import AnyTuner, Autotune
 from tunebook._book import Book
-from tunebook._errors import DefinitionError, NoConfig
+from tunebook._errors import DefinitionError, NoConfig, TuningFailed
 from tunebook._gate import GATE
 from tunebook._job import Budget, Step, Tuned, parse_budget
 from tunebook._measure import Stopwatch
 from tunebook._not_blocking import NotBlocking
 from tunebook._policy import AutotunePolicy
 from tunebook._scope import Scope, scoped
+from tunebook._settings import mode
 from tunebook._sources import (
     FirstCandidate,
     Found,
@@ -26,6 +29,7 @@ from tunebook._sources import (
     Overlays,
     Override,
     Persistent,
+    Pinned,
     Request,
     Skipped,
     Source,
@@ -33,7 +37,7 @@ from tunebook._sources import (
 from tunebook._tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tunebook._cache import ConfigCache
     from tunebook._exploration import Exploration
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     from tunebook._persistent import PersistentCache
     from tunebook._types import Problem
     from tunebook._verify import Verified
-    from tunebook.search import StrategyLike
+    from tunebook.search import Nearest, StrategyLike
 
 C = TypeVar("C")
 
@@ -51,6 +55,7 @@ class Selection(NamedTuple, Generic[C]):
 
     `transient` says that the same call may get another answer soon, though nothing changes in this process.
     `exploration` may run the call in place of who asked, to learn from it; it is not obliged to use `config`.
+    `guess` says what a configuration that was not measured for this problem is taken from, and how sure that is.
     """
 
     problem: Problem
@@ -62,6 +67,7 @@ class Selection(NamedTuple, Generic[C]):
     tried: tuple[tuple[str, str], ...]
     transient: bool = False
     exploration: Exploration[C] | None = None
+    guess: Nearest | None = None
 
 
 class NoSelection(NamedTuple):
@@ -96,6 +102,7 @@ def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selectio
                 tried=tuple(tried),
                 transient=transient,
                 exploration=exploration,
+                guess=answer.guess,
             )
         tried.append((source.name, answer.reason))
         cause = cause or answer.error
@@ -126,19 +133,55 @@ def _checked_weights(calls: int, weights: Sequence[float] | None) -> Sequence[fl
     return weights
 
 
+@contextmanager
+def _failure_told(*requests: Request[Any]) -> Iterator[None]:
+    """Tell that a tuning which somebody asked for has ended, where it ends in an error."""
+    try:
+        yield
+    except TuningFailed as error:
+        for request in requests:
+            request.tell("autotune_finish", cfg=None, error=error, called=False)
+        raise
+
+
+class Everywhere:
+    """Who is told about the events of every selector of the process. One per process: `EVERYWHERE`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.listeners: tuple[Callable[..., None], ...] = ()
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.Lock()
+
+    def listen(self, listener: Callable[..., None]) -> None:
+        """Tell one more listener from now on; twice the same is told once."""
+        with self._lock:
+            if listener not in self.listeners:
+                self.listeners = (*self.listeners, listener)
+        GATE.invalidate()
+
+    def unlisten(self, listener: Callable[..., None]) -> None:
+        """Tell a listener no more."""
+        with self._lock:
+            self.listeners = tuple(each for each in self.listeners if each != listener)
+        GATE.invalidate()
+
+
+EVERYWHERE: Final = Everywhere()
+os.register_at_fork(after_in_child=EVERYWHERE.renew_lock)
 _numbers: Final = itertools.count()
-# What a caller has set for calls of its own is not for the other processes of a job.
-_OWN_CALL: Final = ("override", "overlay_hit")
 
 
 class ConfigSelectorChain(Generic[C]):
     """Chooses a configuration for a call: override, overlay, memory, persistent, autotune, heuristics, error.
 
-    `on_event(event, **data)` is called with `override`, `overlay_hit`, `cache_hit` (with `level` "memory" or
+    `on_event(event, **data)` is called with `override`, `overlay_hit`, `pinned`, `cache_hit` (with `level` "memory" or
     "persistent"), `autotune_start` (with `verifying`, True if only the finalists of an entry are measured again),
     `autotune_finish`, `bad_ground` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `nearest` (with
     `confidence`, and the call key that is `near`), `heuristics` or `error`; data holds `device`, `op_id`, `call_key`
-    and `cfg`. Tuning in the background is told from its thread.
+    and `cfg`, and `called` is False where no call got the answer. Tuning in the background is told from its thread.
     Safe to share between threads.
     """
 
@@ -163,14 +206,19 @@ class ConfigSelectorChain(Generic[C]):
         self._autotune = Autotune(tuner, self.book, persist=persist_autotune, forbid_again=forbid_reautotune)
         stopwatch = tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch()
         self._not_blocking = NotBlocking(self._autotune, self._memory, stopwatch)
+        # What is set for calls of this process is not for the other processes of a job; the rest they agree on.
+        self._own: Final[tuple[Source[C], ...]] = (Override(), Overlays(), Pinned())
+        self._alone: Final[Alone[C]] = Alone(
+            known=(self._memory, Persistent(self.book)),
+            tuning=self._not_blocking,
+            autotune=self._autotune,
+            guesses=(Heuristics(self.book), FirstCandidate()),
+        )
         self.sources: Final[tuple[Source[C], ...]] = (
-            Override(),
-            Overlays(),
-            self._memory,
-            Persistent(self.book),
+            *self._own,
+            *self._alone.known,
             self._not_blocking,
-            Heuristics(self.book),
-            FirstCandidate(),
+            *self._alone.guesses,
         )
 
     def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> C:
@@ -180,21 +228,22 @@ class ConfigSelectorChain(Generic[C]):
     def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
         """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
         request = self._request(inv, kernel, problem)
-        selection = _ask_in_order(request, self.sources)
+        selection = _ask_in_order(request, tiers_of(self._own, self._alone) or self.sources)
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
             raise NoConfig(selection.problem.op, selection.tried) from selection.cause
-        if selection.event not in _OWN_CALL:
-            selection = selection._replace(config=agreed(request, selection.config))
         if selection.remember:
             self._memory.remember(request, selection.config)
         request.tell(selection.event, cfg=selection.config, level=selection.level)
         return selection
 
-    def preview(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C] | NoSelection:
+    def preview(
+        self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None
+    ) -> Selection[C] | NoSelection:
         """Return what `select` would answer, but tune nothing, remember nothing and tell nobody."""
-        sources = [_Preview(s) if isinstance(s, NotBlocking) else s for s in self.sources]
-        return _ask_in_order(self._request(inv, kernel, silent=True), sources)
+        tiers = tiers_of(self._own, self._alone, silent=True) or self.sources
+        sources = [_Preview(s) if isinstance(s, NotBlocking) else s for s in tiers]
+        return _ask_in_order(self._request(inv, kernel, problem, silent=True), sources)
 
     def tune(
         self,
@@ -206,10 +255,11 @@ class ConfigSelectorChain(Generic[C]):
         strategy: StrategyLike | None = None,
     ) -> Tuned[C]:
         """Tune a call now and use the result from now on; what was measured before is not measured again."""
-        request = replace(self._request(inv, kernel), strategy=strategy)
-        tuned = self._autotune.tune(request, budget=parse_budget(budget), on_step=on_step)
+        request = replace(self._tuning_request(inv, kernel), strategy=strategy)
+        with _failure_told(request):
+            tuned = self._autotune.tune(request, budget=parse_budget(budget), on_step=on_step)
         self._memory.remember(request, tuned.config)
-        request.tell("autotune_finish", cfg=tuned.config)
+        request.tell("autotune_finish", cfg=tuned.config, called=False)
         return tuned
 
     def tune_together(
@@ -222,12 +272,13 @@ class ConfigSelectorChain(Generic[C]):
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
         """Find the one configuration that is best for several calls on the whole, and use it for each from now on."""
-        requests = [self._request(inv, kernel) for inv in invs]
+        requests = [self._tuning_request(inv, kernel) for inv in invs]
         shares = _checked_weights(len(invs), weights)
-        tuned = self._autotune.tune_together(requests, shares, budget=parse_budget(budget), on_step=on_step)
+        with _failure_told(*requests):
+            tuned = self._autotune.tune_together(requests, shares, budget=parse_budget(budget), on_step=on_step)
         for request in requests:
             self._memory.remember(request, tuned.config)
-            request.tell("autotune_finish", cfg=tuned.config)
+            request.tell("autotune_finish", cfg=tuned.config, called=False)
         return tuned
 
     def verify(
@@ -239,10 +290,11 @@ class ConfigSelectorChain(Generic[C]):
         on_step: Callable[[Step], None] | None = None,
     ) -> Verified[C]:
         """Measure again those that could have won a call, and keep its choice if it holds; else tune it."""
-        request = self._request(inv, kernel)
-        verified = self._autotune.verify(request, budget=parse_budget(budget), on_step=on_step)
+        request = self._tuning_request(inv, kernel)
+        with _failure_told(request):
+            verified = self._autotune.verify(request, budget=parse_budget(budget), on_step=on_step)
         self._memory.remember(request, verified.config)
-        request.tell("autotune_finish", cfg=verified.config)
+        request.tell("autotune_finish", cfg=verified.config, called=False)
         return verified
 
     @property
@@ -263,7 +315,7 @@ class ConfigSelectorChain(Generic[C]):
     @property
     def listeners(self) -> tuple[Callable[..., None], ...]:
         """Who is told about events."""
-        return self._listeners
+        return self._listeners + EVERYWHERE.listeners
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener about events from now on."""
@@ -271,19 +323,25 @@ class ConfigSelectorChain(Generic[C]):
             self._listeners = (*self._listeners, listener)
         GATE.invalidate()
 
+    def _tuning_request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Request[C]:
+        request = self._request(inv, kernel)
+        if request.mode != "normal":
+            raise DefinitionError(f"TUNEBOOK_MODE={request.mode} tunes nothing; unset it to tune {request.problem.op}")
+        return request
+
     def _request(
         self, inv: Invocation[C, Any], kernel: Kernel[C, Any], known: Problem | None = None, *, silent: bool = False
     ) -> Request[C]:
         problem = known or kernel.problem(inv)
 
         def tell(event: str, **data: Any) -> None:
-            if self._listeners and not silent:
+            if not silent and (listeners := self.listeners):
                 told = event_data(problem, **data)
-                for listener in self._listeners:
+                for listener in listeners:
                     listener(event, **told)
 
-        heard = bool(self._listeners) and not silent
-        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard)
+        heard = bool(self.listeners) and not silent
+        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
 
 
 # -------------------------------------------------------------------------------------------- for the length of a block
