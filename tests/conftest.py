@@ -11,5 +11,6 @@ from tunebook._errors import forget_warnings
 @pytest.fixture(autouse=True)
 def _own_book(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path_factory.mktemp("book")))
+    monkeypatch.setenv("TUNEBOOK_LOCKS", str(tmp_path_factory.mktemp("locks")))
     forget_warnings()
     clear_invocations()

@@ -17,6 +17,7 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner
 
 import tunebook as tb
+from tunebook._arrays import register_library
 
 
 def make(**options):
@@ -266,3 +267,72 @@ def test_recordings_are_json_that_people_can_read(tmp_path):
     calls.save(tmp_path / "c.json")
     content = json.loads((tmp_path / "c.json").read_text())
     assert content["calls"][0]["problem"][1] == "recorded@v0"
+
+
+class PretendGpu:
+    platform, device_kind, id = "gpu", "Pretend 9000", 0
+
+
+class PretendArray:
+    """An array of a library of which the core knows nothing but how to make one."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype, self.device = shape, "float32", PretendGpu()
+
+
+def test_what_is_known_on_a_gpu_is_not_tuned_again():
+    made = []
+
+    def make_array(spec, _seed):
+        made.append(spec.shape)
+        return PretendArray(spec.shape)
+
+    register_library("test_registry", make_array)
+    kernel, _ = make(heuristic={"block": 2})
+    with tb.record() as calls:
+        kernel(PretendArray((1000, 1000)))
+    assert [call.problem.device for call in calls] == ["gpu:Pretend 9000"]
+    assert tb.tune_all(calls)[0].status == "tuned"
+    made.clear()
+    assert tb.tune_all(calls)[0].status == "known"
+    assert made == [()], "and no array of its size is made to find that out"
+
+
+def test_a_budget_that_ended_a_tuning_leaves_it_to_the_next(tmp_path):
+    clock = FakeClock()
+
+    @tb.tunable(space=tb.Space(block=[1, 2]), tuner=fake_tuner(clock), name="unfinished", store=tmp_path / "book")
+    def kernel(x, *, config):
+        clock.spend(config.block)
+        return x
+
+    with tb.record() as calls:
+        kernel(np.ones(8))
+    assert tb.tune_all(calls, budget="1 trial")[0].detail == "1 measured"
+    assert [outcome.status for _ in range(2) for outcome in tb.tune_all(calls)] == ["tuned", "known"]
+
+
+class Constructed(tb.Kernel):
+    def __init__(self, op_id="test.constructed"):
+        super().__init__(op_id)
+
+    def run(self, x, *, cfg):
+        return x
+
+    def candidate_cfgs(self, inv):
+        return [1, 2]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_kernels_for_an_executor_are_found_by_recordings_from_files(tmp_path, keep):
+    """Those that are alive, and those of a class that needs no arguments."""
+    kernel = Constructed("test.kept" if keep else "test.constructed")
+    selector = tb.ConfigSelectorChain(tb.ConfigCache(), None, fake_tuner(FakeClock()))
+    with tb.record() as calls:
+        tb.Executor(selector)(kernel, np.ones(3))
+    calls.save(tmp_path / "calls.json")
+    calls, kernel = None, kernel if keep else None
+    gc.collect()
+    (call,) = tb.Recording.load(tmp_path / "calls.json")
+    assert type(call.kernel) is Constructed
+    assert keep == (call.kernel is kernel)

@@ -266,6 +266,14 @@ def device_of(args: object) -> object | None:
     return host
 
 
+def devices_in(args: object) -> Iterator[object]:
+    """Yield the devices of all arrays in `args`; each of those that an array is spread over."""
+    for x in arrays_in(args):
+        device = x.platform or None if isinstance(x, ArraySpec) else _device(x, root_module(type(x)))
+        if device is not None:
+            yield from members_of(device) or [device]
+
+
 def libraries_of(args: object) -> frozenset[str]:
     """Return the libraries whose arrays are in `args`, however deep in containers."""
     return frozenset(x.library if isinstance(x, ArraySpec) else root_module(type(x)) for x in arrays_in(args))

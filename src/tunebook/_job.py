@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from tunebook._check import Compare
     from tunebook._decide import Verdict
     from tunebook._race import Objective
+    from tunebook._roofline import Roofline
     from tunebook._runner import Runner
-    from tunebook._types import FailureKind, Measurement
+    from tunebook._types import FailureKind, Measurement, Problem
     from tunebook.search._make import Search
 
 Cfg = TypeVar("Cfg")
@@ -125,7 +127,8 @@ class Job(NamedTuple, Generic[Cfg]):
     run on; None is the host's. `others` are further problems, which get the
     same configuration: the one with the smallest weighted mean over all. `runner` makes what runs the candidates, where
     an adapter has a place for them that is neither this process nor a fork of it. With a `search`, candidates are those
-    that it proposes (see `_searching`). A `brief` job takes the first samples of its race only.
+    that it proposes (see `_searching`). A `brief` job takes the first samples of its race only. `ordinal` is the number
+    of the GPU that the candidates run on, where the arguments do not say.
     """
 
     make_fn: Callable[[Cfg], Callable[..., object]]
@@ -157,6 +160,8 @@ class Job(NamedTuple, Generic[Cfg]):
     runner: Callable[[Sequence[Cfg]], Runner] | None = None
     search: Search | None = None
     brief: bool = False
+    ordinal: int | None = None
+    roofline: Roofline | None = None
 
     @property
     def size(self) -> int:
@@ -176,7 +181,9 @@ class Tuned(NamedTuple, Generic[Cfg]):
     """What a tuning job found. `complete` is False if the budget ended it: the best so far stands.
 
     `verdict` is None if a tuner that is not ours chose. `configs` are the candidates by fingerprint. `ground` says what
-    disturbed the measurements.
+    disturbed the measurements. It ended at `when`, a Unix time, and for `waiting_s` only waited for compilers.
+    `default` is the fingerprint of the heuristic's configuration, `problem` what was tuned if it was one, and
+    `roofline` its work, where that is known. In a notebook it shows itself as a report.
     """
 
     config: Cfg
@@ -187,9 +194,19 @@ class Tuned(NamedTuple, Generic[Cfg]):
     seconds: float
     configs: Mapping[str, Any]
     ground: Ground = Ground()
+    when: float = 0.0
+    waiting_s: float = 0.0
+    default: str | None = None
+    problem: Problem | None = None
+    roofline: Roofline | None = None
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:
         """The configurations that worked with their seconds, fastest first."""
         ranked = () if self.verdict is None else self.verdict.ranking
         return [(self.configs[r.measurement.fingerprint], r.value_s) for r in ranked]
+
+    def _repr_html_(self) -> str:
+        # By name, because reports stand above tuning: only a notebook that shows a result needs them.
+        shown: str = import_module("tunebook._report").report(self)._repr_html_()
+        return shown

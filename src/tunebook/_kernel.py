@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -21,17 +22,22 @@ from tunebook._types import Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from tunebook._roofline import Roofline
     from tunebook.search import StrategyLike
 
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
+
+# The kernels that this process has made, by their name, for recordings that are read from a file. The latest of a name
+# counts: that is the one of the notebook cell that was run again.
+LIVE: Final[weakref.WeakValueDictionary[str, Kernel[Any, Any]]] = weakref.WeakValueDictionary()
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo for ever
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
-    "__"
+    "roofline", "__"
 )  # fmt: skip
 
 
@@ -124,6 +130,7 @@ class Kernel(Generic[Cfg, Out]):
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
+        LIVE[self.op_id_v] = self
 
     # ------------------------------------------------------------------------------------------ what authors define
 
@@ -188,6 +195,10 @@ class Kernel(Generic[Cfg, Out]):
     def enough_s(self, inv: Invocation[Cfg, Out]) -> float:
         """Return the seconds at which a candidate is as good as any can be, which ends a tuning; 0 is never."""
         return 0.0
+
+    def roofline(self, inv: Invocation[Cfg, Out]) -> Roofline | None:
+        """Return the work of a call and what its device can do, for reports; None if that is not known."""
+        return None
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
         """Return the arguments that runs write to, which are put back between runs; None is to find out."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 import os
 import sys
 import threading
-import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, ModuleType, NoneType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays import ArraySpec, DeviceOrdinals, describe, is_array, materialise
+from tunebook._arrays import ArraySpec, DeviceOrdinals, arrays_in, describe, device_of, is_array, materialise
 from tunebook._codec import classes_of, decode, encode
 from tunebook._errors import CodecError, DefinitionError, StoreError
-from tunebook._frameworks import mesh_classes, surroundings_of
+from tunebook._fingerprint import device_fingerprint
+from tunebook._frameworks import framework_for, mesh_classes, surroundings_of
 from tunebook._gate import GATE
-from tunebook._kernel import Kernel
+from tunebook._kernel import LIVE, Invocation, Kernel
 from tunebook._record import canonical_json
+from tunebook._scope import INNERMOST, scoped
 from tunebook._types import Json, Problem
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ class RecordedCall:
     seconds: float = 0.0
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, Any] = field(default_factory=dict)
+
+    def invocation(self, kernel: Kernel[Any, Any]) -> Invocation[Any, Any]:
+        """Return the call as one of a kernel, with specs in place of arrays."""
+        return Invocation(kernel.op_id, self.args, self.kwargs, surroundings=self.surroundings, **self.placement)
 
 
 class Recording:
@@ -114,19 +120,55 @@ class Recording:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
         """Read a recording; kernels are found among those that this process has defined."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise StoreError("read", str(path), f"cannot read the recording: {error}") from error
-        except ValueError as error:
-            raise CodecError(f"{path} is not a recording: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
         recording = cls()
-        for entry in content.get("calls", []):
+        for entry in _entries(path):
             call = _from_json(entry, str(path))
             recording._calls[call.problem] = call
         return recording
+
+
+def _entries(path: str | os.PathLike[str]) -> list[Any]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError("read", str(path), f"cannot read the recording: {error}") from error
+    except ValueError as error:
+        raise CodecError(f"{path} is not a recording: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
+    return list(content.get("calls", []))
+
+
+class SavedCall(NamedTuple):
+    """A recorded call as text, for a process that need not know its kernel nor the classes of its arguments."""
+
+    problem: Problem
+    module: str
+    times: int
+    seconds: float
+    text: str
+
+    def restored(self) -> RecordedCall:
+        """Return the call, in a process that defines its kernel."""
+        return _from_json(json.loads(self.text), "the recording")
+
+
+def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall]:
+    """Return the calls of a recording, or of the file of one, the most expensive first."""
+    if isinstance(recording, Recording):
+        entries: list[Any] = [_to_json(call) for call in recording]
+    else:
+        entries = _entries(recording)
+    return sorted((_saved(entry, recording) for entry in entries), key=lambda call: (-call.seconds, call.problem))
+
+
+def _saved(entry: Any, source: object) -> SavedCall:
+    try:
+        problem = Problem(*map(str, entry["problem"]))
+        facts = str(entry["module"]), int(entry["count"]), float(entry["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"{source} holds a call that cannot be read ({error}): {repr(entry)[:200]}") from error
+    return SavedCall(problem, *facts, json.dumps(entry))
 
 
 def abstract(value: Any, devices: DeviceOrdinals | None = None) -> Any:
@@ -208,7 +250,7 @@ def _to_json(call: RecordedCall) -> Json:
 def _from_json(entry: Any, path: str) -> RecordedCall:
     try:
         problem = Problem(*map(str, entry["problem"]))
-        kernel = live_kernel(problem.op)
+        kernel = live_kernel(problem.op, str(entry["module"]))
         classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
         return RecordedCall(
             problem=problem,
@@ -233,17 +275,41 @@ def _placement(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------ the kernels of this process
 
-_kernels: Final[weakref.WeakValueDictionary[str, Any]] = weakref.WeakValueDictionary()
+
+def live_kernel(op_id_v: str, module: str = "") -> Kernel[Any, Any] | None:
+    """Return the kernel that this process defines under a name, or None.
+
+    One that is alive; else one of a class in `module`, if that is imported and the class needs no arguments: programs
+    that make a kernel anew for every call have none that is alive.
+    """
+    kernel = LIVE.get(op_id_v)
+    if kernel is not None or module not in sys.modules:
+        return kernel
+    kinds = [kind for kind in vars(sys.modules[module]).values() if _is_plain_kernel(kind, module)]
+    return next((made for made in (kind() for kind in kinds) if made.op_id_v == op_id_v), None)
 
 
-def announce_kernel(kernel: Kernel[Any, Any]) -> None:
-    """Let recordings that are read from files find this kernel. A later definition takes the name over."""
-    _kernels[kernel.op_id_v] = kernel
+def _is_plain_kernel(kind: object, module: str) -> bool:
+    if not isinstance(kind, type) or not issubclass(kind, Kernel) or kind.__module__ != module:
+        return False
+    needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    return all(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in needed)
 
 
-def live_kernel(op_id_v: str) -> Kernel[Any, Any] | None:
-    """Return the kernel that this process defines under a name, or None."""
-    return _kernels.get(op_id_v)
+def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:
+    """Return the problem that a recorded call is on this machine.
+
+    The specs of its arrays say "gpu", but not which: an array of no size is made to find out. One of each library, for
+    their versions count too, and a process that has just started need not have loaded them.
+    """
+    specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
+    # The last one of each library that is not on the host, if there is one.
+    by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
+    for library in by_library:
+        framework_for(library)
+    made = [materialise(replace(spec, shape=(), layout="C")) for spec in by_library.values()]
+    problem = kernel.problem(inv)
+    return problem._replace(device=device_fingerprint(device_of(made))) if made else problem
 
 
 # --------------------------------------------------------------------------------------------- what is recorded now
@@ -253,9 +319,21 @@ _active: tuple[Recording, ...] = ()
 _active_lock = threading.Lock()
 
 
+class Apart:
+    """Marks that calls are recorded apart: they are made to find something out, and are no part of the program."""
+
+    def __init__(self) -> None:
+        self.recording: Final = Recording()
+
+    def content(self) -> str:
+        """Return what is equal for all of them."""
+        return "recorded apart"
+
+
 def recordings() -> tuple[Recording, ...]:
-    """Return the recordings that are on."""
-    return _active
+    """Return the recordings that are on here."""
+    apart = None if INNERMOST.get() is None else next(scoped(Apart), None)
+    return _active if apart is None else (apart.recording,)
 
 
 @contextmanager

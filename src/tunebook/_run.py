@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tunebook._compile import Compiled, Compiling
+    from tunebook._device_lock import Turn
     from tunebook._ground import Probe
     from tunebook._types import Json
 
@@ -96,8 +97,10 @@ class Run(Generic[Cfg]):
         self.rng = random.Random("".join(sorted(self.live)))  # noqa: S311 - to shuffle
         self.errors: dict[str, Exception] = {}
         self.ran = 0
+        self.waiting_s = 0.0
         self.racing_since_s = math.inf
         self.ground = Ground()
+        self.turn: Turn | None = None
 
     def _admit(self, config: Cfg) -> str:
         """Give a candidate its fingerprint."""
@@ -106,15 +109,19 @@ class Run(Generic[Cfg]):
         self.encoded[fp] = encoded
         return fp
 
-    def finish(self, compiling: Compiling[Cfg] | None, probes: Iterable[Probe] = ()) -> Tuned[Cfg]:
+    def finish(
+        self, compiling: Compiling[Cfg] | None, probes: Iterable[Probe] = (), turn: Turn | None = None
+    ) -> Tuned[Cfg]:
         if not self.live:
             raise TuningFailed("there is no candidate to tune", [DefinitionError("the kernel gave no candidates")])
         todo = self.reuse_known()
         calm = nullcontext if compiling is None else compiling.quiet
         self.runner = _runner(self.job, list(self.live.values()), self.stopwatch, calm)
+        self.turn = turn
         with self.runner:
             tried = self._try_groups(todo, compiling)
-            complete = self._race(probes) and tried
+            with self._alone() if self.lanes else nullcontext():
+                complete = self._race(probes if turn is None else (*probes, turn)) and tried
         verdict = decide(
             self.results.values(),
             incumbent=self.job.incumbent,
@@ -132,6 +139,10 @@ class Run(Generic[Cfg]):
             seconds=self.clock_s() - self.started,
             configs=self.live,
             ground=self.ground,
+            when=self.now_s(),
+            waiting_s=self.waiting_s,
+            default=self.heuristic,
+            roofline=self.job.roofline,
         )
 
     def failure(self) -> TuningFailed:
@@ -194,7 +205,7 @@ class Run(Generic[Cfg]):
         for fp in allowed:
             if self.ran and self._left_s(TRYING) <= 0:
                 return False
-            compiled = None if compiling is None else compiling.result(fp, self._patience_s())
+            compiled = None if compiling is None else self._wait_for(compiling, fp)
             if compiled is None and compiling is not None:
                 return False  # the budget ended while it compiled
             measurement = self._try_one(fp, compiled)
@@ -209,14 +220,20 @@ class Run(Generic[Cfg]):
         compiling.start(names)
         if not self.job.isolate or not names:
             return
-        first = compiling.result(names[0], self._patience_s())
+        first = self._wait_for(compiling, names[0])
         if first is None or (not isinstance(first, Exception) and first.on_disk):
             return
         # What a process compiles in its memory is not seen by a worker that was forked before.
         for done, fp in enumerate(names, 1):
-            if compiling.result(fp, self._patience_s()) is None:
+            if self._wait_for(compiling, fp) is None:
                 break
             self._tell("compiling", done, len(names))
+
+    def _wait_for(self, compiling: Compiling[Cfg], fp: str) -> Compiled | Exception | None:
+        began_s = self.clock_s()
+        compiled = compiling.result(fp, self._patience_s())
+        self.waiting_s += self.clock_s() - began_s
+        return compiled
 
     def _try_one(self, fp: str, compiled: Compiled | Exception | None) -> Measurement:
         if isinstance(compiled, Exception):
@@ -225,7 +242,8 @@ class Run(Generic[Cfg]):
         if compiled is not None and twin != fp:
             self.twins[fp] = twin
             return self._copied(self.results[twin], fp, compiled.seconds)
-        trial = self.runner.first(self.index[fp])
+        with self._alone():
+            trial = self.runner.first(self.index[fp])
         if trial.failure is None:
             self.lanes.append(Lane(fp, _Sampler(partial(self._sample, fp)), trial.sample_s))
         return self._measurement(fp, trial, compiled)
@@ -244,8 +262,14 @@ class Run(Generic[Cfg]):
         if not self.lanes or self.lanes[-1].name != fp or self.results[fp].samples_s[0] > 3 * self.job.enough_s:
             return False
         lane = self.lanes[-1]
-        self.enough = all(lane.run_once() for _ in range(3)) and self._is_good(lane)
+        with self._alone():
+            self.enough = all(lane.run_once() for _ in range(3)) and self._is_good(lane)
         return self.enough
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Measure in the block while no other process of this host does on the same device, as far as that can be."""
+        # Half of what is left of a budget, at most: who has waited for all of it would have none left to measure in.
+        return nullcontext() if self.turn is None else self.turn.taken(self._left_s() / 2)
 
     def _is_good(self, lane: Lane) -> bool:
         return len(lane.samples_s) >= 3 and typical_s(lane.samples_s) <= self.job.enough_s

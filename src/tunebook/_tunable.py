@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
+from tunebook._book import body_of
 from tunebook._cache import ConfigCache
 from tunebook._dispatch import Dispatcher
 from tunebook._errors import DefinitionError, TunebookError
@@ -14,11 +15,10 @@ from tunebook._explain import Explanation, explain_call
 from tunebook._frameworks import load_frameworks
 from tunebook._function_kernel import FunctionKernel, as_config
 from tunebook._job import Budget, Tuned, parse_budget
-from tunebook._kernel import Invocation
 from tunebook._overlay import overlay_op
 from tunebook._persistent import PersistentCache
 from tunebook._progress import progress_for
-from tunebook._registry import Recording, announce_kernel, concrete, recordings
+from tunebook._registry import Recording, concrete, problem_here, recordings
 from tunebook._selection import ConfigSelectorChain, NoSelection, Selection
 from tunebook._tuner import Tuner
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tunebook._check import Compare, Tolerance
     from tunebook._choice import Choice
     from tunebook._function_kernel import Amount
+    from tunebook._kernel import Invocation, Kernel
     from tunebook._policy import AutotunePolicy
     from tunebook._progress import Progress
     from tunebook._registry import RecordedCall
@@ -216,7 +217,6 @@ def tunable(
     )
     built: _Tunable[Any] = _Tunable(kernel, selector)
     kernel.attach(built.dispatcher.run, selector)
-    announce_kernel(kernel)
     return built.function()
 
 
@@ -318,37 +318,51 @@ def tune_all(
     left = parse_budget(budget)
     outcomes = []
     for call in recording:
-        outcome = _tune_recorded(call, selector, left, progress, seed)
+        outcome = tune_recorded(call, selector, left, progress, seed)
         outcomes.append(outcome)
         if outcome.tuned is not None:
             left = left.less(outcome.tuned)
     return outcomes
 
 
-def _tune_recorded(
+def tune_recorded(
     call: RecordedCall,
     selector: ConfigSelectorChain[Any] | None,
     left: Budget,
-    progress: Progress | bool | None,  # noqa: FBT001 - passed on as it came
-    seed: int,
+    progress: Progress | bool | None = None,  # noqa: FBT001 - passed on as it came
+    seed: int = 0,
 ) -> Outcome:
+    """Tune one recorded call, unless it is known; what it may cost is `left`."""
     kernel = call.kernel
     if kernel is None:
         return Outcome(call, "skipped", f"{call.problem.op} is not defined in this process; import {call.module} first")
     selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector
     if selector is None:
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
-    inv: Invocation[Any, Any] = Invocation(
-        kernel.op_id, call.args, call.kwargs, surroundings=call.surroundings, **call.placement
-    )
-    known = selector.preview(inv, kernel)
-    if not isinstance(known, NoSelection) and known.event == "cache_hit":
-        return Outcome(call, "known", known.source)
-    if left.is_spent:
-        return Outcome(call, "skipped", "the budget is spent")
+    inv = call.invocation(kernel)
     try:
-        inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+        known = _known_by(selector, inv, kernel, problem_here(kernel, inv))
+        if known is None and left.is_spent:
+            return Outcome(call, "skipped", "the budget is spent")
+        if known is None:
+            inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+            # Asked again, because what an array's device and its driver are, its description need not tell.
+            known = _known_by(selector, inv, kernel, kernel.problem(inv))
+        if known is not None:
+            return Outcome(call, "known", known)
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
         return Outcome(call, "failed", str(error))
     return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
+
+
+def _known_by(
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem
+) -> str | None:
+    """Return the tier that knows the answer to a call; None also if a budget ended the tuning that found it."""
+    known = selector.preview(inv, kernel, problem)
+    if isinstance(known, NoSelection) or known.event != "cache_hit":
+        return None
+    record = None if selector.persistent is None else selector.persistent.read(problem)
+    unfinished = record is not None and body_of(record).provenance.get("complete") is False
+    return None if unfinished else known.source

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tunebook._access import Timer
     from tunebook._compile import Compiling
+    from tunebook._device_lock import Turn
     from tunebook._errors import TuningFailed
     from tunebook._frameworks import Stage
     from tunebook._ground import Probe
@@ -31,7 +32,9 @@ Cfg = TypeVar("Cfg")
 class Tuner:
     """Finds the fastest candidate: each is tried and checked once, then they race (see `_race`).
 
-    `warmup` is how often a candidate runs untimed before, and `iters` how often `measure` times a function.
+    `warmup` is how often a candidate runs untimed before, and `iters` how often `measure` times a function. Processes
+    that tune on one device take turns while they measure: `device_wait_s` is how long one waits for the others before
+    it measures all the same, and says that the ground was shared. With 0 it does not wait.
 
     >>> tuner = Tuner(warmup=1, iters=3)
     >>> tuner.autotune(lambda n: lambda: sum(range(n)), (), {}, [200_000, 10])
@@ -48,6 +51,7 @@ class Tuner:
         clock_s: Callable[[], float] = time.monotonic,
         now_s: Callable[[], float] = time.time,
         probes: Callable[[str], Iterable[Probe]] | None = None,
+        device_wait_s: float = 60.0,  # a problem is measured within seconds: this is the turn of several others
     ) -> None:
         if iters < 1 or warmup < 0:
             raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got iters={iters}, warmup={warmup}")
@@ -58,6 +62,7 @@ class Tuner:
         # Times by a clock that is not the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
         self._probes = probes or (probes_for if self._real else lambda _platform: ())
+        self._device_wait_s = device_wait_s
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
         """Return the seconds of the fastest of `iters` runs; what the function raises is raised.
@@ -124,11 +129,20 @@ class Tuner:
 
             compiling = Compiling(job.compile, run.live, self._compile_threads, self._clock_s)
         try:
-            return run.finish(compiling, self._probes(job.platform))
+            return run.finish(compiling, self._probes(job.platform), self._turn(job))
         finally:
             # Not as a with-block: at Ctrl-C that would compile all the rest before it lets go.
             if compiling is not None:
                 compiling.close()
+
+    def _turn(self, job: Job[Any]) -> Turn | None:
+        if not self._real:
+            return None
+        from tunebook._device_lock import turn_for  # noqa: PLC0415 - only who measures needs it
+
+        return turn_for(
+            [(part.args, part.kwargs) for part in job.parts], job.platform, job.ordinal, self._device_wait_s
+        )
 
 
 def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:

@@ -99,7 +99,7 @@ class DeviceTuner(Tuner):
             if others:  # before the lock, which each of them takes for its own device
                 job = spread(job, [index, *others], partial(self._share, launch))
             with self._lock, _measuring.setdefault(index, threading.RLock()):
-                tuned = self._compiled_and_measured(job._replace(platform="gpu"), launch, index)
+                tuned = self._compiled_and_measured(job._replace(platform="gpu", ordinal=index), launch, index)
         self._on_tuned(launch, tuned)
         return tuned
 

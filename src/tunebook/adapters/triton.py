@@ -22,7 +22,6 @@ from tunebook._overlay import find_overlay, overlay_op
 from tunebook._persistent import PersistentCache
 from tunebook._progress import progress_for
 from tunebook._race import typical_s
-from tunebook._registry import announce_kernel
 from tunebook._selection import ConfigSelectorChain, Selection, policy_override
 from tunebook.adapters._triton_candidate import Candidate, Launch
 from tunebook.adapters._triton_device import current_device, device_count, under_capture
@@ -110,7 +109,6 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             call=self._dispatcher.function,
             device=self._device_fact,
         )
-        announce_kernel(self.kernel)
 
     # ------------------------------------------------------------------------------------------------------ launching
 
