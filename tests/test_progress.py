@@ -1,15 +1,19 @@
-"""The progress line: on a terminal it is drawn over itself, elsewhere only its end is written."""
+"""What is seen of a tuning: on a terminal a line drawn over itself, in a notebook a changing output, else a log."""
 
 from __future__ import annotations
 
 import io
+import re
+import sys
 from typing import get_args
 
 import pytest
 
 from tunebook._job import Step
-from tunebook._progress import FAILED, progress_for, seconds_text
+from tunebook._progress import FAILED, LogLines, ProgressLine, progress_for, progress_text, seconds_text
 from tunebook._types import FailureKind
+
+STYLE = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Terminal(io.StringIO):
@@ -22,6 +26,7 @@ STEPS = [
     Step("trying", 1, 2, 2.0, left_s=2.0),
     Step("racing", 100, 100, 3.0, failures={"timeout": 2, "nan": 1}, best_s=0.001, left_s=0.0),
 ]
+END = "100/100  best 1 ms  1 gave NaN  2 timed out  3 s\n"
 
 
 def drawn(stream, asked):
@@ -32,22 +37,90 @@ def drawn(stream, asked):
 
 
 def test_on_a_terminal_each_step_is_drawn_over_the_last():
-    text = drawn(Terminal(), None)
+    terminal = Terminal()
+    line = ProgressLine("matmul", terminal)
+    for step in STEPS:
+        line(step)
+    text = terminal.getvalue()
     assert text.count("\r") == 3
     assert text.count("\n") == 1
     assert "compiling" in text
     assert "1/2  2 s  about 2 s left" in text
-    assert text.endswith("100/100  best 1 ms  1 gave NaN  2 timed out  3 s\n")
+    assert text.endswith(END)
+
+
+def test_where_rich_is_not_installed_the_line_is_plain(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert isinstance(progress_for(None, "matmul", Terminal()), ProgressLine)
+
+
+def test_with_rich_it_is_in_colour_and_says_the_same(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = drawn(Terminal(), None)
+    assert "\x1b[32mbest 1 ms" in text
+    assert STYLE.sub("", text).endswith("\r\x1b[2K" + progress_text("matmul", STEPS[-1]) + "\n")
+    assert "\x1b[?25l" not in text, "a cursor that is hidden stays hidden if the tuning fails"
+
+
+def test_with_rich_it_is_cut_to_the_width_of_the_terminal(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    last = STYLE.sub("", drawn(Terminal(), True)).rpartition("\x1b[2K")[2]
+    assert len(last.rstrip("\n")) == 40
+    assert last.endswith("…\n")
 
 
 def test_elsewhere_it_is_quiet_unless_asked():
     assert drawn(io.StringIO(), None) == ""
     assert drawn(io.StringIO(), False) == ""
-    assert drawn(io.StringIO(), True).count("\n") == 1
+    assert drawn(io.StringIO(), True) == f"matmul racing {END}"
+
+
+def test_a_log_has_a_line_every_ten_seconds_and_one_at_the_end():
+    stream, now = io.StringIO(), [0.0]
+    log = LogLines("matmul", stream, lambda: now[0])
+    for second in range(35):
+        now[0] = float(second)
+        log(Step("trying", second, 35, float(second)))
+    log(STEPS[-1])
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[2] for line in lines] == ["10/35", "20/35", "30/35", "100/100"]
+    assert "\x1b" not in stream.getvalue()
+    assert "━" not in stream.getvalue()
+
+
+CELL = """
+import tunebook as tb
+
+@tb.tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False)
+def scale(n, *, config):
+    return n
+
+tuned = tb.tune(scale, 7)
+"""
+
+
+def test_in_a_notebook_one_output_changes():
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    assert output.output_type == "display_data"
+    assert "scale racing" in output.data["text/plain"]
+    assert "100/100" in output.data["text/plain"]
 
 
 def test_every_kind_of_failure_has_words():
     assert set(FAILED) == set(get_args(FailureKind))
+
+
+def test_a_kind_of_failure_from_a_newer_release_stands_as_it_is():
+    assert "3 melted" in progress_text("matmul", Step("trying", 1, 2, 1.0, failures={"melted": 3}))
 
 
 def test_a_function_is_used_as_it_is():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
@@ -12,6 +14,7 @@ from tunebook._codec import TAG, encode, fingerprint_of
 from tunebook._errors import CodecError, StoreError, warn_once
 from tunebook._record import Body, Head, Record, identity
 from tunebook._space import Space
+from tunebook._types import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from tunebook._job import Tuned
     from tunebook._kernel import Invocation, Kernel
     from tunebook._persistent import PersistentCache
-    from tunebook._types import Json, Measurement, Problem
+    from tunebook._roofline import Roofline
+    from tunebook._types import Json, Measurement
     from tunebook.search import Nearest, Search, StrategyLike
 
 C = TypeVar("C")
@@ -197,12 +201,17 @@ class Book(Generic[C]):
     def publish(self, call: Call[C], tuned: Tuned[C], generation: int, *, verified: Trusted[C] | None = None) -> C:
         """Write what a tuning found, and return the configuration that stands.
 
-        That is an earlier one if it may be used and nothing disturbed its tuning, as something did this one. `verified`
-        is the entry whose choice was found to hold here too. A configuration that cannot be written costs one warning
-        and stays in memory. `generation` is that of the record as it was before the tuning, plus the lease's: a holder
-        that was paused past its lease so comes out below the one that took over, and the store refuses its late record.
+        That is an earlier one if it may be used, and is pinned, or nothing disturbed its tuning, as something did this
+        one. `verified` is the entry whose choice was found to hold here too. A configuration that cannot be written
+        costs one warning and stays in memory. `generation` is that of the record as it was before the tuning, plus the
+        lease's: a holder that was paused past its lease so comes out below the one that took over, and the store
+        refuses its late record.
         """
-        standing: Trusted[C] | Refused[C] = Refused("") if tuned.ground.quiet else self.find(call)
+        earlier = self.persistent.read(call.problem)
+        pinned = earlier is not None and earlier.head.origin == "pinned"
+        standing: Trusted[C] | Refused[C] = Refused("") if tuned.ground.quiet and not pinned else self.find(call)
+        if isinstance(standing, Trusted) and pinned:
+            return self._beside_pin(standing, tuned, generation)
         if isinstance(standing, Trusted) and not ground_of(body_of(standing.record)):
             clean: C = standing.config
             return clean
@@ -214,8 +223,14 @@ class Book(Generic[C]):
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
-        self._write(head, tuned.measurements, provenance, self.persistent.read(call.problem))
+        self._write(head, tuned.measurements, provenance, earlier)
         return tuned.config
+
+    def _beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
+        """Keep what was measured, and leave the choice with who pinned it."""
+        head = replace(pin.record.head, generation=generation)
+        self._write(head, tuned.measurements, dict(body_of(pin.record).provenance), pin.record)
+        return pin.config
 
     def publish_failures(self, call: Call[C], measurements: Sequence[Measurement], generation: int) -> None:
         """Write down how every candidate failed. There is no decision in that, and an earlier one stays as it is."""
@@ -322,9 +337,51 @@ def _when_and_where(now_s: float) -> dict[str, Json]:
 
 def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
-    facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete}
+    facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
+    facts["found"] = _found(tuned)
+    if tuned.default is not None:
+        facts["default"] = tuned.default
+    if tuned.roofline is not None:
+        facts["roofline"] = _written_down(tuned.roofline)
     if not tuned.ground.quiet:
         facts["ground"] = list(tuned.ground.reasons)
     if tuned.verdict is not None:
         facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
     return facts
+
+
+def _found(tuned: Tuned[Any]) -> dict[str, Json]:
+    """Return a tuning in a few numbers, so that a list of many need not read their measurements."""
+    kinds = Counter(m.failure.kind for m in tuned.measurements if m.failure is not None)
+    failed: dict[str, Json] = {str(kind): count for kind, count in kinds.items()}
+    compile_s = math.fsum(m.compile_s for m in tuned.measurements if m.compile_s)
+    found: dict[str, Json] = {"tried": len(tuned.measurements), "failed": failed, "compile_s": compile_s}
+    if tuned.verdict is not None:
+        values = {ranked.measurement.fingerprint: ranked.value_s for ranked in tuned.verdict.ranking}
+        found["best_s"] = tuned.verdict.winner.value_s
+        if (default_s := values.get(tuned.default or "")) is not None:
+            found["default_s"] = default_s
+    return found
+
+
+def _written_down(roofline: Roofline) -> dict[str, Json]:
+    amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
+    # An amount may be anything that counts, such as an integer of numpy's.
+    return {name: float(amount) for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
+
+
+def record_of_tuning(tuned: Tuned[Any]) -> Record:
+    """Return what a tuning found as a record, for whoever shows records; it is not for a store."""
+    best = None if tuned.verdict is None else tuned.verdict.winner.measurement
+    try:
+        config = encode(tuned.config) if best is None else best.config
+    except CodecError:
+        config = repr(tuned.config)
+    head = Head(
+        problem=tuned.problem or Problem("", "several calls", ""),
+        config=config,
+        checksum="",
+        origin="tuned",
+        environment="" if best is None else best.environment,
+    )
+    return Record(head, Body(measurements=tuned.measurements, provenance=_provenance(tuned, tuned.when)))

@@ -218,6 +218,8 @@ class Exploration(Generic[C]):
             complete=True,
             seconds=time.monotonic() - self._started_s,
             configs=self._configs,
+            when=time.time(),
+            default=self._heuristic,
         )
 
 

@@ -19,7 +19,7 @@ from tunebook._kernel import Invocation, Kernel
 from tunebook._keys import call_key
 from tunebook._objective import objective_for
 from tunebook._pruning import Pruning
-from tunebook._roofline import NEAR, check_peak, peak_of
+from tunebook._roofline import NEAR, Roofline, check_peak, peak_of
 from tunebook._space import Config, Space
 
 if TYPE_CHECKING:
@@ -197,10 +197,15 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def enough_s(self, inv: Invocation[Any, Any]) -> float:
         """Return the seconds of a candidate that runs near what the device can do."""
+        roofline = self.roofline(inv)
+        return 0.0 if roofline is None else roofline.least_s / NEAR
+
+    def roofline(self, inv: Invocation[Any, Any]) -> Roofline | None:
+        """Return the work that the author stated, beside the peak that was given or is known of the device."""
         if self._flops is None and self._bytes is None:
-            return 0.0
-        amounts = [self._spread(a, inv) if callable(a) else a for a in (self._flops, self._bytes)]
-        return (self._peak or peak_of(inv.device)).least_s(*amounts) / NEAR
+            return None
+        flops, moved = (self._spread(a, inv) if callable(a) else a for a in (self._flops, self._bytes))
+        return Roofline(flops, moved, self._peak or peak_of(inv.device))
 
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         """Return what compares an output with the reference's."""

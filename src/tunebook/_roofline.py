@@ -26,6 +26,19 @@ class Peak(NamedTuple):
         return max((amount / rate for amount, rate in needs if amount and rate), default=0.0)
 
 
+class Roofline(NamedTuple):
+    """The work of one call beside what its device can do; amounts of None are not known."""
+
+    flops: float | None
+    bytes_moved: float | None
+    peak: Peak
+
+    @property
+    def least_s(self) -> float:
+        """The seconds below which nothing can do this work; 0 where nothing is known."""
+        return self.peak.least_s(self.flops, self.bytes_moved)
+
+
 # By a part of the device's name, the most specific first. What their makers state for dense matrices in the narrowest
 # floating-point format, so that no wider format can beat the bound. Where several memory sizes are sold, the fastest.
 _PEAKS: Final = (
