@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
+from tunebook._decide import Ranked, decide
+from tunebook._explain import Explanation, _spread, explain_entry, measured_for_choice, versions_differ
+from tunebook._record import Body
+from tunebook._selection import NoSelection
+from tunebook._types import Failure, Measurement, Problem
+from tunebook.stores._catalogue import Catalogue
 
 
 def make(tmp_path, **options):
@@ -69,6 +77,24 @@ def test_near_misses_are_told_field_by_field(tmp_path):
     assert all(part in text for part in ("float32", "float16", "8", "16", "causal"))
 
 
+def test_an_answer_from_the_nearest_sizes_says_how_sure_it_is_and_tunes_nothing(tmp_path):
+    make(tmp_path)(np.ones((8, 4)))
+    kernel = make(tmp_path, policy=tb.AutotunePolicy(cache_miss_fallback="nearest"))
+    explanation = kernel.explain(np.ones((16, 4)))
+    said = str(explanation)
+    assert "answer: Config(block=1) from heuristics" in said
+    assert "  a guess     50% of the best speed expected, from the nearest tuned problem (causal: False, x:" in said
+    assert explanation.selection.guess.confidence == 0.5
+    assert len(list(kernel.selector.persistent.store.items())) == 1
+
+
+def test_the_authors_heuristic_is_no_guess_of_the_book(tmp_path):
+    kernel = make(tmp_path, policy=tb.AutotunePolicy(cache_miss_fallback="nearest"))
+    said = str(kernel.explain(np.ones(8)))
+    assert "answer: Config(block=4) from heuristics" in said
+    assert "a guess" not in said
+
+
 def test_an_entry_of_edited_code_is_explained_as_such(tmp_path):
     make(tmp_path)(np.ones(8))
     edited = tb.tunable(lambda x, causal=False, *, config: x, space=[{"b": 1}], name="explained", store=tmp_path)
@@ -105,14 +131,27 @@ def test_the_explained_winner_of_a_tie_is_the_one_that_was_chosen(tmp_path):
     assert explanation.selection.config.b == 2
     assert "winner     1 s (to 1 s in 3 samples)  b=2" in str(explanation)
     assert "chosen as  tie, kept the heuristic; 3 cannot be told apart" in str(explanation)
+    assert "as good    b=1; b=3" in str(explanation)
 
 
 def test_other_versions_of_libraries_are_named(tmp_path, monkeypatch):
+    version = np.__version__
     make(tmp_path)(np.ones(8))
     monkeypatch.setattr(np, "__version__", "99.0")
     kernel = make(tmp_path)
     assert "99.0" in str(kernel.explain(np.ones(8)))
-    assert "the entry was made under" in str(kernel.explain(np.ones(8)))
+    said = str(kernel.explain(np.ones(8)))
+    assert "the entry was made under" in said
+    assert f"otherwise  numpy: {version} there, 99.0 here" in said
+    assert "winner     1 s (to 1 s in 3 samples)  block=1" in said, "what was measured there is shown all the same"
+
+
+def test_near_misses_name_other_versions_too(tmp_path, monkeypatch):
+    version = np.__version__
+    make(tmp_path)(np.ones(8))
+    monkeypatch.setattr(np, "__version__", "99.0")
+    (miss,) = make(tmp_path).explain(np.ones(16)).near_misses
+    assert miss.differences == ("x: dim 0 8 there, 16 here", f"numpy: {version} there, 99.0 here")
 
 
 def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
@@ -132,5 +171,95 @@ def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
     assert "answer: Config(b=2) from heuristics" in said
     assert "persistent  no decision, because every candidate failed" in said
     assert "autotune    failed before: all 2 candidates failed" in said
-    assert "failed     b=1  launch: ValueError: no such tile (remembered until 2" in said
+    assert "failed     2 with launch: ValueError: no such tile (remembered until 2" in said
+    assert said.endswith("): b=1; b=2")
     assert make_failing().explain(2).near_misses == (), "there is no configuration in it"
+
+
+# ---------------------------------------------------------------------------------------------------- without a program
+
+
+def explained(tmp_path, problem, versions=lambda there: there):
+    catalogue = Catalogue(tb.PersistentCache("k", tmp_path).store)
+    return explain_entry(catalogue, problem, catalogue.store.get(problem), versions)
+
+
+def test_an_entry_is_explained_without_its_program(tmp_path):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    problem = kernel.problem(np.ones(8))
+    live, alone = kernel.explain(np.ones(8)), explained(tmp_path, problem)
+    assert alone.verdict == live.verdict
+    assert alone.selection.config == live.selection.config
+    assert alone.selection.source == "persistent"
+    assert alone.failures == live.failures
+
+
+def test_a_missing_entry_has_near_misses_without_its_program(tmp_path):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    explanation = explained(tmp_path, kernel.problem(np.ones(16)))
+    assert isinstance(explanation.selection, NoSelection)
+    assert explanation.near_misses[0].differences == ("x: dim 0 8 there, 16 here",)
+
+
+def test_an_entry_of_another_driver_would_be_verified(tmp_path):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    there = explained(tmp_path, kernel.problem(np.ones(8))).record.head.environment
+    said = str(explained(tmp_path, kernel.problem(np.ones(8)), lambda _: there.replace("numpy", "numpi")))
+    assert "from verification" in said
+    assert "numpi: none there" in said
+
+
+def test_versions_that_are_unknown_are_no_difference():
+    assert versions_differ("", '{"driver":"580.12"}') == ()
+    assert versions_differ("not json", '{"driver":"580.12"}') == ()
+    assert versions_differ('{"driver":"570.86"}', '{"driver":"580.12"}') == ("driver: 570.86 there, 580.12 here",)
+
+
+# ----------------------------------------------------------------------------------------------------- what is shown
+
+
+def measurement(block, samples=(), failure=None, code="c", environment="e", when=0.0):
+    return Measurement({"block": block}, str(block), code, "p", environment, tuple(samples), failure, when=when)
+
+
+def failing(*messages):
+    failures = [measurement(i, failure=Failure("compile", message)) for i, message in enumerate(messages)]
+    problem = Problem("cpu", "k", "{}")
+    return Explanation(problem=problem, selection=NoSelection(problem, ()), failures=tuple(failures))
+
+
+def test_failures_are_grouped_by_reason_whatever_their_numbers_the_most_frequent_first():
+    explanation = failing("no such tile", *(f"out of shared memory: {n} bytes" for n in range(6)))
+    assert [(len(f.configs), f.reason) for f in explanation.failed] == [
+        (6, "compile: out of shared memory: 0 bytes"),
+        (1, "compile: no such tile"),
+    ]
+    said = str(explanation)
+    assert "6 with compile: out of shared memory: 0 bytes: block=1; block=2; block=3; block=4; and 2 more" in said
+    assert "failed     block=0  compile: no such tile" in said
+
+
+def test_the_conditions_of_the_choice_are_those_shown():
+    old = [measurement(1, [1.0], environment="old", when=1.0), measurement(2, [2.0], environment="old", when=1.0)]
+    new = [measurement(2, [1.0], environment="new", when=2.0)]
+    assert measured_for_choice(Body(measurements=(*old, *new), provenance={"winner": "1"})) == old
+    assert measured_for_choice(Body(measurements=(*old, *new))) == new
+    assert measured_for_choice(Body()) == []
+
+
+def test_the_samples_of_winner_and_runner_up_are_drawn_on_one_scale():
+    verdict = decide([measurement(1, [1.0, 1.0, 1.01, 1.0, 1.0]), measurement(2, [2.0, 2.0, 2.0, 1.99, 9.0])])
+    first, second, scale = _spread(verdict.winner, verdict.ranking[1])
+    assert first == "  spread     █·······················  winner"
+    assert second.strip().startswith("·")
+    assert scale.split() == ["1", "s", "9", "s"]
+
+
+@given(st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=60), st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=60))
+def test_drawings_are_as_wide_as_their_scale_for_any_samples(mine, theirs):
+    lines = list(_spread(Ranked(measurement(1, mine), mine[0]), Ranked(measurement(2, theirs), theirs[0])))
+    assert len(lines) in (0, 3)
+    assert all(len(line.split("  ")[-2].strip()) == 24 for line in lines[:2])

@@ -151,11 +151,12 @@ def driver_of(device: object) -> dict[str, str]:
     if root_module(type(device)) == "pyopencl":
         opencl: Any = device
         return {"driver": f"{_text(opencl.platform.name)} {_text(opencl.driver_version)}"}
-    return _nvidia_driver() if platform_of(device) == "gpu" else {}
+    return nvidia_driver() if platform_of(device) == "gpu" else {}
 
 
 @cache
-def _nvidia_driver() -> dict[str, str]:
+def nvidia_driver() -> dict[str, str]:
+    """Return the version of NVIDIA's driver on this machine, as `driver_of` gives it; nothing if there is none."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:

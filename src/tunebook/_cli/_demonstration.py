@@ -1,0 +1,141 @@
+"""The kernel of `tunebook demo`, and what is shown of it, by the second process too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._cli._terminal import Cell, Column, Terminal, wrapped
+from tunebook._codec import readable
+from tunebook._decide import decide
+from tunebook._progress import progress_for, seconds_text
+from tunebook._space import Space
+from tunebook._tunable import tunable, tune
+
+if TYPE_CHECKING:
+    from tunebook._job import Tuned
+    from tunebook._tunable import Tunable
+
+LIMIT: Final = 2_000_000
+DEFAULT: Final = {"segment": 16384, "skip_even": False}
+_ABOUT: Final = (
+    "A sieve in plain Python, with 10 configurations: how long its segments are, and whether it skips even numbers. "
+    "Each one is run, checked against the default, and timed in turns."
+)
+# Not `-m`: helpers of a kernel in `__main__` are read as the user's own code, those of an installed package are not, so
+# that the second process would take the kernel for a changed one, and tune again.
+_SECOND: Final = "import sys; from tunebook._cli._demonstration import answer; answer(sys.argv[1])"
+_SHOWN: Final = 6
+_BAR: Final = 20
+_COLUMNS: Final = (
+    Column("#", "right", style="dim"),
+    Column("time", "right", style="bold"),
+    Column("", style="green", from_width=60),
+    Column("configuration"),
+    Column("", style="cyan"),
+)
+
+
+def sieve_in(book: Path) -> Tunable[int]:
+    """Return the kernel, tuned into a book."""
+
+    # Short segments cost a turn of the loop each, long ones do not fit into the processor's cache; and leaving even
+    # numbers out halves the work, for a little more arithmetic.
+    @tunable(
+        name="sieve",
+        space=Space(segment=[4096, 16384, 65536, 262144, 1048576], skip_even=[False, True]),
+        heuristic=DEFAULT,
+        store=book,
+    )
+    def sieve(limit: int, *, config: Any) -> int:
+        step = 2 if config.skip_even else 1
+        base = _small_primes(int(limit**0.5) + 1)
+        count = 1 if config.skip_even else 0
+        for low in range(3 if config.skip_even else 2, limit, config.segment * step):
+            size = -(-(min(limit, low + config.segment * step) - low) // step)
+            marks = bytearray(b"\1") * size
+            for prime in base:
+                if config.skip_even and prime == 2:
+                    continue
+                first = max(prime * prime, -(-low // prime) * prime)
+                first += prime if config.skip_even and first % 2 == 0 else 0
+                start = (first - low) // step
+                if start < size:
+                    marks[start::prime] = bytes(len(range(start, size, prime)))
+            count += marks.count(1)
+        return count
+
+    return sieve
+
+
+def _small_primes(limit: int) -> list[int]:
+    return [n for n in range(2, limit + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
+
+
+def demonstrate(keep: str | None, terminal: Terminal) -> None:
+    """Tune the kernel, show what was found, and let another process ask for it."""
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="tunebook-demo-")
+        book = Path(keep).expanduser() if keep else Path(stack.enter_context(made))
+        terminal.line(f"How many primes are there below {LIMIT:,}?", "bold")
+        sieve = sieve_in(book)
+        terminal.lines(wrapped(_ABOUT, min(terminal.width, 90)))
+        terminal.line()
+        show = progress_for(True, "sieve", terminal.out)  # noqa: FBT003 - True, False and a function are what users pass
+        tuned = tune(sieve, LIMIT, progress=show)
+        terminal.line()
+        _ranking(tuned, terminal)
+        terminal.line()
+        terminal.line("sieve.explain(...) says why:", "bold")
+        terminal.line()
+        terminal.lines(f"  {line}" for line in str(sieve.explain(LIMIT)).splitlines())
+        terminal.line()
+        terminal.line("A second process asks the same:", "bold")
+        terminal.out.flush()
+        second = [sys.executable, "-c", _SECOND, str(book)]
+        terminal.lines(subprocess.run(second, capture_output=True, text=True, check=True).stdout.splitlines())  # noqa: S603 - our own module
+        terminal.line()
+        if keep:
+            terminal.line(f"The book stays in {book}. Look into it:  tunebook ls --book {book}", "dim")
+        else:
+            terminal.line("The book of this demo is gone again; keep one with  tunebook demo --keep DIRECTORY", "dim")
+
+
+def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
+    verdict = decide(tuned.measurements)
+    if verdict is None:
+        return
+    best_s = verdict.ranking[0].value_s
+    rows = []
+    for rank, ranked in enumerate(verdict.ranking, 1):
+        factor = ranked.value_s / best_s
+        config = readable(ranked.measurement.config)
+        notes = ["chosen"] if config == readable({**tuned.config}) else []
+        notes += [f"the default, {factor:.1f} x slower"] if config == readable({**DEFAULT}) else []
+        bar = "━" * max(1, round(_BAR / factor))
+        if rank <= _SHOWN or notes:
+            rows.append(
+                (str(rank), seconds_text(ranked.value_s), bar, Cell(config, "bold" if notes else ""), ", ".join(notes))
+            )
+    terminal.table(_COLUMNS, rows, "  ")
+
+
+def answer(book: str) -> None:
+    """Do what the second process does."""
+    terminal = Terminal()
+    sieve = sieve_in(Path(book))
+    events: list[str] = []
+    sieve.selector.listen(lambda event, **told: events.append(f"{event} {told.get('level') or ''}".strip()))
+    started = time.perf_counter()
+    count = sieve(LIMIT)
+    took = seconds_text(time.perf_counter() - started)
+    again = time.perf_counter()
+    sieve(LIMIT)
+    later = seconds_text(time.perf_counter() - again)
+    found = "in the book, without tuning" if events[0] == "cache_hit persistent" else events[0]
+    terminal.lines([f"  {count:,} primes; the configuration was found {found}", f"  first call {took}, later {later}"])
