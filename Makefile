@@ -1,11 +1,12 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak bench clean compiler
+.PHONY: demo test lint unit soak bench docs ray clean compiler services
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 BENCH := .venv-bench
+RAY := .venv-ray
 PIP := -m pip --disable-pip-version-check install --quiet
 
 help:
@@ -13,6 +14,8 @@ help:
 	@echo 'make test    everything that CI runs: lint, types, tests (about 5 minutes)'
 	@echo 'make soak    the long stress and kill -9 tests'
 	@echo 'make bench   the numbers in the README, beside the peers'"'"'; writes bench/results'
+	@echo 'make docs    the site, in site/'
+	@echo 'make ray     tuning on a Ray cluster, tested on one of its own'
 	@echo 'make lint    ruff and mypy alone'
 
 # The compiler first: installing builds the accelerator if there is one.
@@ -30,9 +33,28 @@ $(BENCH)/ready: pyproject.toml bench/requirements.txt $(ACCELERATOR) | compiler
 	$(BENCH)/bin/python $(PIP) --requirement bench/requirements.txt --editable .
 	touch $@
 
+# Ray lives apart: it is large, and pins much of what it brings.
+$(RAY)/ready: pyproject.toml $(ACCELERATOR) | compiler
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python $(PIP) --editable '.[numpy,ray]' pytest pytest-timeout
+	touch $@
+
 compiler:
 	@command -v cc > /dev/null || command -v gcc > /dev/null || { \
 	  echo 'no C compiler: installing one'; apt-get update -qq && apt-get install -y -qq gcc libc6-dev; }
+
+# Real parts for tests: a Redis server, a browser, and network namespaces. Where they cannot be had, the tests that need
+# them are skipped, and say so.
+services:
+	@missing=; \
+	command -v redis-server > /dev/null || missing="$$missing redis-server"; \
+	command -v chromium > /dev/null || missing="$$missing chromium"; \
+	command -v chromedriver > /dev/null || missing="$$missing chromium-driver"; \
+	command -v ip > /dev/null || missing="$$missing iproute2"; \
+	command -v openssl > /dev/null || missing="$$missing openssl"; \
+	if [ -n "$$missing" ]; then echo "installing$$missing"; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing > /dev/null; } \
+	  || echo "could not install$$missing: tests that need them are skipped"; fi
 
 demo: $(VENV)/ready
 	$(RUN) examples/demo.py
@@ -44,14 +66,21 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-unit: $(VENV)/ready
-	$(RUN) -m pytest -m 'not slow'
+unit: $(VENV)/ready services
+	$(RUN) -m pytest -m 'not slow and not ray'
 
-soak: $(VENV)/ready
-	$(RUN) -m pytest -m slow --timeout 1800
+soak: $(VENV)/ready services
+	$(RUN) -m pytest -m 'slow and not ray' --timeout 1800
+
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo 'open site/index.html'
+
+ray: $(RAY)/ready services
+	$(RAY)/bin/python -m pytest -m ray tests/test_farm_ray.py
 
 bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/*.so
+	rm -rf $(VENV) $(BENCH) $(RAY) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/*.so

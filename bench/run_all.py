@@ -1,6 +1,6 @@
 """Run every benchmark, one after the other, and print one table: what `make bench` does.
 
-    python bench/run_all.py [--quick] [--no-peers]
+    python bench/run_all.py [--quick] [--no-peers] [--spaces DIRECTORY]
 
 Writes bench/results/summary.md beside the raw numbers, and the table in the README. A target that is missed is
 printed; only a benchmark that breaks makes the exit status non-zero.
@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import tables as tables_of
 from tables import HERE, RESULTS
@@ -24,10 +25,15 @@ BENCHMARKS = (
     ("leases", ["--quick"]),
     ("engine", ["--quick"]),
     ("pipeline", ["--quick"]),
+    ("cli", ["--quick"]),
+    ("report", ["--quick"]),
+    ("agreement", ["--quick"]),
+    ("shared", ["--quick"]),
     ("jax_trace", []),
     ("jax_hot_path", ["--rounds", "51"]),
+    ("search", ["--quick"]),
 )
-WITH_PEERS = ("hot_path", "jax_trace", "jax_hot_path")
+WITH_PEERS = ("hot_path", "jax_trace", "jax_hot_path", "search")
 
 
 def run(name: str, flags: list[str]) -> list[dict[str, object]] | None:
@@ -43,12 +49,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller books")
     parser.add_argument("--no-peers", action="store_true", help="without the packages that are only compared with")
+    parser.add_argument("--spaces", type=Path, default=HERE / "spaces", help="recorded spaces, for bench/search.py")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
     tables, broken = {}, []
     for name, shorter in BENCHMARKS:
+        if name == "search" and not options.spaces.is_dir():
+            print(f"\n== search ==\nleft out: there are no recorded spaces in {options.spaces}", flush=True)
+            continue
         peers = ["--no-peers"] if options.no_peers and name in WITH_PEERS else []
-        table = run(name, [*(shorter if options.quick else []), *peers])
+        where = ["--data", str(options.spaces)] if name == "search" else []
+        table = run(name, [*(shorter if options.quick else []), *peers, *where])
         if table is None:
             broken.append(name)
         else:

@@ -64,6 +64,14 @@ SHOWN = {
     "17 of 83 hang, crash or are wrong: regret of the winner": "how much slower than the best the winner among them is",
     "one candidate added to 65: candidates that ran (it and the incumbent)": "candidates run when one is added to 65",
     "candidates tried while others compile, of all": "candidates tried while others are still compiled",
+    "1,000 ranks, all miss: messages per rank": "messages of a rank until 1,000 agree on a problem",
+    "1,000 ranks, one hits: messages per rank": "the same where one rank knows the answer",
+    "1,000 ranks, all miss: CPU time per rank": "CPU time of a rank for that",
+    "1,000 ranks, assert_agreement over 11 problems: messages per rank": (
+        "messages of a rank to prove that all hold the same"
+    ),
+    "messages per rank, 1,000 ranks beside 100": "messages of a rank among 1,000, beside 100",
+    "ranks with another configuration than the rest": "ranks that used another configuration",
 }
 
 

@@ -21,7 +21,8 @@ __main__ _cli
 testing
 _landscape
 adapters.jax adapters._jax_record adapters._jax_tune adapters._jax_stage adapters._jax_kernel adapters._jax_context
-adapters._jax_facts adapters._jax_settings adapters._jax_profiler adapters._jax_agree
+adapters._jax_backward adapters._jax_programs
+adapters._jax_facts adapters._jax_vmap adapters._jax_settings adapters._jax_profiler adapters._jax_agree
 adapters.torch adapters.cupy adapters.opencl adapters._torch_kernel
 adapters.triton adapters._triton_tuner adapters._triton_remote adapters._triton_spread adapters._triton_compile
 adapters._triton_kernel adapters._triton_candidate adapters._triton_dispatch adapters._triton_restore
@@ -29,7 +30,7 @@ adapters._triton_device adapters._cuda_graph adapters._cuda_worker
 adapters._build_cache adapters._per_config adapters.native adapters.numpy adapters._c_source adapters._cuda_timer
 fleet formats _report _metrics _bundle
 _explain _function_kernel _signature _dispatch _tunable _executor
-_registry _book _sources _autotune _exploration _not_blocking _selection _tune_cache _agreement
+_registry _book _sources _pins _autotune _exploration _not_blocking _selection _tune_cache _agreement
 _planning _verify
 _tuner _searching _run _job _pending _persistent _background
 _runner _restore _worker _measure _compile _decide _incremental _progress _device_lock stores search

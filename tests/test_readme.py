@@ -26,8 +26,20 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path):
         assert shown in done.stdout
 
 
-# Of frameworks.md each section needs another package: tests/test_frameworks_page.py runs those.
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "frameworks"]
+# Some need a server, or each section another package: tests of their own run those.
+ELSEWHERE = {
+    "agreement": "test_agreement_page.py",
+    "frameworks": "test_frameworks_page.py",
+    "metrics": "test_report_docs.py",
+    "report": "test_report_docs.py",
+    "shared-book": "test_shared_page.py",
+}
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in ELSEWHERE]
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_the_code_of_the_other_pages_is_run_elsewhere(page, test):
+    assert f"{page}" in (ROOT / "tests" / test).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

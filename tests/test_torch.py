@@ -509,6 +509,8 @@ def test_a_configuration_is_read_in_every_way_while_it_is_compiled(compiled, rea
         "spread": lambda x, config: spread(x, **config),
     }
     way = ways[read]
+    if read == "spread" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        pytest.skip("torch.compile of 2.11 does not spread a mapping that is no dict")
 
     def run(x, *, config):
         return way(x, config)

@@ -29,5 +29,6 @@ def measure():
     scale.configs_timings = dict(zip(CONFIGS, ([0.5, 0.4, 0.6], [0.25, 0.2, 0.3], [float("inf")] * 3), strict=True))
 
 
-driver.set_active(Driver())
-scale.check_disk_cache((256, "torch.float32"), CONFIGS, measure)
+if __name__ == "__main__":
+    driver.set_active(Driver())
+    scale.check_disk_cache((256, "torch.float32"), CONFIGS, measure)

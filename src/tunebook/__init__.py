@@ -1,5 +1,7 @@
 """tunebook: finds the fastest correct configuration of a kernel once, and hands it out at the cost of a dict lookup."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from tunebook._arrays import ArraySpec as ArraySpec
 from tunebook._background import wait_for_background as wait_for_background
 from tunebook._buckets import anchor as anchor
@@ -14,6 +16,7 @@ from tunebook._codec import register_codec as register_codec
 from tunebook._errors import CodecError as CodecError
 from tunebook._errors import CompileError as CompileError
 from tunebook._errors import DefinitionError as DefinitionError
+from tunebook._errors import Disagreement as Disagreement
 from tunebook._errors import MissingDependency as MissingDependency
 from tunebook._errors import NoConfig as NoConfig
 from tunebook._errors import StoreError as StoreError
@@ -71,3 +74,32 @@ from tunebook._verify import Verified as Verified
 from tunebook.stores._pack import write_pack as write_pack
 
 __version__ = "0.1.0"
+
+if _TYPE_CHECKING:
+    from tunebook import _metrics as metrics  # noqa: F401 - a module under a public name
+    from tunebook._bundle import export_bundle as export_bundle
+    from tunebook._bundle import import_bundle as import_bundle
+    from tunebook._bundle import merge_into as merge_into
+    from tunebook._report import report as report
+
+# Names that few processes need, loaded when they are asked for: importing them would take as long as all of the above.
+_LATER = {
+    "export_bundle": "tunebook._bundle",
+    "import_bundle": "tunebook._bundle",
+    "merge_into": "tunebook._bundle",
+    "metrics": "tunebook._metrics",
+    "report": "tunebook._report",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'tunebook' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - as above
+
+    module = import_module(_LATER[name])
+    return getattr(module, name, module)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
