@@ -1,5 +1,5 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak bench docs ray clean compiler services
+.PHONY: demo test lint unit soak nightly bench docs ray clean compiler services
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -13,6 +13,7 @@ help:
 	@echo 'make demo    tune real kernels, and watch'
 	@echo 'make test    everything that CI runs: lint, types, tests (about 5 minutes)'
 	@echo 'make soak    the long stress and kill -9 tests'
+	@echo 'make nightly the same, with ten minutes at full load'
 	@echo 'make bench   the numbers in the README, beside the peers'"'"'; writes bench/results'
 	@echo 'make docs    the site, in site/'
 	@echo 'make ray     tuning on a Ray cluster, tested on one of its own'
@@ -71,6 +72,9 @@ unit: $(VENV)/ready services
 
 soak: $(VENV)/ready services
 	$(RUN) -m pytest -m 'slow and not ray' --timeout 1800
+
+nightly:
+	TUNEBOOK_SOAK_S=600 $(MAKE) soak
 
 docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

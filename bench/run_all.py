@@ -28,7 +28,7 @@ BENCHMARKS = (
     ("cli", ["--quick"]),
     ("report", ["--quick"]),
     ("agreement", ["--quick"]),
-    ("shared", ["--quick"]),
+    ("shared", []),
     ("jax_trace", []),
     ("jax_hot_path", ["--rounds", "51"]),
     ("search", ["--quick"]),

@@ -649,8 +649,8 @@ def test_listeners_are_told_of_an_agreed_configuration_as_of_a_hit():
     one, other = ranks(2, shared)
     at_once([one.ask, other.ask])
     again = Rank(shared, 1, 2)
-    assert again.ask()[1:] == ("cache_hit", "agreement", True)
-    assert again.ask()[1:] == ("cache_hit", "memory", False)
+    assert again.ask()[1:4] == ("cache_hit", "agreement", True)
+    assert again.ask()[1:4] == ("cache_hit", "memory", False)
 
 
 FORKS = """

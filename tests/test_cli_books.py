@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from cli_fixtures import OnABook, change_environment, python, stored
 
 import tunebook as tb
 from tunebook._cli import main
+from tunebook._cli._formats import OTHERS
 from tunebook._cli._pinning import pinned, unpinned
 from tunebook._record import merge
-from tunebook.stores import open_store
+from tunebook.stores import PackStore, open_store
 
 PROGRAM = """
 import json, sys
@@ -246,6 +248,30 @@ class TestCarryingAbout(OnABook):
         code, out, err = run("import", file, "--format", "vllm", "--book", str(tmp_path / "there"))
         assert code == 0, err
         assert "1 new" in out
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_each_tools_file_comes_in_and_goes_out_again(self, name, place, run, tmp_path):
+        files = {"triton": "matmul_kernel.autotune.json", "tokamax": "tokamax", "vllm": "vllm"}
+        file = str(Path(__file__).with_name("formats") / files.get(name, f"{name}.json"))
+        book = ("--format", name, "--book", str(tmp_path / "there"))
+        assert run("import", file, *book)[0] == 0
+        assert run("export", str(tmp_path / "out"), *book)[0] == 0
+        assert re.search(r"0 new, \d known already", run("import", str(tmp_path / "out"), *book)[1])
+
+    def test_the_formats_that_help_names_are_those_there_are(self):
+        from tunebook.formats import FORMATS
+
+        assert set(FORMATS) == set(OTHERS)
+
+    def test_a_file_that_names_no_device_says_how_to_name_it(self, run, tmp_path):
+        file = str(Path(__file__).with_name("formats") / "t4.json")
+        words = ("import", file, "--format", "t4", "--book", str(tmp_path / "there"))
+        assert "1 of no device, because the file names none: --as-device does" in run(*words)[1]
+        assert "no device" not in run(*words, "--as-device", "gpu:NVIDIA H200")[1]
+
+    def test_a_name_that_ends_in_db_is_a_pack(self, place, run):
+        assert run("export", "tuned.db", "--kernel", "scale")[:2] == (0, "wrote 5 entries to tuned.db (pack)\n")
+        assert len(list(PackStore(place / "tuned.db").items())) == 5
 
     def test_a_file_that_is_not_there_is_wrong_usage(self, place, run):
         assert run("import", "nowhere.db")[0] == 2

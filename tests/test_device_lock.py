@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._device_lock import Turn, cuda_names, cuda_uuid, physical_devices
+from tunebook._device_lock import Turn, cuda_names, cuda_uuid, physical_devices, physical_name
 from tunebook._errors import TunebookWarning
 from tunebook._persistent import default_book
 
@@ -300,8 +300,16 @@ def test_calls_on_the_host_share_its_processor():
     assert physical_devices((np.ones(3),), "cpu") == ("cpu",)
 
 
-def test_every_device_that_an_array_is_spread_over_is_taken(monkeypatch):
+@pytest.fixture
+def _no_driver(monkeypatch):
     monkeypatch.setattr("tunebook._device_lock.cuda_uuid", lambda ordinal: None)
+    physical_name.cache_clear()  # where there is a GPU, its id is known by now
+    yield
+    physical_name.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_every_device_that_an_array_is_spread_over_is_taken():
 
     class Gpu:
         platform = "gpu"

@@ -151,7 +151,7 @@ def test_near_misses_name_other_versions_too(tmp_path, monkeypatch):
     make(tmp_path)(np.ones(8))
     monkeypatch.setattr(np, "__version__", "99.0")
     (miss,) = make(tmp_path).explain(np.ones(16)).near_misses
-    assert miss.differences == ("x: dim 0 8 there, 16 here", f"numpy: {version} there, 99.0 here")
+    assert miss.differences == ("x: dim 0 is 8 there, 16 here", f"numpy: {version} there, 99.0 here")
 
 
 def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
@@ -200,7 +200,7 @@ def test_a_missing_entry_has_near_misses_without_its_program(tmp_path):
     kernel(np.ones(8))
     explanation = explained(tmp_path, kernel.problem(np.ones(16)))
     assert isinstance(explanation.selection, NoSelection)
-    assert explanation.near_misses[0].differences == ("x: dim 0 8 there, 16 here",)
+    assert explanation.near_misses[0].differences == ("x: dim 0 is 8 there, 16 here",)
 
 
 def test_an_entry_of_another_driver_would_be_verified(tmp_path):

@@ -611,7 +611,7 @@ def test_differences_are_told_part_by_part():
     }
     assert explain_difference(call_key(there), call_key(here)) == [
         "a: dtype float32 there, float16 here",
-        "a: dim 0 512 there, 1024 here",
+        "a: dim 0 is 512 there, 1024 here",
         "b: layout C there, F here",
         "n: 1 there, True here",
         "o.n[1]: 2 there, 3 here",

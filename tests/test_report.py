@@ -21,10 +21,10 @@ from tunebook._codec import encode
 from tunebook._persistent import PersistentCache
 from tunebook._record import Body, Head, Record
 from tunebook._report import report
-from tunebook._report._charts import heat_step, samples_range, speedups
+from tunebook._report._charts import heat_map, heat_step, samples_range, speedups
 from tunebook._report._colours import STEPS, contrast, oklch, themes
 from tunebook._report._entry import entry_of
-from tunebook._report._importance import LEVELS, axes_of, explained, heat_maps, importances, levels
+from tunebook._report._importance import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
 from tunebook._report._markup import tag
 from tunebook._report._model import DETAILS, Group
 from tunebook._report._scales import Scale, linear_ticks, quantile
@@ -397,6 +397,10 @@ def test_whatever_is_written_into_an_element_stays_text(content, attribute):
 
 
 class TestPictures:
+    def test_names_below_a_heat_map_are_whole_where_there_is_room(self):
+        shown = HeatMap(x="ORDER", y="ROWS", columns=("read_rows", "write_rows"), rows=("1",), cells=((1.0, 2.0),))
+        assert "write_rows</text>" in heat_map(shown, 1.0, 2.0)
+
     def test_the_mark_among_gains_is_the_number_beside_it(self):
         drawn = speedups([Group("k@v0", "cpu", 2, 8, 0, (1.5, 6.0), (), 1.0, 0.0, 0.0)])
         left, right = (float(x) for x in re.findall(r'<circle[^>]* cx="([\d.]+)"', drawn))

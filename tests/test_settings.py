@@ -48,8 +48,9 @@ class TestModes:
         known = tb.tune(kernel, 8).config
         monkeypatch.setenv("TUNEBOOK_MODE", "replay")
         assert kernel(8) == known
-        with pytest.raises(tb.NoConfig, match="TUNEBOOK_MODE is replay"):
+        with pytest.raises(tb.NoConfig, match="TUNEBOOK_MODE is replay") as caught:
             kernel(16)
+        assert caught.value.remedy.startswith("TUNEBOOK_MODE=replay tunes nothing: tune this call before")
 
     def test_off_does_not_look_into_the_book(self, kernel, monkeypatch):
         tb.tune(kernel, 8)

@@ -207,10 +207,10 @@ def test_a_server_that_is_down_is_tried_once_and_warned_about_once(tmp_path, bet
 
 def test_a_hung_server_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, between, through):
     between.mode = "hang"
-    assert shared_module.HOT_S == 0.3
+    assert shared_module.HOT_S < 0.3
     store = machine(tmp_path, "a", through)
     began = time.perf_counter()
-    with pytest.warns(TunebookWarning, match=r"shared book at redis://.*(imeout|within 0.3 s)"):
+    with pytest.warns(TunebookWarning, match=r"shared book at redis://.*(imeout|within 0.29 s)"):
         assert store.get(problem("k0")) is None
     assert time.perf_counter() - began < 2.5, "a client's own timeouts begin at 5 s; bench/shared.py measures 0.30 s"
     tried = between.accepted
@@ -373,7 +373,7 @@ def test_a_server_that_comes_and_goes_is_left_alone_longer_each_time():
 def test_a_server_that_is_too_slow_for_calls_is_sent_to_all_the_same(tmp_path, between, through, url):
     between.mode, between.delay_s = "delay", 0.2  # there and back
     store = machine(tmp_path, "a", through)
-    with pytest.warns(TunebookWarning, match=r"did not answer within 0.3 s"):
+    with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s"):
         store.put(record("k", 1))
     assert eventually(lambda: not marks(tmp_path, "a"))
     assert store._breaker.is_open

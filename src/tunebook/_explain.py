@@ -142,7 +142,9 @@ class Explanation:
         if alike:
             yield f"  as good    {_some(alike)}"
         for environment in environments_verified(body):
-            yield f"  verified   only finalists were measured again; all were, under {_versions(environment)}"
+            there = verdict.winner.measurement.environment
+            under = "with the same versions" if environment == there else f"under {_versions(environment)}"
+            yield f"  verified   the finalists were measured again; the others only before, {under}"
         if facts.get("complete") is False:
             yield "  the budget ended this tuning: the best so far stands"
         if ground := ground_of(body):

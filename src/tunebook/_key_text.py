@@ -92,7 +92,7 @@ def _arrays_differ(old: list[Json], new: list[Json], path: str) -> Iterator[str]
             yield f"{path}: rank {len(before)} there, {len(after)} here"
         else:
             pairs = enumerate(zip(before, after, strict=True))
-            yield from (f"{path}: dim {i} {one} there, {two} here" for i, (one, two) in pairs if one != two)
+            yield from (f"{path}: dim {i} is {one} there, {two} here" for i, (one, two) in pairs if one != two)
 
 
 # --------------------------------------------------------------------------------------------------------- spelling

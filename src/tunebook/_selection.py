@@ -111,6 +111,16 @@ def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selectio
     return NoSelection(problem=request.problem, tried=tuple(tried), cause=cause)
 
 
+def _remedy(request: Request[Any]) -> str:
+    """Return what to do about a call without an answer, where no policy is the reason."""
+    if request.mode not in {"frozen", "replay"}:
+        return ""
+    return (
+        f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
+        "`tunebook tune`, or pass a configuration with the call."
+    )
+
+
 class _Preview(Generic[C]):
     """Stands in for tuning where nothing may run: it says what tuning would do."""
 
@@ -231,7 +241,7 @@ class ConfigSelectorChain(Generic[C]):
         selection = _ask_in_order(request, tiers_of(self._own, self._alone) or self.sources)
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
-            raise NoConfig(selection.problem.op, selection.tried) from selection.cause
+            raise NoConfig(selection.problem.op, selection.tried, _remedy(request)) from selection.cause
         if selection.remember:
             self._memory.remember(request, selection.config)
         request.tell(selection.event, cfg=selection.config, level=selection.level)

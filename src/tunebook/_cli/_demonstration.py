@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._cli._terminal import Cell, Column, Terminal, wrapped
+from tunebook._cli.explain import write
 from tunebook._codec import readable
 from tunebook._decide import decide
 from tunebook._progress import progress_for, seconds_text
@@ -31,7 +32,7 @@ _ABOUT: Final = (
 # that the second process would take the kernel for a changed one, and tune again.
 _SECOND: Final = "import sys; from tunebook._cli._demonstration import answer; answer(sys.argv[1])"
 _SHOWN: Final = 6
-_BAR: Final = 20
+_BAR: Final = 14  # with what is beside it, 80 columns
 _COLUMNS: Final = (
     Column("#", "right", style="dim"),
     Column("time", "right", style="bold"),
@@ -93,7 +94,7 @@ def demonstrate(keep: str | None, terminal: Terminal) -> None:
         terminal.line()
         terminal.line("sieve.explain(...) says why:", "bold")
         terminal.line()
-        terminal.lines(f"  {line}" for line in str(sieve.explain(LIMIT)).splitlines())
+        write(sieve.explain(LIMIT), terminal)
         terminal.line()
         terminal.line("A second process asks the same:", "bold")
         terminal.out.flush()
@@ -116,7 +117,7 @@ def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
         factor = ranked.value_s / best_s
         config = readable(ranked.measurement.config)
         notes = ["chosen"] if config == readable({**tuned.config}) else []
-        notes += [f"the default, {factor:.1f} x slower"] if config == readable({**DEFAULT}) else []
+        notes += [f"default, {factor:.1f} x"] if config == readable({**DEFAULT}) else []
         bar = "━" * max(1, round(_BAR / factor))
         if rank <= _SHOWN or notes:
             rows.append(

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Final
 from tunebook._cli._verb import UsageError
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tunebook._record import Record
 
 OWN: Final = ("bundle", "pack", "json")
+# The names in `tunebook.formats.FORMATS`, which help must not load for.
+OTHERS: Final = ("ejkernel", "kernel_tuner", "t4", "tokamax", "triton", "vllm")
+
+
+def add_format(parser: ArgumentParser) -> None:
+    """Give a verb the option that says how its file is written."""
+    names = f"{', '.join(OWN)}; of other tools: {', '.join(OTHERS)}"
+    parser.add_argument("--format", metavar="NAME", help=f"{names}; by default what the name of the file means")
 
 
 def guessed(path: Path) -> str:
@@ -49,7 +58,7 @@ def _known(name: str) -> None:
     from tunebook.formats import FORMATS  # noqa: PLC0415 - as above
 
     if name not in FORMATS:
-        raise UsageError(f"{name!r} is not a format; there are {', '.join((*OWN, *sorted(FORMATS)))}")
+        raise UsageError(f"{name!r} is not a format; there are {', '.join((*OWN, *OTHERS))}")
 
 
 def _write_other(name: str, records: Sequence[Record], path: Path) -> None:

@@ -153,8 +153,9 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     import textwrap  # noqa: PLC0415 - 3 ms with the regular expressions that it compiles
 
-    lines = [line for part in text.splitlines() for line in textwrap.wrap(part, max(width, 1)) or [""]]
-    return lines or [""]
+    # Not at hyphens: names of files and devices have some, and are copied from what is shown.
+    wrapper = textwrap.TextWrapper(max(width, 1), break_on_hyphens=False)
+    return [line for part in text.splitlines() for line in wrapper.wrap(part) or [""]] or [""]
 
 
 def clean(text: str) -> str:

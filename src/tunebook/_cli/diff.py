@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = (
     Column("", style="bold"),
     Column("id", style="cyan"),
-    Column("kernel", give=1, style="bold"),
+    Column("kernel", give=2, style="bold", keeps_end=True),
     Column("device", give=4, from_width=90),
     Column("call", give=4, from_width=70),
     Column("first", give=2),

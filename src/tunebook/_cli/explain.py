@@ -38,7 +38,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if terminal.json:
         terminal.value(_as_json(explanation))
     else:
-        _write(explanation, terminal)
+        write(explanation, terminal)
     return NO if explanation.record is None else DONE
 
 
@@ -71,7 +71,8 @@ def _canonical(key: str) -> str:
         return key  # a kernel's own key builder may make keys of any form
 
 
-def _write(explanation: Explanation, terminal: Terminal) -> None:
+def write(explanation: Explanation, terminal: Terminal) -> None:
+    """Write an explanation, as wide as the terminal is."""
     for number, line in enumerate(str(explanation).splitlines()):
         text = clean(line)
         style = "bold" if number == 0 else "green" if text.startswith("answer: ") else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._formats import exporter, guessed
+from tunebook._cli._formats import add_format, exporter, guessed
 from tunebook._cli._verb import DONE, NO, Verb
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="where to write; .db makes a pack, .json a readable book")
     add_filters(parser)
-    parser.add_argument("--format", metavar="NAME", help="bundle, pack, json, or another tool's (see the docs)")
+    add_format(parser)
     parser.add_argument("--unsigned", action="store_true", help="a bundle without signature, though a key is set")
     add_json(parser)
 

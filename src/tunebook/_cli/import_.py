@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._formats import guessed, read_file
+from tunebook._cli._formats import add_format, guessed, read_file
 from tunebook._cli._verb import DONE, NO, UsageError, Verb
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a bundle, a pack, a book, or another tool's file")
     add_filters(parser)
-    parser.add_argument("--format", metavar="NAME", help="bundle, pack, json, or another tool's (see the docs)")
+    add_format(parser)
     parser.add_argument(
         "--as-kernel", metavar="NAME", default="", help="the kernel, where another tool's file has none"
     )
@@ -54,6 +54,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     merged = merge_into(store, records, dry_run=options.dry_run)
     tell(merged, store.where, terminal, dry_run=options.dry_run)
     if not terminal.json:
+        _nowhere(records, terminal)
         _fitness(records, terminal)
     return DONE
 
@@ -63,6 +64,16 @@ def _is_meant(record: Record, filters: Filters) -> bool:
 
     # Nothing of a file was written into a book yet: its entries are as old as what was measured.
     return filters.takes_age(measured_s(record)) and filters.takes_kernel(record.problem.op, record.problem.device)
+
+
+def _nowhere(records: Sequence[Record], terminal: Terminal) -> None:
+    """Say which of them no program will ever ask for."""
+    from tunebook.formats import UNKNOWN_DEVICE  # noqa: PLC0415 - as above
+
+    count = sum(record.problem.device == UNKNOWN_DEVICE for record in records)
+    if count:
+        told = "of no device, because the file names none: --as-device does, as `tunebook doctor` writes it"
+        terminal.line(f"  {count:,} {told}", "yellow")
 
 
 def _fitness(records: Sequence[Record], terminal: Terminal) -> None:

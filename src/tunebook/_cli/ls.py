@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tunebook._cli._filters import add_filters, add_json, age_text, book_of, filters_of
-from tunebook._cli._terminal import Column, clean, wrapped
+from tunebook._cli._terminal import Column, clean
 from tunebook._cli._verb import DONE, NO, Verb
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _COLUMNS: Final = (
     Column("age", "right", from_width=50),
 )
 _SUMMARY: Final = (
-    Column("kernel", give=1, style="bold"),
+    Column("kernel", give=1, style="bold", keeps_end=True),
     Column("device", give=2),
     Column("entries", "right"),
     Column("changed", "right"),
@@ -92,7 +92,8 @@ def _foot(groups: Sequence[Group], limit: int, where: str, terminal: Terminal) -
     total = f"{_count(count, 'entry', 'entries')} of {_count(len(kernels), 'kernel', 'kernels')} on "
     total += clean(min(devices)) if len(devices) == 1 else f"{len(devices):,} devices"
     terminal.line()
-    terminal.lines(terminal.styled(text, "dim") for text in wrapped(f"{total} in {where}", terminal.width))
+    terminal.line(total, "dim")
+    terminal.line(f"in {where}", "dim")
     if count > limit:
         terminal.line(f"the {limit} newest are shown; --limit 0 shows all, --summary sums them up", "dim")
 

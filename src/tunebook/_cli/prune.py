@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 _COLUMNS: Final = (
     Column("id", style="cyan"),
-    Column("kernel", give=1, style="bold"),
+    Column("kernel", give=2, style="bold", keeps_end=True),
     Column("device", give=2, from_width=60),
     Column("size", "right", from_width=50),
     Column("why"),
@@ -78,7 +78,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         entries = [{"id": listed.id, "kernel": listed.op, "why": why} for listed, why in doomed.items()]
         terminal.value({"removed": removed, "bytes": size, "dry_run": options.dry_run, "entries": entries})
     else:
-        terminal.line(f"{'would remove' if options.dry_run else 'removed' if agreed else 'kept'} {what}")
+        terminal.line(f"{'would remove' if options.dry_run else 'removed' if agreed else 'did not remove'} {what}")
     return DONE if agreed else NO
 
 

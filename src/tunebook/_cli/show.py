@@ -75,10 +75,16 @@ def _made(facts: dict[str, Any]) -> str:
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
     for said_elsewhere in ("winner", "default", "rule", "found", "waiting_s"):
         facts.pop(said_elsewhere, None)
-    at = f" {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}" if isinstance(when, (int, float)) else ""
+    verified = facts.pop("verified", None)
+    again = _day(verified.get("when")) if isinstance(verified, dict) else ""
+    at = _day(when)
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
-    return f"{at}{on}" + (f"; {ran} measured{took}" if ran is not None else "")
+    return f"{at}{on}" + (f"; {ran} measured{took}" if ran is not None else "") + (again and f"; verified{again}")
+
+
+def _day(when: object) -> str:
+    return f" {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}" if isinstance(when, (int, float)) else ""
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:

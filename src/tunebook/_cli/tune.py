@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tunebook.fleet import FarmStep, Report, Result
 
 _COLUMNS: Final = (
-    Column("kernel", give=1, style="bold"),
-    Column("call", give=3, from_width=70),
+    Column("kernel", give=2, style="bold", keeps_end=True),
+    Column("call", give=2, from_width=70),
     Column("result"),
     Column("took", align="right"),
     Column("", give=2),

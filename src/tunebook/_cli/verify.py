@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = (
     Column("id", style="cyan"),
-    Column("kernel", give=1, style="bold"),
-    Column("call", give=3, from_width=70),
+    Column("kernel", give=2, style="bold", keeps_end=True),
+    Column("call", give=2, from_width=70),
     Column("result"),
     Column("", give=2),
 )

@@ -228,7 +228,9 @@ def importance(detail: Detail) -> Markup:
 
 def heat_map(shown: HeatMap, best_s: float, worst_s: float) -> Markup:
     """Return the best time for each pair of values of two parameters."""
-    cell = min(40.0, 288.0 / max(len(shown.columns), 1))
+    # As wide as the names below it, where there is room.
+    named = min(max((len(name) for name in shown.columns), default=0) * LETTER + 8, 90.0)
+    cell = min(max(40.0, named), 288.0 / max(len(shown.columns), 1))
     left = min(max(len(name) for name in shown.rows) * LETTER + 10, 90.0)
     top, tall = 20.0, 26.0
     width, height = left + cell * len(shown.columns), top + tall * len(shown.rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tunebook._errors import DefinitionError
 from tunebook.formats import _ejkernel, _kernel_tuner, _t4, _tokamax, _triton, _vllm
+from tunebook.formats._format import UNKNOWN_DEVICE as UNKNOWN_DEVICE
 from tunebook.formats._format import Naming
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-HOT_S: Final = 0.3  # what one question of a call may take
+HOT_S: Final = 0.29  # what one question of a call may take: with what is around it, 0.3 s
 # After this the client gives up, whoever asked. Not the same: what a call did not wait for still makes a connection for
 # the next one, and the thread behind the calls may send over a slow line.
 PATIENT_S: Final = 5.0
