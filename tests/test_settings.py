@@ -126,6 +126,11 @@ class TestPins:
         with pytest.raises(tb.DefinitionError, match=says):
             kernel(8)
 
+    def test_a_pin_that_is_nearly_the_name_of_a_kernel_is_told(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_PIN", "spendr:block=2,order=ji; another_kernel:rows=4")
+        with pytest.warns(tb.TunebookWarning, match="TUNEBOOK_PIN pins 'spendr', which is not the name of this kernel"):
+            kernel(8)
+
     @pytest.mark.parametrize("text", ["matmul", "matmul:", "matmul:block", "matmul:block=", ":block=2", "m:a=1;m:b=2"])
     def test_what_pins_nothing_is_an_error(self, text):
         with pytest.raises(tb.DefinitionError, match="TUNEBOOK_PIN"):

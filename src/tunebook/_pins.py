@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._codec import decode, encode
-from tunebook._errors import CodecError, DefinitionError
+from tunebook._errors import CodecError, DefinitionError, warn_once
 from tunebook._space import Space
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     pins = parse_pins(text)
     wanted = next((pins[name] for name in names_of(kernel.op_id_v) if name in pins), None)
     if wanted is None:
+        _warn_of_misspelling(pins, kernel.op_id_v)
         return None
     found = list(islice(_fitting(kernel, inv, wanted), 2))
     if len(found) == 1:
@@ -67,6 +68,15 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     asked = ",".join(f"{name}={value}" for name, value in wanted.items())
     what = f"fits several candidates, such as {found}" if found else f"fits none of {_some(kernel, inv)}"
     raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
+
+
+def _warn_of_misspelling(pins: Mapping[str, object], op: str) -> None:
+    """Say so if a pin is nearly the name of a kernel that is called: kernels that are not, nobody knows of."""
+    import difflib  # noqa: PLC0415 - only who pins needs it
+
+    for name in names_of(op):
+        for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
+            warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
 
 
 def _fitting(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], wanted: Mapping[str, str]) -> Iterable[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
 from tunebook._cli._verb import DONE, UsageError, Verb
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from tunebook._cli._terminal import Terminal
+
+
+# So much slower than the best on sizes that it has not seen, a heuristic is worse than most that people write.
+_USELESS: Final = 0.5
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -48,6 +52,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         return DONE
     if not options.output:
         terminal.lines(learnt.source.splitlines())
+    if learnt.held_out > _USELESS:
+        terminal.note(f"too little to learn from: tune more sizes of {kernels.pop()} first")
     terminal.note(
         f"learnt from {learnt.problems} tuned calls: {learnt.regret:.1%} slower than the best on those, "
         f"{learnt.held_out:.1%} on held-out ones"
