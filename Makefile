@@ -49,7 +49,7 @@ compiler:
 services:
 	@missing=; \
 	command -v redis-server > /dev/null || missing="$$missing redis-server"; \
-	command -v chromium > /dev/null || missing="$$missing chromium"; \
+	command -v chromium > /dev/null || missing="$$missing chromium fonts-liberation fonts-dejavu-core"; \
 	command -v chromedriver > /dev/null || missing="$$missing chromium-driver"; \
 	command -v ip > /dev/null || missing="$$missing iproute2"; \
 	command -v openssl > /dev/null || missing="$$missing openssl"; \
