@@ -269,7 +269,7 @@ def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, ser
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}:{between.port}")
         store = machine(tmp_path, "a", url)
         began = time.perf_counter()
-        with pytest.warns(TunebookWarning, match=r"did not answer within 0.3 s.*Calls go on with the local book"):
+        with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s.*Calls go on with the local book"):
             assert store.get(problem("k0")) is None
         assert time.perf_counter() - began < 2.5, "the client's own begin at 5 s; bench/shared.py measures 0.30 s"
         tried = between.accepted
