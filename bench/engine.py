@@ -5,10 +5,7 @@
 Prints a table against the targets of the design, and writes the raw numbers to bench/results/engine.json.
 
 First on pretend kernels (`tunebook.testing.Landscape`), where the best is known: each problem is tuned 20 times, with
-the same true times and other noise. A sample is a run of any kind: warm-up, check or timed. Beside it stands what two
-samplers reach that are told what no tuner knows: after two runs of everything, which five candidates are the fastest.
-They spend all further samples on these, in rounds; one ranks them as tunebook does, the other is also told the law of
-the noise, its spikes too, and takes the likeliest times.
+the same true times and other noise. A sample is a run of any kind: warm-up, check or timed.
 
 Then on the C kernels of examples/, beside the way of most tuners: every candidate in turn, 5 runs untimed and 100
 timed, the best median wins. Both sides find everything compiled and loaded, so that measuring is compared with
@@ -19,7 +16,6 @@ both sides and the sequential tuner's five best are measured again, in turn, in 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import statistics
@@ -40,7 +36,6 @@ from tables import report
 import tunebook as tb
 from tunebook._job import Job
 from tunebook._measure import Stopwatch
-from tunebook._race import typical_s
 from tunebook.testing import Landscape
 
 TUNINGS, CONFIGS = 20, 64
@@ -101,58 +96,6 @@ def tune_problems(disturbed, problems):
             }
         )
     return found
-
-
-def told_best(costs, seed, disturbed):
-    """Return the samples of the five fastest: after two runs of everything, all that a tuner may take go to them."""
-    land = Landscape(costs, seed=seed, **disturbed)
-    five = sorted(costs, key=costs.get)[:5]
-    samples_s, shuffle = {config: [] for config in costs}, random.Random(seed).shuffle
-    for configs in [list(costs)] * 2 + [five] * ((ITERS // 10 - 2) * CONFIGS // 5):
-        shuffle(configs)
-        for config in configs:
-            started_s = land.elapsed_s
-            land.make_fn(config)()
-            samples_s[config].append(land.elapsed_s - started_s)
-    return {config: samples_s[config] for config in five}
-
-
-def likeliest_s(samples_s, cv, spikes):
-    """Return the mean of all true times, weighted by how likely the samples are under a Landscape's law of noise."""
-    times_s = typical_s(samples_s) * np.linspace(0.9, 1.25, 141)[:, np.newaxis]
-    ratios, shape = np.asarray(samples_s) / times_s, 0.6
-    spread = cv / math.sqrt(math.expm1(shape**2) * math.exp(shape**2))  # what `Landscape` scales a log-normal by
-
-    def density(ratio):
-        above = np.maximum(1 + (ratio - 1) / spread, 1e-9)
-        return np.exp(-0.5 * (np.log(above) / shape) ** 2) / above
-
-    likelihood = (1 - spikes) * density(ratios) + spikes / 3 * density(ratios / 3)
-    logs = np.sum(np.log(likelihood + 1e-6) - np.log(times_s), axis=1)
-    return float(np.average(times_s[:, 0], weights=np.exp(logs - logs.max())))
-
-
-def count_told(disturbed, problems):
-    """Count how often samplers that are told the five best find the best, told the law of the noise or not."""
-    found = {"five": 0, "law": 0}
-    for problem in range(HELD_OUT, HELD_OUT + problems):
-        land = Landscape(CONFIGS, seed=problem)
-        for n in range(TUNINGS):
-            five = told_best(land.costs, 1000 * problem + n, disturbed)
-            typical = {config: typical_s(samples_s) for config, samples_s in five.items()}
-            likeliest = {
-                c: likeliest_s(samples_s, disturbed["cv"], disturbed["spikes"]) for c, samples_s in five.items()
-            }
-            found["five"] += min(typical, key=typical.get) == land.best
-            found["law"] += min(likeliest, key=likeliest.get) == land.best
-    return found
-
-
-def told_rows(told, tunings):
-    """What is reached with as many samples by those who are told what a tuner cannot know."""
-    for ground, found in told.items():
-        yield f"{ground}: told the five best, find the best", f"{found['five']} of {tunings}", "", True, False
-        yield f"{ground}: told the law of the noise too, find the best", f"{found['law']} of {tunings}", "", True, False
 
 
 def landscape_rows(found):
@@ -285,10 +228,8 @@ def kernel_rows(compared):
 # ---------------------------------------------------------------------------------------------------------- results
 
 
-def table(found, told, compared):
-    tunings = TUNINGS * len(next(iter(found.values())))
-    rows = [*landscape_rows(found), *told_rows(told, tunings), *kernel_rows(compared)]
-    for what, measured, target, kept, targeted in rows:
+def table(found, compared):
+    for what, measured, target, kept, targeted in [*landscape_rows(found), *kernel_rows(compared)]:
         yield what, measured, target if targeted else "", kept or not targeted
 
 
@@ -298,12 +239,11 @@ def main():
     quick = parser.parse_args().quick
     problems = 1 if quick else PROBLEMS + MORE_PROBLEMS
     found = {ground: tune_problems(disturbed, problems) for ground, (disturbed, _) in GROUNDS.items()}
-    told = {ground: count_told(disturbed, problems) for ground, (disturbed, targeted) in GROUNDS.items() if targeted}
     with tempfile.TemporaryDirectory(prefix="tunebook-bench-") as home:
         os.environ["TUNEBOOK_HOME"] = home  # where compiled libraries are kept: nothing is compiled yet
         compared = {name: compare(kernel, 1 if quick else 5, 100 if quick else 500) for name, kernel in KERNELS.items()}
-    rows = list(table(found, told, compared))
-    return report("engine", rows, {"landscapes": found, "told": told, "kernels": compared}, quick=quick)
+    rows = list(table(found, compared))
+    return report("engine", rows, {"landscapes": found, "kernels": compared}, quick=quick)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._codec import encode, fingerprint
-from tunebook._decide import decide
 from tunebook._job import Budget, Job
 from tunebook._measure import SHORTEST_SAMPLE_S, Stopwatch
 from tunebook._objective import p95_s
@@ -23,13 +21,11 @@ from tunebook._race import (
     Lane,
     Race,
     Stage,
-    gap_uncertainty,
     is_settled,
     survivors,
     typical_s,
     uncertainty,
 )
-from tunebook._types import Measurement
 from tunebook.testing import Landscape
 
 
@@ -179,35 +175,6 @@ def test_a_candidate_whose_first_run_was_fast_is_not_lost_to_three_disturbed_one
     assert racing([fast, *others]).finalists[0].name == "fast"
 
 
-def looked_at(first_s, *samples_s):
-    lane = Lane(str(samples_s[-1]), lambda: None, first_s=first_s)
-    lane.samples_s = list(samples_s)
-    return lane
-
-
-def test_after_two_looks_those_leave_that_no_noise_in_the_race_explains():
-    rng = random.Random(1)
-    spiked = [looked_at(3.1 * level, level) for level in (1.0, 1.1, 1.2, 1.3, 5.0, 6.0)]
-    steady = [looked_at(level * rng.uniform(1, 1.1), level) for level in (rng.uniform(1, 1.4) for _ in range(50))]
-    twice, slow = looked_at(3.0, 3.05), looked_at(2.0, 2.02)
-    left = survivors([*spiked, *steady, twice, slow], QUALIFYING[0], 58)
-    assert twice in left, "two spikes may have hit a fast one"
-    assert slow not in left, "no run was twice as slow as another of its candidate"
-    assert len(left) == 58 - 3
-    assert {5.0, 6.0}.isdisjoint(lane.samples_s[0] for lane in left)
-
-
-def test_few_looks_in_all_explain_nothing_and_nobody_leaves_after_the_first():
-    lanes = [looked_at(level, level) for level in (1.0, 2.0, 5.0, 30.0)]
-    assert survivors(lanes, QUALIFYING[0], 4) == lanes
-
-
-def test_first_runs_that_are_all_slow_tell_nothing_about_who_is():
-    lanes = [looked_at(10 * level, level) for level in (1 + i / 100 for i in range(60))]
-    spiked = looked_at(10.0, 3.0)
-    assert spiked in survivors([*lanes, spiked], QUALIFYING[0], 61)
-
-
 @pytest.mark.parametrize(("objective", "expected"), [(typical_s, "fast"), (p95_s, "steady")])
 def test_a_race_for_the_worst_case_is_not_won_by_the_fastest(objective, expected):
     rng = random.Random(5)
@@ -232,50 +199,6 @@ def test_the_uncertainty_of_a_time_is_about_as_large_as_its_scatter():
     many = [[disturbed(1.0, rng)() for _ in range(64)] for _ in range(200)]
     scatter = statistics.stdev(typical_s(samples) for samples in many) / statistics.mean(map(typical_s, many))
     assert scatter == pytest.approx(statistics.mean(map(uncertainty, many)), rel=0.3)
-
-
-def test_a_typical_time_does_not_depend_on_how_many_samples_there_are():
-    rng = random.Random(14)
-
-    def average(count):
-        return statistics.mean(typical_s([disturbed(1.0, rng)() for _ in range(count)]) for _ in range(2000))
-
-    # Of 2000 such times the mean scatters by 0.0005 with 12 samples; between fastest runs of 12 and of 96, 0.018 lie.
-    assert average(12) == pytest.approx(average(96), abs=0.003)
-
-
-def test_the_uncertainty_of_a_gap_is_about_as_large_as_its_scatter():
-    rng = random.Random(15)
-    pairs = [[[disturbed(1.0, rng)() for _ in range(64)] for _ in range(2)] for _ in range(200)]
-    gaps = [typical_s(other) / typical_s(one) for one, other in pairs]
-    seen = statistics.mean(gap_uncertainty(*pair) for pair in pairs)
-    assert seen == pytest.approx(statistics.stdev(gaps), rel=0.3)
-
-
-def test_what_slows_down_whole_rounds_is_no_doubt_about_who_is_faster():
-    rng = random.Random(16)
-    waves = [rng.uniform(1.0, 1.5) for _ in range(64)]
-    one, other = ([level * wave * rng.uniform(1.0, 1.001) for wave in waves] for level in (1.0, 1.01))
-    assert gap_uncertainty(one, other) < 0.001
-    assert uncertainty(one) > 0.005
-    assert gap_uncertainty(one, other[:-1]) > 0.005, "of other rounds, nothing cancels"
-
-
-def test_finalists_are_compared_round_for_round():
-    rng = random.Random(17)
-    waves = [rng.uniform(1.0, 1.5) for _ in range(64)]
-
-    def measured(config, level, factors):
-        samples_s = tuple(level * factor for factor in factors)
-        return Measurement(
-            config=encode(config), fingerprint=fingerprint(config), code="", policy="", environment="",
-            samples_s=samples_s, when=0.0,
-        )  # fmt: skip
-
-    fast, slow = measured("fast", 1.0, waves), measured("slow", 1.025, waves)
-    assert decide([fast, slow], incumbent=slow.fingerprint).winner.measurement is fast
-    apart = measured("slow", 1.025, reversed(waves))
-    assert decide([fast, apart], incumbent=apart.fingerprint).winner.measurement is apart, "rounds that nothing joins"
 
 
 POSITIVE = st.floats(1e-6, 1e3)

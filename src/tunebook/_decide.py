@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._race import ENOUGH, Objective, gap_uncertainty, typical_s
+from tunebook._race import ENOUGH, Objective, pooled_uncertainty, typical_s
 from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ class _Bands(NamedTuple):
 def _bands(ranking: Sequence[Ranked], objective: Objective) -> _Bands:
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
-    # Those of all together, because of one gap alone it is known too badly.
-    squares = [gap_uncertainty(samples[0], other, objective) ** 2 for other in samples[1:]]
-    error = math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
+    # Of a difference, hence the square root.
+    error = math.sqrt(2) * pooled_uncertainty(samples, objective)
     alike = min(max(TIE, 2 * error), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
         # Too few to tell noise: what is nearly as fast is as good.
