@@ -96,6 +96,43 @@ print(k(X))
     assert said == ["plain plain", "highest highest", "plain plain", "highest"]
 
 
+@WAYS
+def test_a_block_that_is_entered_again_finds_what_it_found_before(way):
+    said = run(way, """
+k, put = make()
+put("plain")
+with jax.default_matmul_precision("highest"):
+    put("highest")
+one, two = set(), set()
+for _ in range(50):
+    with jax.default_matmul_precision("highest"):
+        one.add((k(X), SETTINGS.own.value))
+        with jax.enable_x64(True), jax.enable_x64(False):
+            two.add((k(X), SETTINGS.own.value))
+print(len(one), len(two), len(one | two), {text for text, _ in one | two}, SETTINGS.own.value, k(X))
+    """)  # fmt: skip
+    assert said == ["1 1 2 {'highest'} 0 plain"], "a number for each, or calls in it would be new ones each time"
+
+
+def test_what_two_threads_set_for_themselves_is_told_apart():
+    said = python(KERNEL + """
+k, put = make()
+both = threading.Barrier(2)
+def with_precision(name):
+    with jax.default_matmul_precision(name):
+        put(name)
+        both.wait()
+        found[name] = {k(X) for _ in range(50)}
+        both.wait()
+found = {}
+threads = [threading.Thread(target=with_precision, args=(name,)) for name in ("highest", "high")]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(found["highest"], found["high"])
+    """)  # fmt: skip
+    assert said == ["{'highest'} {'high'}"]
+
+
 def test_a_block_that_a_thread_was_in_before_the_adapter_was_loaded_counts():
     said = python("""
 import threading, jax

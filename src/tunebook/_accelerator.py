@@ -45,9 +45,9 @@ def _jax_by_avals() -> bool:
 
 def _jax() -> tuple[object, ...]:
     """Return the classes of jax's arrays, and what else a call with them depends on."""
-    names = hot_names()
-    settings = names["_tb_jax_x64"], names["_tb_jax_precision"]
-    return names["_tb_jax_array"], names["_tb_jax_tracer"], "aval", "value", names["_tb_jax_settings"], *settings
+    names: dict[str, Any] = hot_names()
+    classes = names["_tb_jax_array"], names["_tb_jax_tracer"]
+    return *classes, "aval", "value", names["_tb_jax_settings"], *names["_tb_jax_packed"]
 
 
 @cache

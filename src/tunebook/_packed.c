@@ -211,7 +211,7 @@ static inline int pack_value(Packing *to, PyObject *value, int depth)
 }
 
 /* What a call with jax arrays depends on beside its arguments: its settings. A number stands for them as long as they
- * are the same in all threads; if it is 0 they are read by their `value`, which takes 45 ns each. */
+ * are the same in all threads; if it is 0, what stands for those of a thread is read by its `value`, 20 to 40 ns each. */
 static int pack_settings(Packing *to)
 {
     PyObject *cell = PyList_GetItem(PyTuple_GetItem(to->jax, 4), 0);

@@ -50,7 +50,7 @@ _JAX_ONE_DEVICE: Final = Leaf(
 _JAX: Final = Leaf("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
 _JAX_TRACED: Final = Leaf("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
 # A number stands for the settings until a thread has some of its own: see `adapters/_jax_settings.py`.
-_JAX_SETTINGS: Final = "_tb_jax_settings[0] or (_tb_jax_x64.value, _tb_jax_precision.value{0}), "
+_JAX_SETTINGS: Final = "_tb_jax_settings[0] or _tb_jax_read(), "
 # The number of a device is read faster than the device; a tensor without data has that of the host, and nothing about
 # it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
 _TORCH: Final = Leaf(
@@ -63,9 +63,9 @@ _ANY_TORCH: Final = frozenset({_TORCH, _TORCH_LAYOUT})
 # What a call of jax's depends on beside its arguments, once per call; the names are from `adapters.jax`. There is no
 # mesh of one device.
 _SETTINGS: Final = {
-    _JAX_ONE_DEVICE: _JAX_SETTINGS.format(""),
-    _JAX: f"{_JAX_SETTINGS.format(', _tb_jax_device.value')}_tb_jax_mesh(), ",
-    _JAX_TRACED: f"{_JAX_SETTINGS.format(', _tb_jax_device.value')}_tb_jax_mesh(), ",
+    _JAX_ONE_DEVICE: _JAX_SETTINGS,
+    _JAX: f"{_JAX_SETTINGS}_tb_jax_mesh(), ",
+    _JAX_TRACED: f"{_JAX_SETTINGS}_tb_jax_mesh(), ",
     # The same of torch's; the names are from `adapters.torch`.
     **dict.fromkeys(
         _ANY_TORCH,

@@ -179,7 +179,7 @@ def vmap(
         found = _found_in(function, str(axes), mapped, args, kwargs)
         if not any(found.values()):
             return mapped(*args, **kwargs)
-        with SETTINGS.held(), Scope(Seen(found)):
+        with SETTINGS.held(seen_here), Scope(Seen(found)):
             return mapped(*args, **kwargs)
 
     return call
@@ -216,6 +216,6 @@ def _found_in(function: Any, axes: str, mapped: Callable[..., Any], args: Any, k
 
 def _looked_for(mapped: Callable[..., Any], arrays: Sequence[Any]) -> Findings:
     looking = Looking()
-    with SETTINGS.held(), Scope(Apart()), Scope(looking):
+    with SETTINGS.held(seen_here), Scope(Apart()), Scope(looking):
         jax.eval_shape(mapped, *arrays)
     return looking.found()

@@ -29,7 +29,7 @@ from tunebook.adapters._jax_facts import KEYED, Facts, array_leaves, axes_of, fa
 from tunebook.adapters._jax_kernel import bind, jitted
 from tunebook.adapters._jax_profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax_record import record as record  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_settings import SETTINGS
+from tunebook.adapters._jax_settings import ARE_TOLD, SETTINGS
 from tunebook.adapters._jax_stage import CapturedCall, made_up
 from tunebook.adapters._jax_tune import tune as tune  # noqa: PLC0414 - public here
 from tunebook.adapters._jax_vmap import seen_here
@@ -59,15 +59,13 @@ def _around() -> Hashable:
     return jax.sharding.get_abstract_mesh(), seen_here(), *(setting.value for setting in _AROUND)
 
 
-class _Others:
-    """What the hot path reads beside x64 when no number stands for the settings, as one text: so it can be packed."""
+# What the hot path reads when no number stands for the settings of all threads.
+_READ: Final = SETTINGS.for_all, *((SETTINGS.own,) if ARE_TOLD else (getattr(jax, name) for name in KEYED))
 
-    @property
-    def value(self) -> str | None:
-        precision: str | None = jax.default_matmul_precision.value
-        generator, seen = jax.default_prng_impl.value, seen_here()
-        is_usual = generator == KEYED["default_prng_impl"] and seen is None
-        return precision if is_usual else f"{precision} {generator} {seen}"
+
+def _read() -> tuple[Hashable, ...]:
+    # The default device cannot be packed, and matters only where there are several, of which avals say nothing.
+    return *[setting.value for setting in _READ], jax.default_device.value
 
 
 class _Jax:
@@ -78,9 +76,8 @@ class _Jax:
         "_tb_jax_array": _ARRAY,
         "_tb_jax_tracer": _TRACER,
         "_tb_jax_settings": SETTINGS.number,
-        "_tb_jax_x64": jax.enable_x64,
-        "_tb_jax_precision": _Others(),
-        "_tb_jax_device": jax.default_device,
+        "_tb_jax_packed": _READ,
+        "_tb_jax_read": _read,
         "_tb_jax_mesh": jax.sharding.get_abstract_mesh,
     }
 
