@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._bundle import Fit, check_environment, export_bundle, import_bundle, merge_into
+from tunebook._bundle import export_bundle, import_bundle, merge_into
+from tunebook._cli import main
 from tunebook._codec import encode
+from tunebook._fingerprint import environment
 from tunebook._pending import Held, acquire
 from tunebook._record import Body, Head, Record, merge
 from tunebook._types import Measurement, Problem
@@ -24,9 +27,9 @@ def measurement(config, seconds, when=1.0, code="c"):
     return Measurement(config, f"f{config}", code, "p", "{}", (seconds,), when=when)
 
 
-def record(key, config=1, *, origin="tuned", generation=1, when=1.0, measured=(), device="cpu:x", environment="{}"):
+def record(key, config=1, *, origin="tuned", generation=1, when=1.0, measured=(), environment="{}"):
     head = Head(
-        problem=Problem(device, "op@v0", key),
+        problem=Problem("cpu:x", "op@v0", key),
         config=config,
         checksum="",
         origin=origin,
@@ -200,21 +203,21 @@ class TestMerging:
         assert all({m.config for m in r.body.measurements} == {0, 1, 2, 3} for r in merged)
 
 
-def test_the_environment_check_counts_what_fits_here_and_says_why_the_rest_does_not():
+def test_an_import_counts_what_must_be_verified_here_and_says_why_most_frequent_first(tmp_path, capsys):
     made = [
-        record("a", environment='{"jax": "0.10"}'),
-        record("b", environment='{"jax": "0.9"}'),
-        record("c", environment='{"jax": "0.9", "driver": "570"}'),
+        record("a", environment=json.dumps({"pytest": pytest.__version__})),
+        record("b", environment='{"pytest": "1.0"}'),
+        record("c", environment='{"pytest": "1.0", "python": "2.7"}'),
         record("d", environment=""),
-        record("e", device="gpu:other", environment='{"jax": "0.10"}'),
+        record("e", environment='{"a compiler": "9"}'),  # cannot be told here, and so is no difference
     ]
-    fit = check_environment(made, ["cpu:x"], {"jax": "0.10"}.get)
-    assert fit == Fit(
-        usable=2,
-        to_verify=2,
-        elsewhere=1,
-        differences=(("jax 0.9 there, 0.10 here", 2), ("driver 570 there, not installed here", 1)),
-    )
+    export_bundle(made, tmp_path / "x.bundle")
+    assert main(["import", str(tmp_path / "x.bundle"), "--book", str(tmp_path / "book.json")]) == 0
+    said = [line.split(" will be verified at their first call: ") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert said == [
+        ["  2", f"pytest: 1.0 there, {pytest.__version__} here"],
+        ["  1", f"python: 2.7 there, {environment()['python']} here"],
+    ]
 
 
 class TestPinnedRecords:

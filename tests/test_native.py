@@ -406,13 +406,13 @@ def test_where_nothing_can_be_written_it_works_for_this_process(tmp_path, place)
 
 
 def test_a_full_disk_is_one_warning(tmp_path, monkeypatch):
-    def write_file(path, *rest):
+    def replace_file(path, *rest, **options):
         if path.parent == tmp_path:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, *rest)
+        real(path, *rest, **options)
 
-    real = _build_cache.write_file
-    monkeypatch.setattr(_build_cache, "write_file", write_file)
+    real = _build_cache.replace_file
+    monkeypatch.setattr(_build_cache, "replace_file", replace_file)
     library = CLibrary(TIMES_N, cache=tmp_path)
     with pytest.warns(TunebookWarning, match="No space left") as warned:
         assert [library({"N": n}).times(2) for n in (3, 4)] == [6, 8]

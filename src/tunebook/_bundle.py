@@ -18,9 +18,10 @@ from tunebook._errors import CodecError, StoreError
 from tunebook._pending import Held, acquire
 from tunebook._record import Record, canonical_json, merge
 from tunebook.stores import problem_id
+from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._types import Json, Problem
     from tunebook.stores import Store
@@ -54,13 +55,10 @@ def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, ke
     content = b"".join([canonical_json(about).encode() + b"\n", *lines])
     content += canonical_json(_seal(content, key)).encode() + b"\n"
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         # mtime=0: the same records give the same file.
-        temporary.write_bytes(gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
-        temporary.replace(target)
+        replace_file(target, gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StoreError("write", str(target), f"cannot write the bundle {target}: {error}") from error
     return len(lines)
 
@@ -201,44 +199,3 @@ def _merged(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
     # A store refuses what has a lower generation than its own; the preferred decision may have one.
     generation = max(mine.head.generation, theirs.head.generation)
     return ("kept_pinned" if kept else "changed"), both.replace(head=replace(both.head, generation=generation))
-
-
-# ---------------------------------------------------------------------------------------------- the environment check
-
-
-class Fit(NamedTuple):
-    """How records fit this machine: usable at once, to be verified first, or of another device.
-
-    `differences` says why some must be verified, most frequent first: `("jax 0.9 there, 0.10 here", 12)`.
-    """
-
-    usable: int
-    to_verify: int
-    elsewhere: int
-    differences: tuple[tuple[str, int], ...]
-
-
-def check_environment(records: Iterable[Record], devices: Iterable[str], version: Callable[[str], str | None]) -> Fit:
-    """Compare where records were made with this machine: its devices, and `version` of a library by name."""
-    here, reasons = set(devices), dict[str, int]()
-    counts = {"usable": 0, "to_verify": 0, "elsewhere": 0}
-    for record in records:
-        if record.problem.device not in here:
-            counts["elsewhere"] += 1
-            continue
-        differences = list(_differences(record.head.environment, version))
-        counts["to_verify" if differences else "usable"] += 1
-        for difference in differences:
-            reasons[difference] = reasons.get(difference, 0) + 1
-    return Fit(**counts, differences=tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))))
-
-
-def _differences(environment: str, version: Callable[[str], str | None]) -> Iterable[str]:
-    try:
-        there = json.loads(environment) if environment else {}
-    except ValueError:
-        there = {"environment": environment}
-    for name, made_with in there.items():
-        found = version(name)
-        if found != made_with:
-            yield f"{name} {made_with} there, {'not installed' if found is None else found} here"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tunebook._errors import DefinitionError, MissingDependency
 from tunebook._selection import EVERYWHERE
+from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -199,10 +200,8 @@ def write(path: str | os.PathLike[str]) -> Path:
     """Switch counting on, and write the text to a file at once, for a collector that reads files."""
     on()
     target = Path(path)
-    # Renamed when it is whole: a collector that reads half a file drops all of it.
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    part.write_text(text(), encoding="utf-8")
-    part.replace(target)
+    # Replaced whole: a collector that reads half a file drops all of it.
+    replace_file(target, text().encode())
     return target
 
 

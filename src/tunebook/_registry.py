@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import inspect
 import json
-import os
 import sys
 import threading
 from contextlib import contextmanager
@@ -24,8 +23,10 @@ from tunebook._kernel import LIVE, Invocation, Kernel
 from tunebook._record import canonical_json
 from tunebook._scope import INNERMOST, scoped
 from tunebook._types import Json, Problem
+from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
@@ -110,10 +111,8 @@ class Recording:
         entries: list[Json] = [_to_json(call) for call in self]
         text = json.dumps({"format": _FORMAT, "calls": entries}, indent=1)
         target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(target)
+            replace_file(target, text.encode())
         except OSError as error:
             raise StoreError("write", str(target), f"cannot save the recording: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 from tunebook._book import body_of
 from tunebook._cache import ConfigCache
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tunebook._verify import Verified
     from tunebook.search import StrategyLike
 
-P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 

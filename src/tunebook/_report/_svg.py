@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tunebook._report._markup import Markup, join, tag
 
@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from tunebook._report._scales import Scale
 
 LETTER: Final = 6.6  # how wide a letter of 12 pixels is at most, on average: text that must fit is cut by it
-
-
-class Tick(NamedTuple):
-    """A value on an axis with what is written there."""
-
-    value: float
-    text: str
 
 
 def chart(width: float, height: float, label: str, *children: str) -> Markup:

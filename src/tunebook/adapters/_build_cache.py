@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 from tunebook._digest import blake2b
 from tunebook._errors import StoreError, warn_once
 from tunebook._settings import HOME_VARIABLE, book_root
-from tunebook.stores._files import make_directory, write_file, writing
+from tunebook.stores._files import make_directory, replace_file, writing
 from tunebook.stores._trust import distrust
 
 if TYPE_CHECKING:
@@ -124,15 +124,9 @@ def _built(build: Callable[[Path], None]) -> bytes:
 
 
 def _put(directory: Path, digest: str, content: bytes) -> Path:
-    temporary = directory / f"tmp-{secrets.token_hex(8)}"
     path = directory / f"{digest}{_SUFFIX}"
     # Not synced: what a power loss leaves of it has no seal, and is built again.
-    write_file(temporary, content, None)
-    try:
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink()
-        raise
+    replace_file(path, content, mode=0o644, temporary=directory / f"tmp-{secrets.token_hex(8)}")
     return path
 
 

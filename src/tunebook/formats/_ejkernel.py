@@ -8,6 +8,7 @@ from tunebook._codec import decode
 from tunebook._errors import CodecError
 from tunebook._types import Problem
 from tunebook.formats._format import Format, Naming, read_json, record_of, write_json
+from tunebook.stores._json_text import imported_name, imported_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,13 +22,12 @@ _WHAT: Final = "an ejkernel cache"
 def _read(path: Path, naming: Naming) -> list[Record]:
     records = []
     for name, config in read_json(path, _WHAT).items():
-        # From the right: the device's own text has bars in it.
-        device, *rest = name.rsplit("|", 2)
-        if len(rest) != 2:
+        named = imported_problem(name)
+        if named is None:
             raise CodecError(f"{path} is not {_WHAT}: {name!r} is not of the form device|op|key")
         if config is None:
             raise CodecError(f"{path} is not {_WHAT}: {name!r} has no configuration")
-        problem = Problem(naming.device or device, naming.op or rest[0], rest[1])
+        problem = Problem(naming.device or named.device, naming.op or named.op, named.call_key)
         records.append(record_of(problem, (), "ejkernel", chosen=config))
     return records
 
@@ -36,10 +36,11 @@ def _write(records: Sequence[Record], path: Path) -> int:
     entries: dict[str, Any] = {}
     for record in records:
         problem = record.problem
-        if "|" in problem.op or "|" in problem.call_key:
+        name = imported_name(problem)
+        if name is None:
             raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
         if record.head.decided:
-            entries["|".join(problem)] = decode(record.head.config)
+            entries[name] = decode(record.head.config)
     write_json(path, entries)
     return 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._codec import decode, encode, fingerprint_of
@@ -13,6 +12,7 @@ from tunebook._race import typical_s
 from tunebook._record import Body, Head, Record, canonical_json
 from tunebook._space import Config
 from tunebook._types import Failure, Json, Measurement, Problem
+from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,13 +163,10 @@ def write_json(path: Path, content: object, *, indent: int | None = 2) -> None:
         text = json.dumps(content, indent=indent)
     except (TypeError, ValueError) as error:
         raise CodecError(f"{path}: a configuration holds what JSON cannot: {error}") from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StoreError("write", str(path), f"cannot write {path}: {error}") from error
 
 

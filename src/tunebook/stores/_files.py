@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -115,6 +115,27 @@ def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 
         finally:
             os.close(descriptor)  # may itself report a full disk, on network mounts
         undo.pop_all()
+
+
+def replace_file(
+    path: Path, content: bytes, *, sync: Sync | None = None, mode: int = 0o666, temporary: Path | None = None
+) -> None:
+    """Put a whole file in the place of what is there, whose mode it keeps, or leave that as it is.
+
+    It is on disk when this returns if `sync` is given. `mode` is a new file's, less the umask. `temporary` is for who
+    clears away what a killed process leaves; by default it is a name beside the file that no other writer has.
+    """
+    temp = temporary or path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    write_file(temp, content, sync, mode)
+    with ExitStack() as undo:
+        undo.callback(temp.unlink, missing_ok=True)
+        with suppress(FileNotFoundError):
+            temp.chmod(stat.S_IMODE(path.stat().st_mode))
+        temp.rename(path)
+        undo.pop_all()
+    if sync is not None:
+        with opened_directory(path.parent) as directory:
+            sync(directory)
 
 
 @contextmanager

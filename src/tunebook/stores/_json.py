@@ -8,9 +8,8 @@ that several hosts write belongs in a directory store, which needs no lock.
 from __future__ import annotations
 
 import os
-import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -18,11 +17,10 @@ from tunebook._errors import CodecError, StoreError, warn_once
 from tunebook.stores._files import (
     drop_lock,
     make_directory,
-    opened_directory,
     read_fault,
     read_file,
+    replace_file,
     take_lock,
-    write_file,
     writing,
 )
 from tunebook.stores._ids import problem_id
@@ -90,6 +88,17 @@ class JsonStore:
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Keep many records with one write of the file: all of them, or none."""
+        self._change(self._adding(records))
+
+    def create(self, records: Iterable[Record]) -> None:
+        """Write the file with these records alone, and no lock beside it: for one that is not there yet."""
+        content = Content()
+        self._adding(records)(content)
+        with writing(self.where):
+            make_directory(self._path.parent, self._sync)
+            self._replace(self._text(content))
+
+    def _adding(self, records: Iterable[Record]) -> Callable[[Content], bool]:
         encoded = [(record, encode_entry(record)) for record in records]
 
         def add(content: Content) -> bool:
@@ -100,7 +109,7 @@ class JsonStore:
                     content.records[name] = entry
             return True
 
-        self._change(add)
+        return add
 
     def delete(self, problem: Problem) -> bool:
         """Remove a record, and another tool's entry for the same problem; False if there was neither."""
@@ -214,12 +223,7 @@ class JsonStore:
     def _replace(self, text: bytes) -> None:
         temp = self._path.with_name(f"{self._path.name}.tmp")
         temp.unlink(missing_ok=True)  # only the holder of the lock writes one: this was left by a holder that died
-        write_file(temp, text, self._sync)
-        with suppress(FileNotFoundError):
-            temp.chmod(stat.S_IMODE(self._path.stat().st_mode))
-        temp.rename(self._path)
-        with opened_directory(self._path.parent) as directory:
-            self._sync(directory)
+        replace_file(self._path, text, sync=self._sync, mode=0o644, temporary=temp)
 
     def _text(self, content: Content) -> bytes:
         try:

@@ -110,12 +110,15 @@ def imported_name(problem: Problem) -> str | None:
     return "|".join(problem)
 
 
+def imported_problem(name: str) -> Problem | None:
+    """Return the problem that another tool's entry is for, or None if its name is not of the form device|op|key."""
+    parts = name.rsplit("|", 2)
+    return Problem(*parts) if len(parts) == 3 else None
+
+
 def imported_problems(content: Content) -> Iterator[Problem]:
     """Yield the problems of other tools' entries."""
-    for name in content.foreign:
-        parts = name.rsplit("|", 2)
-        if len(parts) == 3:
-            yield Problem(*parts)
+    return filter(None, map(imported_problem, content.foreign))
 
 
 def imported_record(problem: Problem, config: Json) -> Record:

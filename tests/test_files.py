@@ -1,0 +1,85 @@
+"""Files that are replaced whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import tunebook as tb
+from tunebook._bundle import export_bundle
+from tunebook._errors import StoreError
+from tunebook.formats._format import write_json
+from tunebook.stores._files import replace_file
+
+
+def names(directory):
+    return [path.name for path in directory.iterdir()]
+
+
+def test_a_file_is_made_and_replaced_and_nothing_is_left_beside_it(tmp_path):
+    path = tmp_path / "file"
+    for content in (b"one", b"two" * 100_000, b""):
+        replace_file(path, content)
+        assert path.read_bytes() == content
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_new_file_has_the_mode_of_the_umask_and_a_replaced_one_its_own(tmp_path):
+    path, umask = tmp_path / "file", os.umask(0o027)
+    try:
+        replace_file(path, b"")
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.chmod(0o604)
+        replace_file(path, b"new")
+        assert path.stat().st_mode & 0o777 == 0o604
+    finally:
+        os.umask(umask)
+
+
+@pytest.mark.parametrize("fault", ["sync", "in the way"])
+def test_what_fails_leaves_what_was_there_and_nothing_beside_it(fault, tmp_path):
+    path = tmp_path / "file"
+    path.mkdir() if fault == "in the way" else path.write_text("old")
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left" if fault == "sync" else "directory"):
+        replace_file(path, b"new", sync=full if fault == "sync" else None)
+    assert names(tmp_path) == ["file"]
+    assert path.is_dir() or path.read_text() == "old"
+
+
+def test_the_content_is_synced_before_the_name_and_the_name_before_it_returns(tmp_path):
+    path, seen = tmp_path / "file", []
+
+    def sync(descriptor):
+        seen.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), path.exists()))
+
+    replace_file(path, b"x", sync=sync)
+    assert seen == [(False, False), (True, True)]
+
+
+def test_threads_that_write_one_file_do_not_meet_in_a_temporary_one(tmp_path):
+    contents = [bytes([65 + n]) * 200_000 for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda content: replace_file(tmp_path / "file", content), contents * 20))
+    assert (tmp_path / "file").read_bytes() in contents
+    assert names(tmp_path) == ["file"]
+
+
+def saved(path):
+    with tb.record() as calls:
+        pass
+    calls.save(path)
+
+
+@pytest.mark.parametrize("write", [lambda p: export_bundle([], p), saved, lambda p: write_json(p, {})])
+def test_what_users_write_fails_with_our_error_and_leaves_nothing(write, tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(StoreError, match=r"cannot (write|save)"):
+        write(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
