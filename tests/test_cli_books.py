@@ -17,7 +17,7 @@ from cli_fixtures import OnABook, change_environment, python, stored
 
 import tunebook as tb
 from tunebook._cli import main
-from tunebook._cli._formats import OTHERS
+from tunebook._cli._formats import OTHERS, OWN
 from tunebook._cli._pinning import pinned, unpinned
 from tunebook._record import merge
 from tunebook.stores import PackStore, open_store
@@ -210,6 +210,19 @@ class TestCarryingAbout(OnABook):
         assert {r.problem: r for r in open_store(tmp_path / "there").items()} == ours
         assert run("diff", name if name.endswith(("db", "json")) else there)[0] == 0
 
+    @pytest.mark.parametrize("name", ["x.bundle", "x.db", "x.json"])
+    def test_an_export_leaves_one_file(self, name, place, run):
+        before = set(place.iterdir())
+        assert run("export", name)[0] == 0
+        assert set(place.iterdir()) - before == {place / name}
+
+    @pytest.mark.parametrize("verb", ["merge", "diff"])
+    def test_a_bundle_is_no_book_and_who_takes_it_for_one_is_told_how_it_comes_in(self, verb, place, run):
+        code, out, err = run(verb, "tuned.bundle.gz")
+        assert (code, out) == (2, "")
+        assert "tuned.bundle.gz is a file, but neither a .json file nor a .db pack" in err
+        assert err.endswith("tunebook import tuned.bundle.gz\n")
+
     def test_filters_choose_what_is_exported(self, place, run):
         assert json.loads(run("export", "x.db", "--kernel", "matmul", "--json")[1])["entries"] == 1
         assert run("export", "y.db", "--kernel", "nothing")[0] == 1
@@ -380,6 +393,8 @@ class TestCompletion(OnABook):
             ("tunebook ex", {"explain", "export"}),
             ("tunebook ls --su", {"--summary"}),
             ("tunebook completion z", {"zsh"}),
+            ("tunebook import x --format t", {"t4", "tokamax", "triton"}),
+            ("tunebook export x --format j", {"json"}),
         ],
     )
     def test_in_a_real_bash(self, words, expected, tmp_path, run):
@@ -395,9 +410,11 @@ class TestCompletion(OnABook):
     @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
     def test_in_a_real_fish(self, tmp_path, run):
         (tmp_path / "c.fish").write_text(run("completion", "fish")[1])
-        script = f"source {tmp_path}/c.fish; complete -C 'tunebook ex'; complete -C 'tunebook ls --su'"
+        asked = ["tunebook ex", "tunebook ls --su", "tunebook import x --format to"]
+        script = f"source {tmp_path}/c.fish; " + "; ".join(f"complete -C '{words}'" for words in asked)
         done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
-        assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["explain", "export", "--summary"]
+        found = [line.split("\t")[0] for line in done.stdout.splitlines()]
+        assert found == ["explain", "export", "--summary", "tokamax"]
 
     @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
     def test_a_real_zsh_takes_it_as_the_completion_of_tunebook(self, tmp_path, run):
@@ -413,6 +430,10 @@ class TestCompletion(OnABook):
             pytest.skip(f"{shell} is not installed")
         check = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, text=True, check=False)
         assert (check.returncode, check.stderr) == (0, "")
+
+    def test_zsh_is_told_the_formats(self, run):
+        formats = f":value:({' '.join((*OWN, *OTHERS))})"
+        assert run("completion", "zsh")[1].count(formats) == 2  # export and import
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_every_verb_and_every_option_is_in_it(self, shell, run):

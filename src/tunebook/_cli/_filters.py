@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._cli._verb import UsageError
+from tunebook._errors import DefinitionError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -133,9 +134,15 @@ def existing_book(given: str) -> Store:
 
     from tunebook.stores import is_address  # noqa: PLC0415 - as above
 
-    if not is_address(given) and not Path(given).expanduser().exists():
+    path = Path(given).expanduser()
+    if not is_address(given) and not path.exists():
         raise UsageError(f"there is no book at {given}")
-    return _trusted(open_book(given))
+    try:
+        return _trusted(open_book(given))
+    except DefinitionError as error:
+        if not path.is_file():
+            raise
+        raise UsageError(f"{error} What a bundle holds is taken with: tunebook import {given}") from error
 
 
 def _trusted(store: Store) -> Store:

@@ -84,7 +84,7 @@ def _write_json(records: Sequence[Record], path: Path, _key: bytes | None) -> No
 
     if path.exists():  # a bundle or a pack is replaced whole; what is in a book would be mixed with these
         raise UsageError(f"{path} exists; remove it first, or add to it: tunebook merge $(tunebook path) --book {path}")
-    JsonStore(path).put_many(records)
+    JsonStore(path).create(records)
 
 
 def _read_bundle(path: Path, *, allow_unsigned: bool) -> Iterable[Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._cli._formats import OTHERS, OWN
 from tunebook._cli._verb import DONE, Verb
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _WITH_FILES: Final = frozenset({"diff", "merge", "export", "import"})
+_VALUES: Final = {"--format": (*OWN, *OTHERS)}
 
 
 class _Known(NamedTuple):
@@ -61,7 +63,10 @@ def _bash(known: dict[str, _Known]) -> list[str]:
         "    fi",
         '    case "$previous" in',
         '        --book|--output|--recording) COMPREPLY=($(compgen -f -- "$current")); return ;;',
-        f"        completion) COMPREPLY=($(compgen -W '{' '.join(_SHELLS)}' -- \"$current\")); return ;;",
+        *(
+            f"        {word}) COMPREPLY=($(compgen -W '{' '.join(values)}' -- \"$current\")); return ;;"
+            for word, values in {"completion": _SHELLS, **_VALUES}.items()
+        ),
         "    esac",
         '    case "${COMP_WORDS[1]}" in',
         *cases,
@@ -91,8 +96,13 @@ def _zsh(known: dict[str, _Known]) -> list[str]:
 
 def _zsh_option(option: str, text: str, *, valued: bool) -> str:
     said = text.replace("[", "(").replace("]", ")").replace(":", " -")
-    value = (":file:_files" if option in {"--book", "--output", "--recording"} else ":value: ") if valued else ""
-    return _quoted(f"{option}[{said}]{value}")
+    return _quoted(f"{option}[{said}]{_zsh_value(option) if valued else ''}")
+
+
+def _zsh_value(option: str) -> str:
+    if option in _VALUES:
+        return f":value:({' '.join(_VALUES[option])})"
+    return ":file:_files" if option in {"--book", "--output", "--recording"} else ":value: "
 
 
 def _fish(known: dict[str, _Known]) -> list[str]:
@@ -102,6 +112,7 @@ def _fish(known: dict[str, _Known]) -> list[str]:
         lines.append(f"complete -c tunebook {alone} -f -a {name} -d {_quoted(verb.summary)}")
         for option, text in verb.options.items():
             needs = " -r" if option in verb.valued else ""
+            needs += f" -f -a '{' '.join(_VALUES[option])}'" if option in _VALUES else ""
             seen = f"-n '__fish_seen_subcommand_from {name}'"
             lines.append(f"complete -c tunebook {seen} -l {option[2:]}{needs} -d {_quoted(text)}")
     return [*lines, f"complete -c tunebook -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'"]
