@@ -7,6 +7,8 @@ import pytest
 from tunebook import clear_invocations
 from tunebook._errors import forget_warnings
 
+pytest.register_assert_rewrite("shared_checks")
+
 
 @pytest.fixture(autouse=True)
 def _own_book(tmp_path_factory, monkeypatch):

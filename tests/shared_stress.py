@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SCRIPT = Path(__file__).with_name("tuning_process.py")
-# Sixteen processes and their server on two cores: an answer may take longer than a call should wait, and a machine that
-# gave up on the server would tune for itself. That has tests of its own; here the question is who tunes what.
-PATIENT = """
-import runpy, sys
-from tunebook.stores import _shared
-_shared.HOT_S = 5.0
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 class Outcome(NamedTuple):
@@ -54,7 +45,7 @@ def tune_together(
 
     def start(name: str) -> subprocess.Popen[str]:
         variables = {**os.environ, **(environment or {}), "TUNEBOOK_HOME": str(tmp_path / name)}
-        command = [sys.executable, "-c", PATIENT, str(SCRIPT), url, str(log), str(keys), str(seconds)]
+        command = [sys.executable, str(SCRIPT), url, str(log), str(keys), str(seconds)]
         return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     running = [start(f"home-{n}") for n in range(processes)]

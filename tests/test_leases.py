@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lease_processes import outcome
+from shared_checks import (
+    check_that_one_thread_makes_the_slip,
+)
 
 from tunebook._errors import StoreError
 from tunebook.stores._leases import LeaseFiles
@@ -37,20 +39,7 @@ def test_an_absent_board_has_no_slips_and_is_not_made_by_looking(board, tmp_path
 
 
 def test_of_32_threads_one_makes_the_slip(board):
-    made = []
-    start = threading.Barrier(32)
-
-    def compete(number):
-        start.wait()
-        if board.create("k.1", b"%d" % number):
-            made.append(b"%d" % number)
-
-    threads = [threading.Thread(target=compete, args=(number,)) for number in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [board.read("k.1")]
+    check_that_one_thread_makes_the_slip(board, 32)
 
 
 def test_directories_and_slips_are_the_users_alone(board, tmp_path):

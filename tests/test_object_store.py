@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
+from functools import partial
 
 import pytest
 from servers import HOST, proxy, s3_server, s3_store
-from shared_processes import problem, record, start
-from shared_stress import tune_together
+from shared_checks import (
+    check_that_a_late_write_is_refused_everywhere,
+    check_that_each_key_is_tuned_once,
+    check_that_killed_tuners_cost_their_own_work_alone,
+    check_that_one_thread_makes_the_slip,
+    check_that_slips_behave_as_those_in_files,
+    check_that_the_highest_generation_stands,
+    check_that_what_is_not_signed_right_is_refused,
+    eventually,
+    machine,
+    number_of,
+)
+from shared_processes import problem, record
 
 from tunebook._errors import DefinitionError, StoreError, TunebookWarning
-from tunebook._pending import acquire
-from tunebook.stores import DirectoryStore, open_shared, open_store
-from tunebook.stores._ids import problem_id
+from tunebook.stores import open_store
 from tunebook.testing import StoreContract, example_record
 
 obstore = pytest.importorskip("obstore")
@@ -42,13 +49,9 @@ def _environment(server, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-_numbers = itertools.count(1)
-_by_directory = {}
-
-
 def url_for(tmp_path):
     """A place of its own for each test."""
-    return f"s3://{BUCKET}/{_by_directory.setdefault(tmp_path, next(_numbers))}"
+    return f"s3://{BUCKET}/{number_of(tmp_path)}"
 
 
 @pytest.fixture
@@ -88,21 +91,7 @@ def test_the_bytes_in_the_bucket_are_those_of_every_other_store(url, bucket):
 
 
 def test_of_many_offers_at_once_the_highest_generation_stands(url):
-    records = [example_record(config=n, generation=n) for n in range(1, 33)]
-    together = threading.Barrier(8)
-
-    def offer(mine):
-        store = ObjectStore(url, timeout_s=60)
-        together.wait()
-        for each in mine:
-            store.offer(each)
-
-    threads = [threading.Thread(target=offer, args=(records[n::8],)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ObjectStore(url).get(records[0].problem) == records[-1]
+    check_that_the_highest_generation_stands(lambda: ObjectStore(url, timeout_s=60), offers=32)
 
 
 def test_a_late_record_is_refused_and_the_one_that_stands_is_returned(url):
@@ -134,43 +123,18 @@ def test_a_damaged_record_is_a_miss_one_warning_and_is_replaced(url, bucket, dam
 
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
 def test_what_is_not_signed_right_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
-    ObjectStore(url, key=written_with).put(example_record(generation=2**62))
-    store = ObjectStore(url, key=b"secret")
-    with pytest.warns(TunebookWarning, match="TUNEBOOK_SIGNING_KEY"):
-        assert store.get(example_record().problem) is None
-    assert store.get(example_record().problem) is None, "and no second warning, which would be an error here"
-    store.put(example_record(config="mine"))
-    assert store.get(example_record().problem) == example_record(config="mine")
+    check_that_what_is_not_signed_right_is_refused(
+        partial(ObjectStore, url), written_with, again=lambda store: store.get(example_record().problem)
+    )
 
 
 def test_slips_behave_as_those_in_files(url):
-    board = ObjectStore(url).leases()
-    assert not board.rewrite("k.1", b"x")
-    assert board.create("k.1", b"one")
-    assert board.create("k.10", b"ten")
-    assert board.create("kk.2", b"another's")
-    assert board.rewrite("k.1", b"two")
-    assert (board.read("k.1"), board.generations("k")) == (b"two", [1, 10])
-    board.remove("k.1")
-    board.remove("k.1")
-    assert (board.read("k.1"), board.generations("k")) == (None, [10])
+    check_that_slips_behave_as_those_in_files(ObjectStore(url).leases())
 
 
 def test_of_16_threads_one_makes_the_slip(url):
     # Patiently: for one key, this server makes some of 16 wait for seconds (see tests/servers.py).
-    board, made, together = ObjectStore(url, timeout_s=60).leases(), [], threading.Barrier(16)
-
-    def compete(number):
-        together.wait()
-        if board.create("k.1", b"%d" % number):
-            made.append(b"%d" % number)
-
-    threads = [threading.Thread(target=compete, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [board.read("k.1")]
+    check_that_one_thread_makes_the_slip(ObjectStore(url, timeout_s=60).leases(), 16)
 
 
 def test_a_store_that_nobody_answers_raises_and_names_the_place(monkeypatch):
@@ -237,30 +201,17 @@ def test_a_forked_child_of_a_process_that_used_it_is_told_instead_of_hanging(url
     [pytest.param(4, 12, id="a few"), pytest.param(16, 200, id="many", marks=pytest.mark.slow)],
 )
 def test_each_key_is_tuned_once_among_machines(tmp_path, url, processes, keys):
-    outcome = tune_together(tmp_path, url, processes=processes, keys=keys)
-    assert (outcome.done, outcome.said) == (processes, "")
-    assert outcome.begun == {str(key): 1 for key in range(keys)}
-    assert len(list(ObjectStore(url).items())) == keys
+    check_that_each_key_is_tuned_once(tmp_path, url, processes=processes, keys=keys)
 
 
 @pytest.mark.parametrize(
     ("processes", "kills"), [pytest.param(3, 2, id="a few"), pytest.param(8, 20, id="many", marks=pytest.mark.slow)]
 )
 def test_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes, kills):
-    keys = 20 + 5 * kills
-    outcome = tune_together(tmp_path, url, processes=processes, keys=keys, seconds=0.01, kills=kills)
-    assert (outcome.done, outcome.said) == (processes, "")
-    assert outcome.begun.keys() == {str(key) for key in range(keys)}
-    assert sum(outcome.begun.values()) - keys <= outcome.killed
-    assert len(list(ObjectStore(url).items())) == keys
+    check_that_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes=processes, kills=kills)
 
 
 # -------------------------------------------------------------------------------------------- behind a local book
-
-
-def machine(tmp_path, name, url):
-    root = tmp_path / name
-    return open_shared(DirectoryStore(root), url, root=root, key=None)
 
 
 def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, server, url, monkeypatch):
@@ -286,23 +237,8 @@ def test_what_was_tuned_while_the_bucket_was_away_is_sent_when_it_is_back(tmp_pa
         with pytest.warns(TunebookWarning, match="is sent when it answers again"):
             store.put(record("k", 1))
         between.mode = "pass"
-        ends = time.monotonic() + 30
-        while time.monotonic() < ends and ObjectStore(url).get(problem("k")) is None:
-            time.sleep(0.05)
-        assert ObjectStore(url).get(problem("k")) == record("k", 1)
+        assert eventually(lambda: ObjectStore(url).get(problem("k")) == record("k", 1))
 
 
 def test_a_late_write_of_a_paused_holder_is_refused_everywhere(tmp_path, url):
-    holder = start("hold", tmp_path / "a", url=url, key="k", lease_s=0.5)
-    assert '"generation": 1' in holder.stdout.readline()
-    holder.send_signal(signal.SIGSTOP)
-    mine = machine(tmp_path, "b", url)
-    held = acquire(mine.leases(), problem_id(problem("k")), look=lambda: None, lease_s=0.5, is_gone=lambda _: False)
-    assert held.generation == 2
-    mine.put(record("k", "mine", held.generation))
-    held.release()
-    holder.send_signal(signal.SIGCONT)
-    out, _ = holder.communicate("publish\nrelease\n", timeout=60)
-    assert '"stands": "mine"' in out
-    assert ObjectStore(url).get(problem("k")).head.config == "mine"
-    assert DirectoryStore(tmp_path / "a").get(problem("k")).head.config == "mine"
+    check_that_a_late_write_is_refused_everywhere(tmp_path, url)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from servers import HOST, proxy, redis_server
+from shared_checks import (
+    DATABASES,
+    check_that_one_thread_makes_the_slip,
+    check_that_slips_behave_as_those_in_files,
+    check_that_the_highest_generation_stands,
+    check_that_what_is_not_signed_right_is_refused,
+    database_of,
+)
 
 from tunebook._errors import DefinitionError, StoreError, TunebookWarning
 from tunebook._record import Record
@@ -20,8 +27,6 @@ redis = pytest.importorskip("redis")
 
 from tunebook.stores._redis import RedisStore  # noqa: E402 - it needs the package
 
-DATABASES = 10_000
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -29,19 +34,9 @@ def server(tmp_path_factory):
         yield running
 
 
-_numbers = itertools.count(1)
-_by_directory = {}
-
-
-def url_for(server, tmp_path):
-    """A database of its own for each test."""
-    number = _by_directory.setdefault(tmp_path, next(_numbers))
-    return f"redis://{HOST}:{server.port}/{number}"
-
-
 @pytest.fixture
 def url(server, tmp_path):
-    return url_for(server, tmp_path)
+    return database_of(server, tmp_path)
 
 
 @pytest.fixture
@@ -56,12 +51,12 @@ class TestRedisStore(StoreContract):
         self.server = server
 
     def open(self, tmp_path):
-        return RedisStore(url_for(self.server, tmp_path))
+        return RedisStore(database_of(self.server, tmp_path))
 
 
 class TestSignedRedisStore(TestRedisStore):
     def open(self, tmp_path):
-        return RedisStore(url_for(self.server, tmp_path), key=b"secret")
+        return RedisStore(database_of(self.server, tmp_path), key=b"secret")
 
 
 def record_key(record):
@@ -93,21 +88,7 @@ def test_generations_are_compared_exactly_beyond_the_53_bits_of_a_lua_number(url
 
 
 def test_of_many_offers_at_once_the_highest_generation_stands(url):
-    records = [example_record(config=n, generation=n) for n in range(1, 65)]
-    start = threading.Barrier(8)
-
-    def offer(mine):
-        store = RedisStore(url)
-        start.wait()
-        for record in mine:
-            store.offer(record)
-
-    threads = [threading.Thread(target=offer, args=(records[n::8],)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert RedisStore(url).get(records[0].problem) == records[-1]
+    check_that_the_highest_generation_stands(lambda: RedisStore(url), offers=64)
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"x" * 9_000_000], ids=["empty", "nonsense", "huge"])
@@ -129,13 +110,9 @@ def test_a_record_of_another_problem_in_its_place_is_a_miss(url, client):
 
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
 def test_what_is_not_signed_right_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
-    RedisStore(url, key=written_with).put(example_record(generation=2**62))
-    store = RedisStore(url, key=b"secret")
-    with pytest.warns(TunebookWarning, match="TUNEBOOK_SIGNING_KEY"):
-        assert store.get(example_record().problem) is None
-    assert list(store.items()) == [], "and no second warning, which would be an error here"
-    store.put(example_record(config="mine"))
-    assert store.get(example_record().problem) == example_record(config="mine")
+    check_that_what_is_not_signed_right_is_refused(
+        partial(RedisStore, url), written_with, again=lambda store: list(store.items())
+    )
 
 
 def test_who_has_no_key_reads_signed_records(url):
@@ -171,16 +148,7 @@ def test_a_deleted_record_leaves_nothing_behind(url, client):
 
 
 def test_slips_behave_as_those_in_files(url):
-    board = RedisStore(url).leases()
-    assert not board.rewrite("k.1", b"x")
-    assert board.create("k.1", b"one")
-    assert board.create("k.10", b"ten")
-    assert board.create("kk.2", b"another's")
-    assert board.rewrite("k.1", b"two")
-    assert (board.read("k.1"), board.generations("k")) == (b"two", [1, 10])
-    board.remove("k.1")
-    board.remove("k.1")
-    assert (board.read("k.1"), board.generations("k")) == (None, [10])
+    check_that_slips_behave_as_those_in_files(RedisStore(url).leases())
 
 
 def test_slips_that_nobody_came_back_for_do_not_stay_for_ever(url, client):
@@ -192,19 +160,7 @@ def test_slips_that_nobody_came_back_for_do_not_stay_for_ever(url, client):
 
 
 def test_of_32_threads_one_makes_the_slip(url):
-    board, made, start = RedisStore(url).leases(), [], threading.Barrier(32)
-
-    def compete(number):
-        start.wait()
-        if board.create("k.1", b"%d" % number):
-            made.append(b"%d" % number)
-
-    threads = [threading.Thread(target=compete, args=(number,)) for number in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [board.read("k.1")]
+    check_that_one_thread_makes_the_slip(RedisStore(url).leases(), 32)
 
 
 def test_a_store_that_nobody_answers_raises_and_names_the_place_without_the_password():
@@ -286,7 +242,7 @@ def test_no_part_of_a_password_is_in_the_error_about_an_address(password):
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey", "REDIS"])
 def test_the_names_of_the_scheme(server, tmp_path, scheme):
-    store = open_store(url_for(server, tmp_path).replace("redis:", f"{scheme}:"))
+    store = open_store(database_of(server, tmp_path).replace("redis:", f"{scheme}:"))
     store.put(example_record())
     assert store.get(example_record().problem) == example_record()
 

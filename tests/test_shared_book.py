@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import sys
 import threading
 import time
@@ -14,6 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from servers import HOST, free_port, proxy, redis_server
+from shared_checks import (
+    DATABASES,
+    check_that_a_late_write_is_refused_everywhere,
+    database_of,
+    eventually,
+    machine,
+    marks,
+)
 from shared_processes import problem, record, start
 
 import tunebook as tb
@@ -33,27 +39,17 @@ from tunebook.testing import StoreContract, example_record
 redis = pytest.importorskip("redis")
 
 X = np.ones(8)
-PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with redis_server(tmp_path_factory.mktemp("redis"), databases=10_000) as running:
+    with redis_server(tmp_path_factory.mktemp("redis"), databases=DATABASES) as running:
         yield running
-
-
-_numbers = itertools.count(1)
-_by_directory = {}
-
-
-def url_for(server, tmp_path):
-    number = _by_directory.setdefault(tmp_path, next(_numbers))
-    return f"redis://{HOST}:{server.port}/{number}"
 
 
 @pytest.fixture
 def url(server, tmp_path):
-    return url_for(server, tmp_path)
+    return database_of(server, tmp_path)
 
 
 @pytest.fixture
@@ -68,32 +64,13 @@ def through(between, url):
     return f"redis://{HOST}:{between.port}/{url.rpartition('/')[2]}"
 
 
-def machine(tmp_path, name, url, **options):
-    """A local book of its own before the shared one: what one machine sees."""
-    root = tmp_path / name
-    return open_shared(DirectoryStore(root), url, root=root, **{"key": None, **options})
-
-
-def eventually(fact):
-    ends = time.monotonic() + PATIENCE_S
-    while time.monotonic() < ends:
-        if fact():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def marks(tmp_path, name):
-    return [path for path in (tmp_path / name / "v1" / "outbox").rglob("*") if path.is_file()]
-
-
 class TestSharedStore(StoreContract):
     @pytest.fixture(autouse=True)
     def _server(self, server):
         self.server = server
 
     def open(self, tmp_path):
-        return machine(tmp_path, "book", url_for(self.server, tmp_path))
+        return machine(tmp_path, "book", database_of(self.server, tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -232,9 +209,9 @@ def test_what_was_tuned_while_the_server_was_down_is_sent_when_it_is_back(tmp_pa
     with pytest.warns(TunebookWarning, match="is sent when it answers again"):
         store.put(record("k0", 0))
     store.put(record("k1", 1))
-    assert len(marks(tmp_path, "a")) == 2
+    assert len(marks(tmp_path / "a")) == 2
     between.mode = "pass"
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert [machine(tmp_path, "b", url).get(problem(f"k{n}")) for n in (0, 1)] == [record("k0", 0), record("k1", 1)]
     store.put(record("k2", 2))
     assert open_store(url).get(problem("k2")) == record("k2", 2), "the server is asked by calls again"
@@ -246,20 +223,20 @@ def test_what_a_process_tuned_and_could_not_send_another_process_sends(tmp_path,
     assert "cannot be used" in child.communicate(timeout=60)[0]
     assert child.returncode == -9
     outbox = tmp_path / "a" / "v1" / "outbox"
-    assert len(marks(tmp_path, "a")) == 2
+    assert len(marks(tmp_path / "a")) == 2
     # The same machine, when the server has come up under that address: here, the outbox of another address.
     (there,) = outbox.iterdir()
     there.rename(Outbox.beside(tmp_path / "a", url)._directory)
     store = machine(tmp_path, "a", url)
     assert store.get(problem("any")) is None
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert {r.problem.call_key for r in open_store(url).items()} == {"k0", "k1"}
 
 
 def test_bulk_writes_are_sent_behind_the_calls(tmp_path, url):
     store = machine(tmp_path, "a", url)
     store.put_many(record(f"k{n}", n) for n in range(100))
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert len(list(open_store(url).items())) == 100
 
 
@@ -273,7 +250,7 @@ def test_the_outbox_is_bounded_and_says_so(tmp_path, between, through, monkeypat
     with pytest.warns(TunebookWarning, match="stays on this machine"):
         store.put(record("k3", 3))
     store.put(record("k4", 4))
-    assert len(marks(tmp_path, "a")) == 3
+    assert len(marks(tmp_path / "a")) == 3
     assert store.get(problem("k4")) == record("k4", 4)
 
 
@@ -285,7 +262,7 @@ def test_what_waits_is_still_sent_after_the_password_was_changed(tmp_path):
         del store
         again = machine(tmp_path, "a", running.url)
         assert again.get(problem("any")) is None
-        assert eventually(lambda: not marks(tmp_path, "a"))
+        assert eventually(lambda: not marks(tmp_path / "a"))
         assert open_store(running.url).get(problem("k")) == record("k", 1)
 
 
@@ -298,7 +275,7 @@ def test_what_was_put_since_is_not_replaced_by_what_was_put_before(tmp_path, bet
     _, since = store._outbox._ours
     store._outbox.done(since)
     between.mode = "pass"
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert open_store(url).get(problem("k")) == record("k", "since")
 
 
@@ -319,7 +296,7 @@ def test_a_mark_that_is_damaged_or_has_no_record_is_dropped(tmp_path, url):
     (outbox._directory / "torn.1").write_bytes(b"3 4")
     store = machine(tmp_path, "a", url)
     assert store.get(problem("any")) is None
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert list(open_store(url).items()) == []
 
 
@@ -375,7 +352,7 @@ def test_a_server_that_is_too_slow_for_calls_is_sent_to_all_the_same(tmp_path, b
     store = machine(tmp_path, "a", through)
     with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s"):
         store.put(record("k", 1))
-    assert eventually(lambda: not marks(tmp_path, "a"))
+    assert eventually(lambda: not marks(tmp_path / "a"))
     assert store._breaker.is_open
     assert open_store(url).get(problem("k")) == record("k", 1)
 
@@ -481,20 +458,7 @@ def test_a_lease_outlives_a_server_that_is_away_for_a_moment(tmp_path, between, 
 
 
 def test_a_late_write_of_a_paused_holder_is_refused_everywhere(tmp_path, url):
-    holder = start("hold", tmp_path / "a", url=url, key="k", lease_s=0.5)
-    assert '"generation": 1' in holder.stdout.readline()
-    holder.send_signal(signal.SIGSTOP)
-    mine = machine(tmp_path, "b", url)
-    # As another machine would: it cannot see the process, and waits until the lease has lapsed.
-    held = acquire(mine.leases(), problem_id(problem("k")), look=lambda: None, lease_s=0.5, is_gone=lambda _: False)
-    assert held.generation == 2
-    mine.put(record("k", "mine", held.generation))
-    held.release()
-    holder.send_signal(signal.SIGCONT)
-    out, _ = holder.communicate("publish\nrelease\n", timeout=60)
-    assert '"stands": "mine"' in out
-    assert open_store(url).get(problem("k")).head.config == "mine"
-    assert DirectoryStore(tmp_path / "a").get(problem("k")).head.config == "mine"
+    check_that_a_late_write_is_refused_everywhere(tmp_path, url)
 
 
 def test_a_waiter_looks_less_often_the_longer_it_waits(tmp_path, url):

@@ -12,6 +12,12 @@ import time
 
 import pytest
 from servers import redis_server
+from shared_checks import (
+    check_that_each_key_is_tuned_once,
+    check_that_killed_tuners_cost_their_own_work_alone,
+    eventually,
+    marks,
+)
 from shared_processes import problem, start
 from shared_stress import tune_together
 
@@ -26,19 +32,6 @@ SOAK_S = float(os.environ.get("TUNEBOOK_SOAK_S", "60"))
 def url(tmp_path):
     with redis_server(tmp_path / "redis") as running:
         yield running.url
-
-
-def eventually(fact):
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends:
-        if fact():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def marks(root):
-    return [path for path in (root / "v1" / "outbox").rglob("*") if path.is_file()]
 
 
 def test_a_fleet_with_new_code_tunes_once_more_and_not_once_per_machine(tmp_path, url):
@@ -66,23 +59,14 @@ def test_a_fleet_with_new_code_tunes_once_more_and_not_once_per_machine(tmp_path
     [pytest.param(4, 12, id="a few"), pytest.param(16, 200, id="many", marks=pytest.mark.slow)],
 )
 def test_each_key_is_tuned_once_among_machines(tmp_path, url, processes, keys):
-    outcome = tune_together(tmp_path, url, processes=processes, keys=keys)
-    assert (outcome.done, outcome.said) == (processes, "")
-    assert outcome.begun == {str(key): 1 for key in range(keys)}
-    assert len(list(open_store(url).items())) == keys
+    check_that_each_key_is_tuned_once(tmp_path, url, processes=processes, keys=keys)
 
 
 @pytest.mark.parametrize(
     ("processes", "kills"), [pytest.param(3, 2, id="a few"), pytest.param(8, 40, id="many", marks=pytest.mark.slow)]
 )
 def test_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes, kills):
-    keys = 20 + 5 * kills
-    outcome = tune_together(tmp_path, url, processes=processes, keys=keys, seconds=0.01, kills=kills)
-    assert (outcome.done, outcome.said) == (processes, "")
-    assert outcome.begun.keys() == {str(key) for key in range(keys)}
-    again = sum(outcome.begun.values()) - keys
-    assert again <= outcome.killed, "each killed process leaves at most one tuning for another to do again"
-    assert len(list(open_store(url).items())) == keys
+    check_that_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes=processes, kills=kills)
 
 
 @pytest.mark.parametrize("data", ["kept", "lost"])
@@ -105,7 +89,7 @@ def test_a_server_killed_while_machines_tune_fails_no_call(tmp_path, data):
 
 
 def _some_progress(tmp_path):
-    assert eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().count("\n") > 8)
+    assert eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().count("\n") > 8, 60.0)
 
 
 @pytest.mark.slow
@@ -126,13 +110,15 @@ def test_soak_nothing_grows_and_nothing_is_lost(tmp_path):
             assert report["turns"] > 400
             growth = {what: report["ended"][what] - report["begun"][what] for what in report["begun"]}
             assert growth["files"] <= 8
-            assert growth["threads"] <= 8  # some questions are under way
+            assert growth["threads"] <= 3
+            # The one behind the calls may have something to send.
+            assert set(report["threads"]) <= {"MainThread", f"tunebook {running.url}"}
             assert growth["kilobytes"] < 8192
             # Whatever a server that was away had not got was sent since, or is sent by the next who opens the book.
             home = tmp_path / f"home-{number}"
             store = open_shared(DirectoryStore(home), running.url, root=home, key=None)
             store.get(problem("any"))
-            assert eventually(lambda home=home: not marks(home))
+            assert eventually(lambda home=home: not marks(home), 60.0)
         for number, key in itertools.product(range(4), range(keys)):
             local = DirectoryStore(tmp_path / f"home-{number}").get(problem(f"{number}-{key}"))
             assert open_store(running.url).get(problem(f"{number}-{key}")) == local
