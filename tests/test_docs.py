@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -50,3 +51,19 @@ def test_every_page_is_in_the_navigation():
 def test_lines_that_people_read_are_not_too_long(page):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert [line for line in prose.splitlines() if len(line) > 140 and not line.startswith(("|", "::: ", "!["))] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_code_that_people_copy_uses_public_names_only(page):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    assert re.findall(r"tunebook(?:\.\w+)*\._\w+|import _\w+", code) == []
+
+
+@pytest.mark.parametrize("who", ["tunebook", "tokamax", "tune-jax", "ejkernel"])
+def test_the_times_on_the_page_of_jax_are_those_of_the_last_bench(who):
+    table = json.loads((ROOT / "bench" / "results" / "jax_hot_path.json").read_text())["table"]
+    name = "eager: warm hit" if who == "tunebook" else f"eager: {who}, warm hit"
+    (measured,) = (row["measured"] for row in table if row["what"] == name)
+    (shown,) = re.findall(rf"^\| {who}\b.*\| ([\d.]+) us\b", (ROOT / "docs" / "jax.md").read_text(), re.MULTILINE)
+    number, unit = measured.split()
+    assert float(shown) == pytest.approx(float(number) * {"ns": 1e-3, "us": 1.0}[unit], rel=0.05)

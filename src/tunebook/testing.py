@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from tunebook._errors import CodecError, StoreError
 from tunebook._landscape import Landscape as Landscape  # noqa: PLC0414 - mypy takes it for public only so
+from tunebook._measure import Stopwatch as Stopwatch  # noqa: PLC0414 - as above
 from tunebook._record import MAX_RECORD_BYTES, Body, Head, Record
 from tunebook._types import Failure, Json, Measurement, Problem
 
