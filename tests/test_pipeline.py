@@ -91,6 +91,51 @@ class TestCompile:
         assert failures(tuned) == {"a": "launch", "b": "launch"}
         assert len([name for name in ran if name in "ab"]) == 1
 
+    def test_configurations_that_differ_at_launch_are_compiled_once_and_measured_each(self):
+        compiled = []
+
+        def compile_one(config):
+            compiled.append(config.tile)
+            return f"tile {config.tile}".encode()
+
+        space = tb.Space(tile=[1, 2], threads=[32, 64, 128]).at_launch("threads")
+        clock = FakeClock()
+        costs = {config: 0.1 * config.tile + abs(config.threads - 64) / 1000 for config in space}
+        work, ran = job(clock, costs, compile=compile_one, launch_axes=space.launch_axes)
+        tuned = tuned_by(clock, work)
+        assert tuned.config == tb.Config(tile=1, threads=64), "not that of the one that was compiled first"
+        assert sorted(compiled) == [1, 2]
+        assert set(ran) == set(space)
+
+    def test_an_error_of_a_compiler_is_that_of_all_who_share_the_program(self):
+        compiled = []
+
+        def compile_one(config):
+            compiled.append(config.tile)
+            if config.tile == 2:
+                raise tb.CompileError("too large")
+
+        space = tb.Space(tile=[1, 2], threads=[32, 64]).at_launch("threads")
+        clock = FakeClock()
+        work, _ = job(clock, dict.fromkeys(space, 0.1), compile=compile_one, launch_axes=space.launch_axes)
+        assert failures(tuned_by(clock, work)) == {c: "compile" for c in space if c.tile == 2}
+        assert sorted(compiled) == [1, 2]
+
+    def test_a_kernel_says_by_its_space_what_is_set_at_launch(self):
+        compiled, ran = [], set()
+        space = tb.Space(tile=[1, 2, 4], threads=[32, 64]).at_launch("threads")
+
+        @tb.tunable(space=space, name="launched", store=False, compile=lambda config: compiled.append(config.tile))
+        def kernel(x, *, config):
+            ran.add(config)
+            return x
+
+        tb.tune(kernel, ONES, progress=False)
+        assert (sorted(compiled), ran) == ([1, 2, 4], set(space))
+        compiled.clear()
+        tb.tune(kernel, np.ones(8), progress=False, strategy="local")
+        assert sorted(compiled) == [1, 2, 4]
+
     def test_a_compiler_that_times_out_costs_one_candidate(self):
         def compile_one(config):
             if config == "endless":

@@ -55,6 +55,27 @@ def test_a_kind_that_does_not_fit_is_an_error(kinds, message):
         Space(m=[1, 2], f=["a", "b"], z=[0, 1, 8]).typed(**kinds)
 
 
+def test_axes_of_sizes_tell_how_round_each_value_is_and_others_do_not():
+    def roundness(values):
+        found = Space(a=values).grid[0].roundness()
+        return None if found is None else [round(value, 2) for (value,) in found]
+
+    assert roundness([32, 48, 64, 72, 96, 128]) == [0.67, 0.33, 1.0, 0.0, 0.67, 1.0]
+    for nothing_new in ([16, 32, 64], [1, 2, 3, 4], [17, 19], ["a", "b"], [0, 16, 24], [16.0, 24.0]):
+        assert roundness(nothing_new) is None
+
+
+def test_axes_that_are_set_at_launch_add_up_and_change_nothing_else():
+    space = Space(tile=[1, 2], threads=[32, 64], group=[1, 2])
+    launched = space.at_launch("threads").where(lambda c: c.tile < 3).at_launch("group").typed(tile="ordered")
+    assert launched.launch_axes == {"threads", "group"}
+    assert space.launch_axes == frozenset()
+    assert list(launched) == list(space)
+    assert space.at_launch("threads").fingerprint() == space.fingerprint()
+    with pytest.raises(DefinitionError, match="no axis 'grid'; the axes of this space are tile, threads, group"):
+        space.at_launch("grid")
+
+
 def test_an_axis_may_depend_on_those_before_it():
     space = Space(m=[2, 4, 6], n=lambda c: [d for d in range(1, c.m + 1) if c.m % d == 0])
     assert [(c.m, c.n) for c in space] == [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 1), (6, 2), (6, 3), (6, 6)]

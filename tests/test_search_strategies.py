@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +99,44 @@ def test_a_search_finds_the_best_of_a_valley_well_before_random_would(kind):
     many = len(space) // 3
     found = sum(best in searched(kind(space, seed=seed), many) for seed in range(10))
     assert found >= 8  # random finds it in every third run
+
+
+@pytest.mark.parametrize("kind", [Local, Guided])
+def test_a_search_compiles_less_where_programs_are_shared(kind):
+    space = Space(m=[16, 32, 64, 128], n=[16, 32, 64, 128], k=[16, 32, 64], warps=[1, 2, 4, 8], group=[1, 2, 4, 8])
+
+    def cost(c, best):
+        return 1e-3 * math.prod(1 + 0.25 * abs(math.log2(c[name] / value)) for name, value in best.items())
+
+    def programs(space, seed):
+        """Return how many programs were compiled by when the best was found."""
+        best = random.Random(seed).choice(list(space))
+        compiled, strategy = set(), kind(space, seed=seed)
+        while (config := strategy.propose(1)[0]) != best:
+            compiled.add((config.m, config.n, config.k))
+            strategy.observe([Observation(config, cost(config, best))])
+        return len(compiled)
+
+    each = sum(programs(space, seed) for seed in range(20))
+    shared = sum(programs(space.at_launch("warps", "group"), seed) for seed in range(20))
+    assert shared < 0.9 * each
+
+
+def test_one_that_represents_its_region_elsewhere_is_looked_at_where_the_fastest_are_no_use():
+    # Elsewhere all of the fastest have mode "a"; here "c" is twice as fast, and its best there is the best here.
+    space = tiles()
+
+    def there(c):
+        return seconds_of(c) * {"a": 1, "b": 2, "c": 3}[c.mode]
+
+    def here(c):
+        return seconds_of(c) * {"a": 2, "b": 2, "c": 1}[c.mode]
+
+    ranked = sorted(space, key=there)
+    start = Start(first=ranked[:40], elsewhere=[[Observation(c, there(c)) for c in ranked]])
+    best = min(space, key=here)
+    tries = [searched(Guided(space, seed=seed, start=start), 100, cost=here).index(best) for seed in range(10)]
+    assert sorted(tries)[5] < 30  # of 231, with 77 of this mode
 
 
 def test_the_guide_learns_where_candidates_fail():

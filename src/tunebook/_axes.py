@@ -15,6 +15,10 @@ Kind: TypeAlias = Literal["ordered", "log", "categorical", "permutation"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 # Values that span this factor are compared by their ratios: from 16 to 32 is as far as from 128 to 256.
 _WIDE: Final = 4.0
+# The largest value of an axis of sizes is at least this; numbers of stages or of unrolled steps are smaller.
+_SIZE: Final = 16
+# What is a multiple of this is as round as hardware asks for: the lanes of a warp or wavefront, or a cache line.
+_ROUND: Final = 64
 # On an axis with more values than this, a neighbour is at most a jump of a power of two away, not any other value.
 _MANY: Final = 32
 
@@ -64,6 +68,20 @@ class Axis(NamedTuple):
         # Half by rank and half by ratio: neither alone tells 16, 32, 48, ... 256 as kernels see them.
         low, high = math.log(self.values[0]), math.log(self.values[-1])
         return [((rank + (math.log(v) - low) / (high - low)) / 2,) for rank, v in zip(ranks, self.values, strict=True)]
+
+    def roundness(self) -> list[tuple[float, ...]] | None:
+        """Return how often each size can be halved, from 0 to 1; None if its position on the axis says as much.
+
+        A block of 96 fills warps and cache lines as one of 64 does, and one of 72 does not: to a model that sees only
+        how large they are, times would look like noise.
+        """
+        if not all(type(v) is int and v > 0 for v in self.values) or not self.is_ordered or self.values[-1] < _SIZE:
+            return None
+        halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
+        low, high = min(halvings), max(halvings)
+        if low == high or all(v.bit_count() == 1 for v in self.values):
+            return None
+        return [((count - low) / (high - low),) for count in halvings]
 
 
 def axis_of(name: str, values: Sequence[Any], kind: str | None = None) -> Axis:

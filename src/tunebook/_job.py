@@ -119,7 +119,8 @@ class Job(NamedTuple, Generic[Cfg]):
     """What is to be tuned. `known` are measurements to reuse; `incumbent` is the fingerprint of an earlier choice.
 
     `compile` prepares a candidate, from several threads at once, and may return what it made: the path of a file, or
-    bytes. Candidates that compile to the same content are measured once. `check` says what is wrong with an output;
+    bytes. Candidates that compile to the same content are measured once, unless they differ on `launch_axes`, and those
+    that differ on nothing else are compiled once. `check` says what is wrong with an output;
     without one, `compare` compares it with that of the heuristic's configuration. `isolate` runs the candidates in a
     worker process, where each step of one may take `timeout_s`. `unfinished` says that a budget ended the tuning that
     `known` is from: those that were still in the race go on. A candidate that takes `enough_s` or less ends the job.
@@ -144,6 +145,7 @@ class Job(NamedTuple, Generic[Cfg]):
     mode: str = "forward"
     platform: str = "cpu"
     compile: Callable[[Cfg], object] | None = None
+    launch_axes: frozenset[str] = frozenset()
     check: Callable[[Any], Any] | None = None
     compare: Compare | None = None
     mutated: Sequence[object] | None = None

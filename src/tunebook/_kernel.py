@@ -177,7 +177,8 @@ class Kernel(Generic[Cfg, Out]):
     def compile_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> object:
         """Compile one candidate ahead of its first run; called from several threads at once, if `compiles` is True.
 
-        If it returns the path of what it made, or bytes, candidates that compile to the same are measured once.
+        If it returns the path of what it made, or bytes, candidates that compile to the same are measured once, unless
+        they differ on axes that are set at launch (`Space.at_launch`).
         """
 
     def prune_cfgs(self, inv: Invocation[Cfg, Out], cfgs: Sequence[Cfg]) -> Iterable[Cfg]:

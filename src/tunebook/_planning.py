@@ -141,6 +141,8 @@ def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: Strate
 
     whole = isinstance(candidates, Space) and not kernel.prunes
     space = candidates if whole else listed(candidates_to_try(kernel, inv))
+    if isinstance(space, Space) and isinstance(candidates, Space):
+        space = space.at_launch(*candidates.launch_axes)
     if not isinstance(space, Space) or (asked is None and len(space) <= RACED_WHOLE):
         return None
     return Search(space, asked or "auto", min(TRIALS, len(space)))
@@ -151,12 +153,14 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
     kernel, inv = call.kernel, call.inv
     backward = policy.validate_backward and not is_forward_only() and kernel.has_backward(inv)
     search = search_for(kernel, inv, call.strategy)
+    space = kernel.candidates(inv)
     return Job(
         make_fn=lambda config: kernel.bind(inv, config, backward=backward),
         args=inv.args,
         kwargs=inv.kwargs,
         candidates=candidates_to_try(kernel, inv) if search is None else _known_in(search, history),
         search=search,
+        launch_axes=space.launch_axes if isinstance(space, Space) else frozenset(),
         heuristic=kernel.heuristic(inv),
         incumbent=history.winner,
         known=history.measurements,

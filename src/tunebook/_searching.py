@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
+from tunebook._compile import program_of
 from tunebook._decide import decide
 from tunebook._errors import TuningFailed
 from tunebook._job import Budget, Job, Step, Tuned
@@ -46,7 +47,8 @@ class Searching(Generic[Cfg]):
     def __init__(
         self, job: Job[Cfg], search: Search, policy: str, tune: Tune[Cfg], clock_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._job = job._replace(search=None, compile=None if job.compile is None else _Once(job.compile))
+        once = None if job.compile is None else _Once(job.compile, job.launch_axes)
+        self._job = job._replace(search=None, compile=once)
         self._search, self._tune, self._clock_s = search, tune, clock_s
         self._started_s = clock_s()
         self._configs: dict[str, Any] = {}
@@ -156,17 +158,20 @@ class Searching(Generic[Cfg]):
             self._job.on_step(step._replace(done=done, total=max(self._search.trials, done)))
 
 
-class _Once:
-    """Compiles each configuration once: finalists are asked for again."""
+class _Once(Generic[Cfg]):
+    """Compiles each program once: batches share some, and finalists are asked for again; not for threads that do."""
 
-    def __init__(self, compile_one: Callable[[Any], object]) -> None:
-        self._compile_one = compile_one
-        self._made: dict[Any, object] = {}
+    def __init__(self, compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> None:
+        self._compile_one, self._launch_axes = compile_one, launch_axes
+        self._made: dict[str, object] = {}
 
-    def __call__(self, config: Any) -> object:
-        if config not in self._made:
-            self._made[config] = self._compile_one(config)
-        return self._made[config]
+    def __call__(self, config: Cfg) -> object:
+        program = program_of(config, self._launch_axes)
+        if program is None:
+            return self._compile_one(config)
+        if program.compiled not in self._made:
+            self._made[program.compiled] = self._compile_one(config)
+        return self._made[program.compiled]
 
 
 def _errors(failures: Iterable[Measurement]) -> list[Exception]:

@@ -163,7 +163,18 @@ class Space:
     (3, Config(block_m=32, block_n=32))
     """
 
-    __slots__ = ("_axes", "_constraints", "_count", "_fingerprint", "_grid", "_kinds", "_places", "_values", "_walk")
+    __slots__ = (
+        "_axes",
+        "_constraints",
+        "_count",
+        "_fingerprint",
+        "_grid",
+        "_kinds",
+        "_places",
+        "_values",
+        "_walk",
+        "launch_axes",
+    )
 
     def __init__(self, /, **axes: Iterable[Any] | Callable[[Any], Iterable[Any]]) -> None:
         if not axes:
@@ -180,6 +191,7 @@ class Space:
                 self._values[name] = _distinct(name, _listed(name, values))
             self._axes[name] = tuple(self._values[name].values())
         self._kinds: dict[str, str] = {}
+        self.launch_axes: frozenset[str] = frozenset()
         self._forget()
 
     def _forget(self) -> None:
@@ -196,7 +208,7 @@ class Space:
             raise DefinitionError(
                 f"where({predicate!r}) needs a function of a configuration, as in where(lambda c: c.m <= c.n)"
             )
-        return self._with((*self._constraints, predicate), self._kinds)
+        return self._with(constraints=(*self._constraints, predicate))
 
     def typed(self, /, **kinds: str) -> Space:
         """Return the space with other kinds of axes: "ordered", "log", "categorical" or "permutation".
@@ -204,16 +216,37 @@ class Space:
         They say to a search what is near what, and are told from the values unless they are given: numbers that span a
         factor of 4 are "log", other numbers "ordered", tuples of the same things in other orders "permutation".
         """
+        self._check_names(kinds)
         for name, kind in kinds.items():
+            axis_of(name, self._axes[name], kind)
+        return self._with(kinds={**self._kinds, **kinds})
+
+    def at_launch(self, /, *names: str) -> Space:
+        """Return the space with axes that are set when a kernel is launched: its compiled program is the same for all.
+
+        Configurations that differ only on them are compiled once and measured each, and a search tries more of them.
+        Names add up. They change neither which configurations there are nor the fingerprint.
+        """
+        self._check_names(names)
+        return self._with(launch_axes=self.launch_axes.union(names))
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
             if name not in self._axes:
                 raise DefinitionError(f"there is no axis {name!r}; the axes of this space are {', '.join(self._axes)}")
-            axis_of(name, self._axes[name], kind)
-        return self._with(self._constraints, {**self._kinds, **kinds})
 
-    def _with(self, constraints: tuple[Predicate, ...], kinds: dict[str, str]) -> Space:
+    def _with(
+        self,
+        *,
+        constraints: tuple[Predicate, ...] | None = None,
+        kinds: dict[str, str] | None = None,
+        launch_axes: frozenset[str] | None = None,
+    ) -> Space:
         space = object.__new__(Space)
         space._axes, space._values = self._axes, self._values
-        space._constraints, space._kinds = constraints, kinds
+        space._constraints = self._constraints if constraints is None else constraints
+        space._kinds = self._kinds if kinds is None else kinds
+        space.launch_axes = self.launch_axes if launch_axes is None else launch_axes
         space._forget()
         return space
 

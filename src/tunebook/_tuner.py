@@ -127,7 +127,7 @@ class Tuner:
         if job.compile is not None:
             from tunebook._compile import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
 
-            compiling = Compiling(job.compile, run.live, self._compile_threads, self._clock_s)
+            compiling = Compiling(job.compile, run.live, self._compile_threads, self._clock_s, job.launch_axes)
         try:
             return run.finish(compiling, self._probes(job.platform), self._turn(job))
         finally:

@@ -20,13 +20,20 @@ if TYPE_CHECKING:
 # one of some random ones that is nearest to their middle: what is extreme on an axis can be 100 times slower than the
 # best, and cost the time of ten others.
 _BLIND: Final = 2
-# Neighbours of so many of the fastest are candidates; with one alone a search stays in its valley.
+# Neighbours of so many of the fastest are candidates; with one alone a search stays in its valley. Where more are as
+# good as the fastest, in logarithms, they take turns.
 _TOP: Final = 3
+_AS_GOOD: Final = 0.01
+_TAKING_TURNS: Final = 40
 # One turn in so many looks everywhere instead: random points, and uphill from the most promising one.
 _EVERYWHERE: Final = 3
 # One turn in so many is a walk's that asks no model: where the model is wrong, that still gets on.
 _STEP: Final = 4
+# Every second turn launches a program that is compiled already in another way: one of the so many fastest.
+_RELAUNCHED: Final = 10
 _ANYWHERE: Final = 60
+# Before so many times are known, every turn looks near and everywhere: what is near two random points is not better.
+_EARLY: Final = 8
 _CLIMBS: Final = 3
 # How many standard deviations below its mean a time is hoped to be.
 _HOPE: Final = 1.5
@@ -37,8 +44,14 @@ _FAILURES: Final = 60
 # stay far below a millisecond.
 _PER_FIT: Final = 80
 _FIRST_SCALING: Final = 8
+# So many of the fastest of each source are tried first: the next ones are much like them, and each is a run that the
+# model could choose better by then.
+_FROM_EACH: Final = 2
 # So many that were fast elsewhere are candidates, beside the neighbours of what is fast here.
 _PROMISING: Final = 20
+# A look everywhere is at so many of those that represent all regions elsewhere, and at so many random points.
+_REPRESENTING: Final = 60
+_BESIDE_THEM: Final = 20
 # Times here are taken to vary at least by this part of how they vary elsewhere: the first ones, all of them good
 # elsewhere, are often alike, and say little about the others.
 _VARY: Final = 0.25
@@ -54,15 +67,18 @@ class Guided:
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
         self._np = load_numpy()
         # With times elsewhere, the model itself finds what else was fast there, and says when that is no use here.
-        first = start.first[:STRAIGHT] if start.elsewhere else start.first
+        straight = min(_FROM_EACH * len(start.elsewhere), STRAIGHT)
+        first = start.first[:straight] if start.elsewhere else start.first
         self._ledger = Ledger(space, seed, start._replace(first=first))
         self._model = Model(self._ledger.axes, self._ledger.rng)
         self._prior = Prior(space, start.elsewhere, self._ledger.rng)
+        self._representing = self._prior.representatives()
         self._scale = 1.0
         self._walker = Walker(self._ledger, beginnings=0)
         self._walked: set[Point] = set()
         self._queue: list[Point] = []
         self._turn = 0
+        self._compiling = False
         self._next_scaling = _FIRST_SCALING
 
     def propose(self, n: int) -> list[Config]:
@@ -95,6 +111,9 @@ class Guided:
 
     def _promising(self, many: int) -> list[Point]:
         """Fit the model, and return what it thinks best of some open points."""
+        self._compiling = not self._compiling
+        if not self._compiling and (launches := self._relaunches()):
+            return launches[:many]
         self._turn += 1
         if self._turn % _STEP == 0:
             point = self._walker.next()
@@ -103,16 +122,43 @@ class Guided:
                 return [point]
         pool: list[Point] = []
         if self._turn % _EVERYWHERE:
-            near = [p for _, point in self._ledger.ranked[:_TOP] for p in self._ledger.changed(point)]
+            near = [p for point in self._tops() for p in self._ledger.changed(point)]
             near += self._prior.promising(_PROMISING, self._ledger.is_open)
+            near += self._drawn() if len(self._ledger.values) < _EARLY else []
             pool = list(dict.fromkeys(near))
-        drawn = [] if pool else self._drawn()
+        drawn = [] if pool else self._anywhere()
         if not pool and not drawn:
             return []
         self._fit()
         pool, hopes = (pool, self._hopes(pool)) if pool else self._climbed(drawn)
         order = sorted(range(len(pool)), key=hopes.__getitem__)
         return [pool[i] for i in order[:many]]
+
+    def _relaunches(self) -> list[Point]:
+        """Return what may be faster than the fastest and costs no compiling, the most promising first."""
+        tops = [point for _, point in self._ledger.ranked[:_RELAUNCHED]]
+        pool = list(dict.fromkeys(p for point in tops for p in self._ledger.relaunched(point)))
+        if not pool:
+            return []
+        self._fit()
+        fastest, *hopes = self._hopes([tops[0], *pool])
+        return [point for hope, point in sorted(zip(hopes, pool, strict=True)) if hope < fastest]
+
+    def _tops(self) -> list[Point]:
+        """Return some of the fastest points: the first, and of those that are as good any."""
+        (best, _), *others = ranked = self._ledger.ranked[:_TAKING_TURNS]
+        as_good = sum(value <= best + _AS_GOOD for value, _ in others)
+        chosen = ranked[:_TOP] if as_good < _TOP else [ranked[0], *self._ledger.rng.sample(others[:as_good], _TOP - 1)]
+        return [point for _, point in chosen]
+
+    def _anywhere(self) -> list[Point]:
+        """Return random open points, most of them the best elsewhere of their region, as far as that is known."""
+        self._representing = [point for point in self._representing if self._ledger.is_open(point)]
+        if not self._representing:
+            return self._drawn()
+        many = min(_REPRESENTING, len(self._representing))
+        chosen = self._ledger.rng.sample(self._representing, many)
+        return list(dict.fromkeys([*chosen, *self._drawn()[:_BESIDE_THEM]]))
 
     def _drawn(self) -> list[Point]:
         """Return random open points."""

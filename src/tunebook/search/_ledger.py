@@ -55,6 +55,9 @@ class Ledger:
         self.values: dict[Point, float] = {}  # logarithms of seconds
         self.ranked: list[tuple[float, Point]] = []
         self.failed: list[Point] = []
+        self._compiled_in = [at for at, axis in enumerate(self.axes) if axis.name not in space.launch_axes]
+        self.shares_programs: Final = len(self._compiled_in) < len(self.axes)
+        self._programs: set[Point] = set()
         self._held_back = {point for config in start.last if (point := space.point(config)) is not None}
         self._first = [point for config in start.first if (point := space.point(config)) is not None]
         self._asked = 0
@@ -68,7 +71,7 @@ class Ledger:
             point = self.space.point(config)
             if point is None or point in self.values:
                 continue
-            self.taken.add(point)
+            self._count_in(point)
             noted.append(point)
             if seconds is not None and math.isfinite(seconds) and seconds > 0:
                 self.values[point] = math.log(seconds)
@@ -77,6 +80,18 @@ class Ledger:
                 self.values[point] = math.inf
                 self.failed.append(point)
         return noted
+
+    def _count_in(self, point: Point) -> None:
+        self.taken.add(point)
+        if self.shares_programs:
+            self._programs.add(self._program(point))
+
+    def _program(self, point: Point) -> Point:
+        return tuple(point[at] for at in self._compiled_in)
+
+    def is_compiled(self, point: Point) -> bool:
+        """Whether a point's program was compiled for another one: it differs only on axes that are set at launch."""
+        return self.shares_programs and self._program(point) in self._programs
 
     def is_open(self, point: Point) -> bool:
         """Whether a point may be proposed: it is in the space, and neither taken nor held back."""
@@ -93,7 +108,7 @@ class Ledger:
 
     def take(self, point: Point) -> Config:
         """Hand a point out."""
-        self.taken.add(point)
+        self._count_in(point)
         config = self.space.at(point)
         if config is None:
             raise DefinitionError(f"a constraint refuses {point} now and did not before; it must not depend on time")
@@ -147,6 +162,10 @@ class Ledger:
                 if self.is_open(near):
                     found.append(near)
         return found
+
+    def relaunched(self, point: Point) -> list[Point]:
+        """Return the open points that share the program of one, and differ in a single axis."""
+        return [near for near in self.changed(point) if self.is_compiled(near)] if self.shares_programs else []
 
     def beside(self, point: Point) -> list[Point]:
         """Return the open points that are one step away on a single axis."""

@@ -73,6 +73,7 @@ class Walker:
         self._round = self.ledger.beside(self._here) if self._near else self.ledger.changed(self._here)
         if self._round:
             self.ledger.rng.shuffle(self._round)
+            self._round.sort(key=self.ledger.is_compiled)  # taken from the end: what costs no compiling first
             self._near = False
             return self._round.pop()
         if self._near:

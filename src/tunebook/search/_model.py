@@ -45,8 +45,12 @@ class Model:
     def __init__(self, axes: Sequence[Axis], rng: random.Random) -> None:
         self._np = np = load_numpy()
         self._rng = rng
-        self._used = [at for at, axis in enumerate(axes) if len(axis.values) > 1]
-        self._tables = [np.array(axes[at].positions()) * np.sqrt(2.0) for at in self._used]
+        used = [(at, axis.positions()) for at, axis in enumerate(axes) if len(axis.values) > 1]
+        # Of how round sizes are, as of one more axis. On recorded spaces, ranks of the faster half correlate by 0.65
+        # with what 60 random times predict, instead of 0.62.
+        used += [(at, round_) for at, axis in enumerate(axes) if (round_ := axis.roundness()) is not None]
+        self._used = [at for at, _ in used]
+        self._tables = [np.array(table) * np.sqrt(2.0) for _, table in used]
         self._effects = [_effect(np, table) / np.sqrt(len(self._used)) for table in self._tables]
         # In so many dimensions points are so far apart; nothing else is known about the scales before there are times.
         self._usual = 0.5 * np.sqrt(max(len(self._used), 1))
@@ -143,7 +147,8 @@ class Model:
 def _effect(np: Any, table: Any) -> Any:
     """Return a vector for each value of an axis, whose products are how alike the values are."""
     squared = ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2)
-    return np.linalg.cholesky((1 - _BY_ITSELF) * _matern(np, squared) + _BY_ITSELF * np.eye(len(table)))
+    alike = (1 - _BY_ITSELF) * _matern(np, squared) + _BY_ITSELF * (squared == 0)
+    return np.linalg.cholesky(alike + 1e-9 * np.eye(len(table)))  # values may be at the same place
 
 
 def _matern(np: Any, squared: Any) -> Any:

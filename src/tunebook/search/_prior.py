@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook.search._model import Model, load_numpy
@@ -62,6 +63,26 @@ class Prior:
         order = self._np.argsort(self.guess(self._listed), kind="stable")[:many]
         return [self._listed[int(at)] for at in order]
 
+    def representatives(self) -> list[Point]:
+        """Return the points that are the fastest elsewhere, in sum, for some pair of values on two axes.
+
+        They differ as the fastest ones do not: among the best ten of a device nine are often the same but for one axis,
+        and where another region is faster here, none of them is in it.
+        """
+        known = list(dict.fromkeys(point for source in self._sources for point in source.known))
+        if not known:
+            return []
+        order = self._np.argsort(self._there(known).sum(1), kind="stable")
+        pairs = list(
+            combinations([at for at, indices in enumerate(zip(*known, strict=True)) if len(set(indices)) > 1], 2)
+        )
+        best: dict[tuple[int, int, int, int], Point] = {}
+        for number in order:
+            point = known[int(number)]
+            for one, other in pairs:
+                best.setdefault((one, other, point[one], point[other]), point)
+        return list(dict.fromkeys(best.values()))
+
     def _there(self, points: Sequence[Point]) -> Any:
         missing = [point for point in dict.fromkeys(points) if point not in self._rows]
         if missing:
@@ -97,6 +118,11 @@ class _Source:
         self._ranked: Final = ranked
         self._values = np.array([self._known[point] for point in ranked])
         self.spread: Final = float(self._values.std())
+
+    @property
+    def known(self) -> Iterable[Point]:
+        """The points that were measured."""
+        return self._known
 
     def times(self, points: Sequence[Point]) -> list[float]:
         """Return what is known of points, and a guess where nothing is."""
