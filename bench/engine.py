@@ -1,11 +1,14 @@
 """Measure the engine: whether it finds the best configuration, the same one every time, and how fast.
 
-    python bench/engine.py [--quick]
+    python bench/engine.py [--quick] [--data DIRECTORY]
 
 Prints a table against the targets of the design, and writes the raw numbers to bench/results/engine.json.
 
 First on pretend kernels (`tunebook.testing.Landscape`), where the best is known: each problem is tuned 20 times, with
-the same true times and other noise. A sample is a run of any kind: warm-up, check or timed.
+the same true times and other noise. A sample is a run of any kind: warm-up, check or timed. Their true times are made
+up, always with four that are 2 to 5 % slower than the best. With DIRECTORY, which holds cache files of Kernel Tuner's
+(`kernel_device.json.gz`), the same once more with true times that were recorded: of 64 configurations of a space, drawn
+at random, which may be closer to each other.
 
 Then on the C kernels of examples/, beside the way of most tuners: every candidate in turn, 5 runs untimed and 100
 timed, the best median wins. Both sides find everything compiled and loaded, so that measuring is compared with
@@ -31,6 +34,7 @@ import convolution
 import matmul
 import numpy as np
 import transpose
+from search_spaces import load
 from tables import report
 
 import tunebook as tb
@@ -43,6 +47,10 @@ PROBLEMS, MORE_PROBLEMS = 5, 95  # the first few are shown by their worst, all t
 HELD_OUT = 1000  # the steps of `_race` were searched for on problems below
 WARMUP, ITERS = 5, 100  # of the sequential tuner
 
+# The clock of a recorded A4000 moves among these for 5 to 15 runs each, and runs at one of them vary by 0.1 %; on a
+# W6600, first runs take three times as long.
+CLOCK_LEVELS = {"cv": 0.001, "spikes": 0.03, "levels": (0.80, 0.87, 1.00, 1.03), "first_run": 3.0}
+
 # What a run is disturbed by, and whether the design sets a target for it.
 GROUNDS = {
     "cv 1 %": ({"cv": 0.01, "spikes": 0.1, "drift": 0.05}, True),
@@ -52,6 +60,7 @@ GROUNDS = {
         {"cv": 0.05, "spikes": 0.1, "drift": 0.05, "tail": 0.05, "ramp": 0.5, "bursts": 0.1, "first_run": 3.0},
         False,
     ),
+    "clock levels, slow first runs": (CLOCK_LEVELS, True),
 }
 
 # The function, its module, what it is checked against, and a small call.
@@ -75,12 +84,27 @@ def tune_landscape(costs, seed, disturbed):
     return tuned.config, land.regret(tuned.config), land.samples
 
 
+def made_up(count):
+    """Return so many problems: their number, and the true seconds of each configuration."""
+    return [(problem, Landscape(CONFIGS, seed=problem).costs) for problem in range(HELD_OUT, HELD_OUT + count)]
+
+
+def recorded(directory, count):
+    """Return so many problems of recorded spaces, from each space in turn."""
+    spaces = [load(path) for path in sorted(directory.glob("*.json.gz"))]
+    problems = []
+    for problem in range(HELD_OUT, HELD_OUT + count):
+        space = spaces[problem % len(spaces)]
+        valid_s = (space.time_ms[np.isfinite(space.time_ms)] * 1e-3).tolist()
+        problems.append((problem, dict(enumerate(random.Random(problem).sample(valid_s, CONFIGS)))))
+    return problems
+
+
 def tune_problems(disturbed, problems):
     """Tune each of some problems 20 times."""
     found = []
-    for problem in range(HELD_OUT, HELD_OUT + problems):
-        land = Landscape(CONFIGS, seed=problem)
-        costs, best = land.costs, land.best
+    for problem, costs in problems:
+        best = min(costs, key=costs.get)
         started = time.perf_counter()
         chosen, regrets, samples = zip(
             *(tune_landscape(costs, 1000 * problem + n, disturbed) for n in range(TUNINGS)), strict=True
@@ -98,17 +122,25 @@ def tune_problems(disturbed, problems):
     return found
 
 
-def landscape_rows(found):
+def tune_grounds(problems):
+    """Tune problems with each kind of disturbance."""
+    return {ground: tune_problems(disturbed, problems) for ground, (disturbed, _) in GROUNDS.items()}
+
+
+def landscape_rows(found, costs=""):
     """What was measured on pretend kernels, what it should be, and whether it is; of each the worst problem."""
-    for ground, (_, targeted) in GROUNDS.items():
-        problems, everything = found[ground][:PROBLEMS], found[ground]
+    for disturbance, (disturbed, targeted) in GROUNDS.items():
+        ground, everything = f"{costs}{disturbance}", found[disturbance]
+        problems = everything[:PROBLEMS]
         name = f"{ground}: worst of {len(problems)} problems"
         same, regret = min(p["same"] for p in problems), max(p["worst_regret"] for p in problems)
         part = max(p["samples"] for p in problems) / (ITERS * CONFIGS)
         # A known best is found or not: what rounding adds to a regret of exactly 2 % must not count.
         yield f"{name}, same config of {TUNINGS}", f"{same}", ">= 19", same >= 19, targeted
         yield f"{name}, regret", f"{regret:.1%}", "<= 2 %", regret <= 0.02 + 1e-9, targeted
-        yield f"{name}, samples / {ITERS} each", f"{part:.3f}", "<= 0.1", part <= 0.1, targeted
+        # On ground that is seen to move, finalists are to be sampled as long again.
+        still = targeted and "levels" not in disturbed
+        yield f"{name}, samples / {ITERS} each", f"{part:.3f}", "<= 0.1", part <= 0.1, still
         tunings, best = TUNINGS * len(everything), sum(p["best"] for p in everything)
         yield (
             f"{ground}: {len(everything)} problems, tunings that find the best",
@@ -228,22 +260,27 @@ def kernel_rows(compared):
 # ---------------------------------------------------------------------------------------------------------- results
 
 
-def table(found, compared):
-    for what, measured, target, kept, targeted in [*landscape_rows(found), *kernel_rows(compared)]:
+def table(found, found_recorded, compared):
+    recorded_rows = landscape_rows(found_recorded, "recorded times, ") if found_recorded else ()
+    for what, measured, target, kept, targeted in [*landscape_rows(found), *recorded_rows, *kernel_rows(compared)]:
         yield what, measured, target if targeted else "", kept or not targeted
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one problem of each kind, and every kernel once")
-    quick = parser.parse_args().quick
+    parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="recorded spaces: their times as true times too")
+    options = parser.parse_args()
+    quick = options.quick
     problems = 1 if quick else PROBLEMS + MORE_PROBLEMS
-    found = {ground: tune_problems(disturbed, problems) for ground, (disturbed, _) in GROUNDS.items()}
+    found = tune_grounds(made_up(problems))
+    found_recorded = tune_grounds(recorded(options.data, problems)) if options.data else {}
     with tempfile.TemporaryDirectory(prefix="tunebook-bench-") as home:
         os.environ["TUNEBOOK_HOME"] = home  # where compiled libraries are kept: nothing is compiled yet
         compared = {name: compare(kernel, 1 if quick else 5, 100 if quick else 500) for name, kernel in KERNELS.items()}
-    rows = list(table(found, compared))
-    return report("engine", rows, {"landscapes": found, "kernels": compared}, quick=quick)
+    rows = list(table(found, found_recorded, compared))
+    raw = {"landscapes": found, "recorded": found_recorded, "kernels": compared}
+    return report("engine", rows, raw, quick=quick)
 
 
 if __name__ == "__main__":

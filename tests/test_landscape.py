@@ -17,6 +17,7 @@ from tunebook.testing import Landscape
 
 MS = 1e-3
 EVERYTHING = {"cv": 0.1, "tail": 0.1, "spikes": 0.1, "drift": 0.1, "ramp": 0.5, "bursts": 0.2, "first_run": 3.0}
+EVERYTHING["levels"] = (0.8, 1.0)
 
 
 def times_s(land, config, count):
@@ -108,6 +109,17 @@ class TestTime:
         assert sum(t for t, s in zip(seen, slow, strict=True) if s) / sum(seen) == pytest.approx(part, abs=0.05)
         assert sum(a != b for a, b in pairwise(slow)) < len(seen) / 10
 
+    def test_levels_are_factors_on_everything_for_a_stretch_of_runs_each(self):
+        land = Landscape({"a": MS, "b": 2 * MS}, levels=(0.8, 1.0, 1.25))
+        seen = [t / true for _ in range(1000) for c, true in land.costs.items() for t in times_s(land, c, 1)]
+        assert {round(factor, 6) for factor in seen} == {0.8, 1.0, 1.25}
+        # Ten runs of the fastest are seven of these two in turn, and every third choice is the same level again.
+        assert len(seen) / sum(a != b for a, b in pairwise(seen)) == pytest.approx(10, rel=0.3)
+
+    def test_the_levels_of_a_seed_do_not_depend_on_the_other_noise(self):
+        plain, spiky = (times_s(one(levels=(0.5, 1.0), level_s=1.0, spikes=s), "a", 400) for s in (0.0, 1e-9))
+        assert plain == spiky
+
     def test_overhead_is_in_every_run_and_compiling_in_none(self):
         land = one(overhead_s=0.5 * MS, compile_s=1.0)
         assert times_s(land, "a", 2) == pytest.approx([1.5 * MS] * 2)
@@ -189,6 +201,11 @@ class TestRefusals:
     def test_a_probability_is_at_most_one(self, name):
         with pytest.raises(tb.DefinitionError, match=f"{name}=10 is no part"):
             one(**{name: 10})
+
+    @pytest.mark.parametrize("level", [0.0, -1.0, math.inf, math.nan])
+    def test_a_level_is_a_factor(self, level):
+        with pytest.raises(tb.DefinitionError, match="each is a factor > 0"):
+            one(levels=(1.0, level))
 
     def test_failures_belong_to_configurations(self):
         with pytest.raises(tb.DefinitionError, match="not in costs: \\['b'\\]"):

@@ -22,6 +22,7 @@ from tunebook._race import (
     Race,
     Stage,
     is_settled,
+    paired,
     survivors,
     typical_s,
     uncertainty,
@@ -194,11 +195,83 @@ def test_typical_times_scatter_less_than_medians_and_means_of_the_faster_half():
     assert scatter(typical_s) < 0.6 * scatter(statistics.median)
 
 
+@pytest.mark.parametrize("cv", [0.01, 0.05])
+def test_a_typical_time_of_24_samples_is_as_certain_as_a_median_of_four_times_as_many(cv):
+    land = Landscape({1: 1e-3}, cv=cv, spikes=0.1, seed=13)
+    watch, run = Stopwatch(clock_ns=land.clock_ns), land.make_fn(1)
+
+    def scatter(of, count):
+        values = [of([watch.sample_s(run) for _ in range(count)]) for _ in range(1000)]
+        return statistics.stdev(values) / statistics.mean(values)
+
+    assert scatter(typical_s, 24) < scatter(statistics.median, 96)
+
+
 def test_the_uncertainty_of_a_time_is_about_as_large_as_its_scatter():
     rng = random.Random(12)
     many = [[disturbed(1.0, rng)() for _ in range(64)] for _ in range(200)]
     scatter = statistics.stdev(typical_s(samples) for samples in many) / statistics.mean(map(typical_s, many))
     assert scatter == pytest.approx(statistics.mean(map(uncertainty, many)), rel=0.3)
+
+
+CLOCK_LEVELS = (0.80, 0.87, 1.00, 1.03)
+
+
+def in_turn(costs, noise, rounds, seed=0, levels=(1.0,)):
+    """Runs of some candidates in rounds, on a device that changes its clock every eight runs or so."""
+    rng, level, runs = random.Random(seed), 1.0, []
+    for _ in range(rounds):
+        for name in rng.sample(list(costs), len(costs)):
+            level = rng.choice(levels) if rng.random() < 1 / 8 else level
+            runs.append((name, costs[name] * level * noise(rng)))
+    return runs
+
+
+def quiet(rng):
+    return rng.lognormvariate(0, 0.001)
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_beside_their_neighbours_candidates_are_told_apart_on_a_clock_that_moves(count):
+    costs = {i: 1 + i / 50 for i in range(count)}
+    many = [paired(in_turn(costs, quiet, 48, seed, CLOCK_LEVELS), list(costs)) for seed in range(20)]
+    compared = [found for found in many if found is not None]
+    assert len(compared) >= 15  # in the others, all parts of the samples saw the fastest clock
+    for found in compared:
+        assert sorted(costs, key=found.times.get) == list(costs)
+        assert found.times[1] / found.times[0] == pytest.approx(1.02, abs=0.01)
+
+
+def test_samples_are_believed_where_neighbours_have_nothing_in_common():
+    costs = {"a": 1.0, "b": 1.02, "c": 1.3}
+    many = [in_turn(costs, lambda rng: disturbed(1.0, rng)(), 24, seed) for seed in range(200)]
+    assert sum(paired(runs, list(costs)) is not None for runs in many) <= 2
+
+
+@pytest.mark.parametrize("cv", [0.001, 0.01])
+def test_a_comparison_beside_neighbours_says_how_far_off_it_is_at_most(cv):
+    def noise(rng):
+        return disturbed(1.0, rng, cv=cv)()
+
+    many = [paired(in_turn({"a": 1.0, "b": 1.0}, noise, 96, seed, CLOCK_LEVELS), ["a", "b"]) for seed in range(150)]
+    compared = [found for found in many if found is not None]
+    off = statistics.median(abs(found.times["a"] / found.times["b"] - 1) for found in compared) / 0.6745
+    assert len(compared) >= 100
+    # Noise is skewed: what lies below its middle is closer together than the deviation from that says.
+    assert 0.5 < off / statistics.mean(2**0.5 * found.error for found in compared) < 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_on_a_clock_that_moves_for_stretches_of_runs_the_best_still_wins(seed):
+    land = Landscape(Landscape(64, seed=5).costs, seed=seed, cv=0.001, spikes=0.03, levels=CLOCK_LEVELS)
+    assert tune(land).config == land.best
+
+
+def test_nobody_is_compared_with_what_did_not_run():
+    runs = in_turn({"a": 1.0, "b": 1.1}, quiet, 96, levels=CLOCK_LEVELS)
+    assert paired(runs, ["a", "b"]) is not None
+    assert paired(runs, ["a", "c"]) is None
+    assert paired(runs, ["a"]) is None
 
 
 POSITIVE = st.floats(1e-6, 1e3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._race import ENOUGH, Objective, pooled_uncertainty, typical_s
+from tunebook._race import ENOUGH, Objective, paired, pooled_uncertainty, typical_s
 from tunebook._record import canonical_json
 
 if TYPE_CHECKING:
@@ -68,11 +68,33 @@ def decide(
     if not ranking:
         return None
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
-    bands = _bands(finalists, objective)
-    tied = [r for r in finalists if _behind(r, ranking[0]) <= bands.alike]
-    good = [r for r in tied if _behind(r, ranking[0]) <= bands.as_good]
+    others = ranking[len(finalists) :]
+    finalists, error = _compared(finalists, objective)
+    bands = _bands(finalists, objective, error)
+    tied = [r for r in finalists if _behind(r, finalists[0]) <= bands.alike]
+    good = [r for r in tied if _behind(r, finalists[0]) <= bands.as_good]
     winner, rule = _break_tie(tied, good, incumbent, heuristic)
-    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=tuple(ranking))
+    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=(*finalists, *others))
+
+
+def _compared(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
+    """Return finalists by their samples beside those of the others, with the error of that, if it is more certain.
+
+    Their race took them in rounds: the i-th samples of all are neighbours in time.
+    """
+    # Candidates that compile to the same program have the same samples: they say nothing about each other.
+    distinct = list(dict.fromkeys(r.measurement.valid_samples_s for r in finalists))
+    counts = set(map(len, distinct))
+    found = None
+    if objective is typical_s and len(counts) == 1 and min(counts) >= ENOUGH:
+        found = paired([run for taken in zip(*distinct, strict=True) for run in enumerate(taken)], range(len(distinct)))
+    if found is None:
+        return list(finalists), None
+    # The fastest by its samples keeps its time, and so the others have times like it.
+    scale = finalists[0].value_s / found.times[0]
+    times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
+    compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
+    return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
 
 
 class _Bands(NamedTuple):
@@ -82,11 +104,11 @@ class _Bands(NamedTuple):
     as_good: float
 
 
-def _bands(ranking: Sequence[Ranked], objective: Objective) -> _Bands:
+def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> _Bands:
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     # Of a difference, hence the square root.
-    error = math.sqrt(2) * pooled_uncertainty(samples, objective)
+    error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
     alike = min(max(TIE, 2 * error), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
         # Too few to tell noise: what is nearly as fast is as good.

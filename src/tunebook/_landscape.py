@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tunebook._errors import CompileError, DefinitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
 # Noise has the shape of a log-normal: runs bunch up just below the median, none is much faster, and a few are far
 # slower. With 0.6 its skewness is 2.3, near that of an exponential (2), but without the exponential's hard lower edge:
@@ -39,11 +39,13 @@ class Landscape:
     - `ramp`: how much slower everything is at first; this fades by 1/e in each `ramp_s`
     - `first_run`: factor on the first run of each configuration
     - `bursts`: part of the time in which everything takes `burst_factor` times as long, about `burst_s` in one piece
+    - `levels`: factors on everything, one at a time, each for about `level_s`: a device that changes its clock
     - `overhead_s`: added to every run, and not to be told from it
     - `compile_s`: passes when a configuration's function is made for the first time
     - `failures`: errors raised instead of running, at no cost; a `CompileError` when the function is made
 
-    `horizon_s` is by default the time of ten runs of everything, `ramp_s` and `burst_s` are a twentieth of it.
+    `horizon_s` is by default the time of ten runs of everything, `ramp_s` and `burst_s` are a twentieth of it, and
+    `level_s` is the time of ten runs of the fastest.
 
     >>> land = Landscape({"slow": 3e-3, "fast": 1e-3}, cv=0.05)
     >>> land.make_fn("slow")()
@@ -68,6 +70,8 @@ class Landscape:
         bursts: float = 0.0,
         burst_factor: float = 1.5,
         burst_s: float | None = None,
+        levels: Sequence[float] = (),
+        level_s: float | None = None,
         overhead_s: float = 0.0,
         compile_s: float = 0.0,
         failures: Mapping[Any, Exception] | None = None,
@@ -76,7 +80,7 @@ class Landscape:
             dict(costs) if isinstance(costs, Mapping) else _made_up(costs, _stream("costs", seed))
         )
         self._failures: Final = dict(failures or {})
-        _check(self.costs, self._failures, {"spikes": spikes, "tail": tail, "bursts": bursts})
+        _check(self.costs, self._failures, {"spikes": spikes, "tail": tail, "bursts": bursts}, levels)
         horizon_s = horizon_s or 10 * sum(self.costs.values())
         self._cv, self._tail = cv, tail
         self._spikes, self._spike_factor = spikes, spike_factor
@@ -85,6 +89,7 @@ class Landscape:
         # A stream of their own: how long a burst lasts must not depend on which candidates ran before it.
         self._bursts = _Bursts(_stream("bursts", seed), bursts, burst_s or horizon_s / 20)
         self._burst_factor = burst_factor
+        self._levels = _Levels(_stream("levels", seed), levels, level_s or 10 * min(self.costs.values()))
         self._overhead_s, self._compile_s = overhead_s, compile_s
         self._random = _stream("runs", seed)
         self._made: set[Hashable] = set()
@@ -152,6 +157,7 @@ class Landscape:
             factor *= self._spike_factor
         if self._bursts.at(now_s):
             factor *= self._burst_factor
+        factor *= self._levels.at(now_s)
         return factor * self._first_run if first else factor
 
     def _noise(self) -> float:
@@ -182,6 +188,23 @@ class _Bursts:
         return self._on
 
 
+class _Levels:
+    """The clock of a device that moves among a few levels, at random; asked about times that only increase."""
+
+    def __init__(self, random: Random, factors: Sequence[float], length_s: float) -> None:
+        self._random = random
+        self._factors = factors
+        self._length_s = length_s
+        self._factor = 1.0
+        self._until_s = 0.0 if factors else math.inf
+
+    def at(self, now_s: float) -> float:
+        while now_s >= self._until_s:
+            self._factor = self._random.choice(self._factors)
+            self._until_s += self._random.expovariate(1 / self._length_s)
+        return self._factor
+
+
 def _stream(name: str, seed: int) -> Random:
     return Random(f"{name} {seed}")  # noqa: S311 - noise, not a secret
 
@@ -198,11 +221,18 @@ def _made_up(count: int, random: Random) -> dict[Hashable, float]:
     return {config: _BEST_S * factor for config, factor in enumerate(factors)}
 
 
-def _check(costs: Mapping[Hashable, float], failures: Mapping[Hashable, Exception], parts: Mapping[str, float]) -> None:
+def _check(
+    costs: Mapping[Hashable, float],
+    failures: Mapping[Hashable, Exception],
+    parts: Mapping[str, float],
+    levels: Sequence[float],
+) -> None:
     if not costs or not all(math.isfinite(cost) and cost > 0 for cost in costs.values()):
         raise DefinitionError(f"a landscape needs at least one configuration, each with its seconds > 0; got {costs!r}")
     for name, part in parts.items():
         if not 0 <= part <= 1:
             raise DefinitionError(f"{name}={part!r} is no part of a whole: write a number from 0 to 1")
+    if not all(math.isfinite(level) and level > 0 for level in levels):
+        raise DefinitionError(f"levels={levels!r}: each is a factor > 0 on all times")
     if unknown := [config for config in failures if config not in costs]:
         raise DefinitionError(f"failures of configurations that are not in costs: {unknown!r}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVa
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
@@ -41,8 +41,10 @@ QUALIFYING: Final = (Stage(2, HOPELESS), Stage(3, 1.5, few=16))
 # Few samples for all, many for few: of 64 candidates two share the last hundred samples. How many stay was searched
 # for on made-up landscapes with 10 % noise, where 0.5 % of the tunings end with another than the best. Steps twice as
 # long make that 1.5 times as many, and so does giving samples by the gaps that are seen (OCBA), which are noise at
-# first; a duel of the two best at each moment makes it three times as many. The margins are wider than such noise
-# needs: on real devices it comes in waves, and after eight samples two may stand 4 % apart the wrong way round.
+# first; a duel of the two best at each moment makes it three times as many. Rounds of the three that may still be the
+# best make it 0.3 %, but with times that lean on the very fastest runs, which scatter by a fifth more in what was
+# recorded on GPUs, and with samples that are no longer taken in turn. The margins are wider than such noise needs: on
+# real devices it comes in waves, and after eight samples two may stand 4 % apart the wrong way round.
 STAGES: Final = (
     Stage(5, 1.4, few=12),
     Stage(8, 1.25, few=9),
@@ -69,6 +71,13 @@ ENOUGH: Final = 12
 _FEW: Final = 8
 # A sample this much faster than every other one of its candidate is a slip of the clock until it happens again.
 SUSPICIOUS: Final = 0.8
+# How many runs before and after one tell how fast the device was then. On recorded GPUs, a level of the clock lasts for
+# 5 to 15 runs.
+NEAR: Final = 3
+# Neighbours in time are alike by so many standard deviations more than by chance. It is chance in one race of 700.
+WAVES: Final = 3.0
+# How much more certain a comparison with neighbours must be: what is nearly as certain is chosen by noise.
+CLEARLY: Final = 0.7
 
 
 def typical_s(samples: Iterable[float]) -> float:
@@ -116,6 +125,80 @@ def pooled_uncertainty(lanes: Iterable[Sequence[float]], objective: Objective = 
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
+class Paired(NamedTuple):
+    """The times of candidates, relative to each other only, and how far off they may be."""
+
+    times: Mapping[Hashable, float]
+    error: float
+
+
+def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable]) -> Paired | None:
+    """Compare some candidates by what each run took beside its neighbours in time, or return None if that is no better.
+
+    `runs` are those of all candidates, by name, in the order in which they were taken. When a device changes its clock
+    for a stretch of runs, samples say when a candidate ran rather than how fast it is, and its neighbours changed
+    alike. With noise of the usual kind this needs two to three times the samples: neighbours have noise of their own.
+
+    On a pretend device with the clock levels of an A4000 (0.80 to 1.03), none of 2000 tunings ends with another than
+    the best instead of 22, if runs vary by 0.1 % otherwise; 7 instead of 45 if by 1 %, and 56 instead of 88 if by 5 %.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for place, (name, _) in enumerate(runs):
+        places.setdefault(name, []).append(place)
+    samples = {name: [runs[place][1] for place in own] for name, own in places.items()}
+    times = {name: _lower(own) for name, own in samples.items()}
+    if len(names) < 2 or any(name not in times for name in names) or not _in_waves(runs, times):
+        return None
+    errors: dict[Hashable, float] = {}
+    # One candidate after the other, each beside what is known of the others by then; twice, as at first that is little.
+    for name, own in (*places.items(), *places.items()):
+        beside = [runs[place][1] / pace for place in own if (pace := _pace(runs, place, times))] or samples[name]
+        times[name] = _lower(beside)
+        errors[name] = _standard_error(beside)
+    # The middle ones: with few samples, a candidate that was disturbed twice in a row looks far too uncertain.
+    error = _middle(errors[name] for name in names)
+    by_samples = _middle(uncertainty(samples[name]) for name in names)
+    # What is known so well is not given up for samples that agree: those of one may all miss the fastest clock.
+    return Paired(times, error) if error < max(CLEARLY * by_samples, SETTLED) else None
+
+
+def _in_waves(runs: Sequence[tuple[Hashable, float]], times: Mapping[Hashable, float]) -> bool:
+    """Whether neighbours in time are slow together, or fast, more than by chance: Bartels' test, of ranks."""
+    count = len(runs)
+    ordered = sorted(range(count), key=lambda place: runs[place][1] / times[runs[place][0]])
+    rank = {place: position for position, place in enumerate(ordered)}
+    steps = sum((rank[place + 1] - rank[place]) ** 2 for place in range(count - 1))
+    by_chance = count * (count**2 - 1) / 6  # with a standard deviation that is smaller by the square root of the count
+    return steps < by_chance * (1 - WAVES / math.sqrt(count))
+
+
+def _pace(runs: Sequence[tuple[Hashable, float]], place: int, times: Mapping[Hashable, float]) -> float | None:
+    """Return how slow everything else was around a run, as a factor; None if nothing else ran."""
+    own = runs[place][0]
+    near = [seconds / times[name] for name, seconds in runs[max(place - NEAR, 0) : place + NEAR + 1] if name != own]
+    return _lower(near) if near else None
+
+
+def _lower(values: Iterable[float]) -> float:
+    """Return the value a third of the way up: with every tenth run disturbed, half of eight are in one race of 200."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 3]
+
+
+def _middle(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Return that of the value a third of the way up, relative to it, from the median deviation.
+
+    With a normal distribution these are 1.30 and 0.6745 standard deviations, the first over the root of the count.
+    """
+    middle = _middle(values)
+    return 1.30 / 0.6745 * _middle(abs(value - middle) for value in values) / middle / math.sqrt(len(values))
+
+
 class Lane:
     """One candidate in the race. `take` runs it and returns seconds, or None if it failed.
 
@@ -159,9 +242,19 @@ class Sampled(Protocol):
 S = TypeVar("S", bound=Sampled)
 
 
-def survivors(lanes: Iterable[S], stage: Stage, candidates: int, objective: Objective = typical_s) -> list[S]:
-    """Return who stays in the race after a stage, fastest first; `candidates` is how many there were at its start."""
-    valued = [(_value(lane, objective), lane) for lane in lanes if lane.samples_s]
+def survivors(
+    lanes: Iterable[S],
+    stage: Stage,
+    candidates: int,
+    objective: Objective = typical_s,
+    value_of: Callable[[S], float] | None = None,
+) -> list[S]:
+    """Return who stays in the race after a stage, fastest first; `candidates` is how many there were at its start.
+
+    `value_of` is what lanes are ranked by, if it is not what the objective says of their samples.
+    """
+    value_of = value_of or (lambda lane: _value(lane, objective))
+    valued = [(value_of(lane), lane) for lane in lanes if lane.samples_s]
     if not valued:
         return []
     best = min(_confirmed(lane, value) for value, lane in valued)
@@ -230,6 +323,7 @@ class Race:
         self._ends_s = ends_s
         self._on_round = on_round
         self._is_good = is_good
+        self._runs: list[tuple[str, float]] = []
 
     @property
     def finalists(self) -> list[Lane]:
@@ -267,8 +361,16 @@ class Race:
                 break
             if not self._round(lanes):
                 return False
-        self._lanes = survivors(self._lanes, stage, self._candidates, self._objective)
+        self._lanes = survivors(self._lanes, stage, self._candidates, self._objective, self._paired())
         return True
+
+    def _paired(self) -> Callable[[Lane], float] | None:
+        """Return how lanes are ranked by their runs beside those of others, if that is better than by their samples."""
+        # Another objective may ask for just what moves all alike.
+        if self._objective is not typical_s or min((len(lane.samples_s) for lane in self._lanes), default=0) < _FEW:
+            return None
+        found = paired(self._runs, [lane.name for lane in self._lanes])
+        return None if found is None else lambda lane: found.times[lane.name]
 
     def _round(self, lanes: list[Lane]) -> bool:
         """Run each lane once, in a new order; False if there was no time."""
@@ -277,7 +379,9 @@ class Race:
             if self._clock_s() >= self._ends_s:
                 return False
             self._left -= 1
-            if not lane.run_once():
+            if lane.run_once():
+                self._runs.append((lane.name, lane.samples_s[-1]))
+            else:
                 self._lanes.remove(lane)
         self._on_round(1 - self._left / self._most)
         return True
