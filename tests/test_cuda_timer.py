@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunebook._measure import Stopwatch
-from tunebook.adapters._cuda_timer import IDLE_NS, WAKE_NS, EventTimer
+from tunebook.adapters._cuda_timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer
 
 
 class Device:
-    """Kernels and flushes take time on its clock, and waiting for it moves the host's."""
+    """Kernels and flushes take time on its clock, in turn, and none begins before the host has queued it."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -26,11 +26,11 @@ class Device:
         self.host_ns = max(self.host_ns, round(self.now_s * 1e9))
 
     def zero_(self):
-        self.now_s += 80e-6
+        self.run(80e-6)
         self.flushes += 1
 
     def run(self, seconds):
-        self.now_s += seconds
+        self.now_s = max(self.now_s, self.host_ns * 1e-9) + seconds
 
 
 class Event:
@@ -38,7 +38,10 @@ class Event:
         self._device = device
 
     def record(self):
-        self.at_s = self._device.now_s
+        self.at_s = max(self._device.now_s, self._device.host_ns * 1e-9)
+
+    def query(self):
+        return self.at_s <= self._device.host_ns * 1e-9
 
     def elapsed_time(self, end):
         return (end.at_s - self.at_s) * 1e3
@@ -56,6 +59,34 @@ def test_a_sample_is_the_mean_of_runs_that_each_find_a_cold_cache(seconds, runs)
     flushes = device.flushes
     assert timer.sample_s(lambda: device.run(seconds), runs) == pytest.approx(seconds)
     assert device.flushes == flushes + runs
+
+
+def test_a_launch_that_the_device_had_to_wait_for_is_timed_again_behind_more_work():
+    device = Device()
+    timer = timer_on(device)
+
+    def launch():
+        device.host_ns += 100_000  # longer than the caches take to empty
+        device.run(10e-6)
+
+    assert timer.sample_s(launch, 3) == pytest.approx(10e-6)
+    before = device.flushes
+    assert timer.sample_s(launch, 3) == pytest.approx(10e-6)
+    assert device.flushes == before + 3 * 2, "how much is needed is remembered"
+
+
+@pytest.mark.parametrize("seconds", [10e-6, 1.0])
+def test_a_host_that_is_always_late_gets_times_all_the_same(seconds):
+    device, launches = Device(), []
+    timer = timer_on(device)
+
+    def launch():
+        launches.append(seconds)
+        device.host_ns += 1_000_000
+        device.run(seconds)
+
+    assert timer.sample_s(launch, 1) > seconds
+    assert len(launches) == (TRIES if seconds < SHORT_S else 1), "a gap is nothing to a long run"
 
 
 def test_what_is_done_outside_of_the_window_is_not_timed():

@@ -59,6 +59,8 @@ class FakeModule:
 class FakeEvent:
     """Its time is that of a clock which launches move."""
 
+    done = False  # when it is asked for, the device is still at what was queued before it
+
     def __init__(self, now_ms, disable_timing):
         assert not disable_timing, "such an event has no time"
         self.now_ms = now_ms

@@ -694,6 +694,9 @@ def test_on_a_gpu_runs_are_timed_by_its_events_on_the_device_of_the_tensors():
             assert devices[-1] == "cuda:1"
             self.at_ms = now[0]
 
+        def query(self):
+            return False
+
         def elapsed_time(self, end):
             return end.at_ms - self.at_ms
 

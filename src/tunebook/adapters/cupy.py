@@ -203,6 +203,9 @@ class _Event:
     def record(self) -> None:
         self._event.record()
 
+    def query(self) -> bool:
+        return bool(self._event.done)
+
     def elapsed_time(self, end: _Event) -> float:
         return float(self._cupy.cuda.get_elapsed_time(self._event, end._event))
 
