@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tables import report
@@ -71,8 +72,10 @@ class Gpu:
     def __init__(self):
         import torch  # noqa: PLC0415 - learning needs none
 
+        from tunebook.adapters.torch import CudaTimer  # noqa: PLC0415 - as above
+
         self.torch = torch
-        self.flush = torch.empty(64 << 20, dtype=torch.int32, device="cuda")
+        self.timer = CudaTimer(torch.device("cuda"))
 
     def operands(self, shape):
         m, n, k = shape
@@ -92,14 +95,8 @@ class Gpu:
         )  # fmt: skip
 
     def sample_s(self, config, operands):
-        torch = self.torch
-        self.flush.zero_()
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        self.launch(config, operands)
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) * 1e-3
+        # The library's: most of these launches take the host longer than the kernel runs, and it sees to that.
+        return self.timer.sample_s(partial(self.launch, config, operands), 1)
 
     def works(self, config):
         """Whether a configuration compiles, runs and is right."""
@@ -178,8 +175,9 @@ def learn(path, depth, check):
         others, _, _ = examples_of(check)
         raw["elsewhere"] = [regret_of(learnt.tree, example) for example in others]
         mean = statistics.mean(raw["elsewhere"])
-        # No target: most shapes that are drawn take 5 to 20 us, where the choice itself is within the noise.
-        rows.append((f"mean regret on {len(others)} other shapes, drawn at random", f"{mean:.1%}", "", True))
+        # The same target: a heuristic that ships meets shapes that nobody chose.
+        what = f"mean regret on {len(others)} other shapes, drawn at random"
+        rows.append((what, f"{mean:.1%}", "<= 10 %", mean <= 0.10))
         median = statistics.median(raw["elsewhere"])
         rows.append((f"median regret on {len(others)} other shapes, drawn at random", f"{median:.1%}", "", True))
     return report("fit_h200", rows, raw, quick=False, device=device)
