@@ -5,10 +5,13 @@
 Prints a table against the targets of the design, and writes the raw numbers to bench/results/engine.json.
 
 First on pretend kernels (`tunebook.testing.Landscape`), where the best is known: each problem is tuned 20 times, with
-the same true times and other noise. A sample is a run of any kind: warm-up, check or timed. Their true times are made
-up, always with four that are 2 to 5 % slower than the best. With DIRECTORY, which holds cache files of Kernel Tuner's
-(`kernel_device.json.gz`), the same once more with true times that were recorded: of 64 configurations of a space, drawn
-at random, which may be closer to each other.
+the same true times and other noise. A sample is a run of any kind: warm-up, check or timed. Beside it stands what two
+samplers reach that are told what no tuner knows: after two runs of everything, which five candidates are the fastest.
+They spend all further samples on these, in rounds; one ranks them as tunebook does, the other is also told the law of
+the noise, its spikes too, and takes the likeliest times. The true times are made up, always with four that are 2 to
+5 % slower than the best. With DIRECTORY, which holds cache files of Kernel Tuner's (`kernel_device.json.gz`), the same
+once more with true times that were recorded: of 64 configurations of a space, drawn at random, which may be closer to
+each other.
 
 Then on the C kernels of examples/, beside the way of most tuners: every candidate in turn, 5 runs untimed and 100
 timed, the best median wins. Both sides find everything compiled and loaded, so that measuring is compared with
@@ -19,6 +22,7 @@ both sides and the sequential tuner's five best are measured again, in turn, in 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -40,6 +44,7 @@ from tables import report
 import tunebook as tb
 from tunebook._job import Job
 from tunebook._measure import Stopwatch
+from tunebook._race import typical_s
 from tunebook.testing import Landscape
 
 TUNINGS, CONFIGS = 20, 64
@@ -62,6 +67,8 @@ GROUNDS = {
     ),
     "clock levels, slow first runs": (CLOCK_LEVELS, True),
 }
+
+TOLD = ("cv 1 %", "cv 5 %", "cv 10 %")  # where the noise follows the law that the samplers are told
 
 # The function, its module, what it is checked against, and a small call.
 KERNELS = {
@@ -125,6 +132,58 @@ def tune_problems(disturbed, problems):
 def tune_grounds(problems):
     """Tune problems with each kind of disturbance."""
     return {ground: tune_problems(disturbed, problems) for ground, (disturbed, _) in GROUNDS.items()}
+
+
+def told_best(costs, seed, disturbed):
+    """Return the samples of the five fastest: after two runs of everything, all that a tuner may take go to them."""
+    land = Landscape(costs, seed=seed, **disturbed)
+    five = sorted(costs, key=costs.get)[:5]
+    samples_s, shuffle = {config: [] for config in costs}, random.Random(seed).shuffle
+    for configs in [list(costs)] * 2 + [five] * ((ITERS // 10 - 2) * CONFIGS // 5):
+        shuffle(configs)
+        for config in configs:
+            started_s = land.elapsed_s
+            land.make_fn(config)()
+            samples_s[config].append(land.elapsed_s - started_s)
+    return {config: samples_s[config] for config in five}
+
+
+def likeliest_s(samples_s, cv, spikes):
+    """Return the mean of all true times, weighted by how likely the samples are under a Landscape's law of noise."""
+    times_s = typical_s(samples_s) * np.linspace(0.9, 1.25, 141)[:, np.newaxis]
+    ratios, shape = np.asarray(samples_s) / times_s, 0.6
+    spread = cv / math.sqrt(math.expm1(shape**2) * math.exp(shape**2))  # what `Landscape` scales a log-normal by
+
+    def density(ratio):
+        above = np.maximum(1 + (ratio - 1) / spread, 1e-9)
+        return np.exp(-0.5 * (np.log(above) / shape) ** 2) / above
+
+    likelihood = (1 - spikes) * density(ratios) + spikes / 3 * density(ratios / 3)
+    logs = np.sum(np.log(likelihood + 1e-6) - np.log(times_s), axis=1)
+    return float(np.average(times_s[:, 0], weights=np.exp(logs - logs.max())))
+
+
+def count_told(disturbed, problems):
+    """Count how often samplers that are told the five best find the best, told the law of the noise or not."""
+    found = {"five": 0, "law": 0}
+    for problem, costs in problems:
+        best = min(costs, key=costs.get)
+        for n in range(TUNINGS):
+            five = told_best(costs, 1000 * problem + n, disturbed)
+            typical = {config: typical_s(samples_s) for config, samples_s in five.items()}
+            likeliest = {
+                c: likeliest_s(samples_s, disturbed["cv"], disturbed["spikes"]) for c, samples_s in five.items()
+            }
+            found["five"] += min(typical, key=typical.get) == best
+            found["law"] += min(likeliest, key=likeliest.get) == best
+    return found
+
+
+def told_rows(told, tunings):
+    """What is reached with as many samples by those who are told what a tuner cannot know."""
+    for ground, found in told.items():
+        yield f"{ground}: told the five best, find the best", f"{found['five']} of {tunings}", "", True, False
+        yield f"{ground}: told the law of the noise too, find the best", f"{found['law']} of {tunings}", "", True, False
 
 
 def landscape_rows(found, costs=""):
@@ -260,9 +319,11 @@ def kernel_rows(compared):
 # ---------------------------------------------------------------------------------------------------------- results
 
 
-def table(found, found_recorded, compared):
+def table(found, told, found_recorded, compared):
+    tunings = TUNINGS * len(next(iter(found.values())))
     recorded_rows = landscape_rows(found_recorded, "recorded times, ") if found_recorded else ()
-    for what, measured, target, kept, targeted in [*landscape_rows(found), *recorded_rows, *kernel_rows(compared)]:
+    rows = [*landscape_rows(found), *told_rows(told, tunings), *recorded_rows, *kernel_rows(compared)]
+    for what, measured, target, kept, targeted in rows:
         yield what, measured, target if targeted else "", kept or not targeted
 
 
@@ -274,12 +335,13 @@ def main():
     quick = options.quick
     problems = 1 if quick else PROBLEMS + MORE_PROBLEMS
     found = tune_grounds(made_up(problems))
+    told = {name: count_told(GROUNDS[name][0], made_up(problems)) for name in TOLD}
     found_recorded = tune_grounds(recorded(options.data, problems)) if options.data else {}
     with tempfile.TemporaryDirectory(prefix="tunebook-bench-") as home:
         os.environ["TUNEBOOK_HOME"] = home  # where compiled libraries are kept: nothing is compiled yet
         compared = {name: compare(kernel, 1 if quick else 5, 100 if quick else 500) for name, kernel in KERNELS.items()}
-    rows = list(table(found, found_recorded, compared))
-    raw = {"landscapes": found, "recorded": found_recorded, "kernels": compared}
+    rows = list(table(found, told, found_recorded, compared))
+    raw = {"landscapes": found, "told": told, "recorded": found_recorded, "kernels": compared}
     return report("engine", rows, raw, quick=quick)
 
 
