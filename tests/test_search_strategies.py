@@ -24,6 +24,7 @@ from tunebook.search import (
     check_strategy,
     listed,
 )
+from tunebook.search._ledger import Ledger
 
 ALL = (Exhaustive, Random, Local, Evolution, Guided, Portfolio)
 
@@ -120,6 +121,14 @@ def test_a_search_compiles_less_where_programs_are_shared(kind):
     each = sum(programs(space, seed) for seed in range(20))
     shared = sum(programs(space.at_launch("warps", "group"), seed) for seed in range(20))
     assert shared < 0.9 * each
+
+
+def test_launches_of_a_program_that_failed_are_not_sought():
+    space = Space(m=[16, 32, 64], warps=[1, 2, 4, 8]).at_launch("warps")
+    ledger = Ledger(space, 0)
+    ledger.note([Observation(space.config(m=16, warps=1), None), Observation(space.config(m=32, warps=1), 1e-3)])
+    assert not ledger.is_compiled(space.point(space.config(m=16, warps=2)))
+    assert ledger.is_compiled(space.point(space.config(m=32, warps=2)))
 
 
 def test_one_that_represents_its_region_elsewhere_is_looked_at_where_the_fastest_are_no_use():

@@ -224,7 +224,7 @@ class Space:
     def at_launch(self, /, *names: str) -> Space:
         """Return the space with axes that are set when a kernel is launched: its compiled program is the same for all.
 
-        Configurations that differ only on them are compiled once and measured each, and a search tries more of them.
+        Configurations that differ only on them are compiled once and measured each, and a search compiles less.
         Names add up. They change neither which configurations there are nor the fingerprint.
         """
         self._check_names(names)

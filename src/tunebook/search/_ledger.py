@@ -79,6 +79,7 @@ class Ledger:
             else:
                 self.values[point] = math.inf
                 self.failed.append(point)
+                self._programs.discard(self._program(point))  # other launches of it may well fail too
         return noted
 
     def _count_in(self, point: Point) -> None:
@@ -90,7 +91,7 @@ class Ledger:
         return tuple(point[at] for at in self._compiled_in)
 
     def is_compiled(self, point: Point) -> bool:
-        """Whether a point's program was compiled for another one: it differs only on axes that are set at launch."""
+        """Whether a point's program was compiled for another one, which did not fail."""
         return self.shares_programs and self._program(point) in self._programs
 
     def is_open(self, point: Point) -> bool:
@@ -164,7 +165,7 @@ class Ledger:
         return found
 
     def relaunched(self, point: Point) -> list[Point]:
-        """Return the open points that share the program of one, and differ in a single axis."""
+        """Return the open points that differ from one in a single axis, and whose program was compiled already."""
         return [near for near in self.changed(point) if self.is_compiled(near)] if self.shares_programs else []
 
     def beside(self, point: Point) -> list[Point]:
