@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import tracemalloc
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunebook import DefinitionError, Space
+from tunebook._axes import products
 from tunebook._codec import encode
 from tunebook.search import Expression, from_kernel_tuner, read_t1, write_t1
 
@@ -55,14 +57,35 @@ def test_a_kind_that_does_not_fit_is_an_error(kinds, message):
         Space(m=[1, 2], f=["a", "b"], z=[0, 1, 8]).typed(**kinds)
 
 
-def test_axes_of_sizes_tell_how_round_each_value_is_and_others_do_not():
-    def roundness(values):
-        found = Space(a=values).grid[0].roundness()
-        return None if found is None else [round(value, 2) for (value,) in found]
+def roundness(values):
+    found = Space(a=values).grid[0].roundness()
+    return found and [tuple(round(part * math.sqrt(len(parts)), 2) for part in parts) for parts in found]
 
-    assert roundness([32, 48, 64, 72, 96, 128]) == [0.67, 0.33, 1.0, 0.0, 0.67, 1.0]
-    for nothing_new in ([16, 32, 64], [1, 2, 3, 4], [17, 19], ["a", "b"], [0, 16, 24], [16.0, 24.0]):
+
+def test_axes_of_sizes_tell_how_round_each_value_is_and_others_do_not():
+    halvings, powers = [0.67, 0.33, 1.0, 0.0, 0.67, 1.0], [1, 0, 1, 0, 0, 1]
+    assert roundness([32, 48, 64, 72, 96, 128]) == list(zip(halvings, powers, strict=True))
+    assert roundness([1, 2, 3, 4]) == [(1,), (1,), (0,), (1,)]
+    assert roundness([48, 80, 96]) == [(0,), (0,), (1,)]
+    for nothing_new in ([16, 32, 64], [3, 4], [17, 19], ["a", "b", "c"], [0, 1, 24], [16.0, 24.0, 30.0]):
         assert roundness(nothing_new) is None
+
+
+@given(sizes=st.lists(st.integers(1, 4096), min_size=1, max_size=12, unique=True))
+def test_how_round_values_are_is_never_further_apart_than_one(sizes):
+    found = Space(a=sizes).grid[0].roundness() or [(0.0,)]
+    assert all(math.dist(one, other) <= 1 + 1e-9 for one in found for other in found)
+
+
+def test_products_are_of_sizes_and_the_same_product_is_at_the_same_place():
+    axes = Space(x=[8, 16, 32], mode=["a", "b"], y=[1, 2, 4, 8], stages=[1, 2, 3], z=[1, 1024]).grid
+    found = products(axes)
+    assert [(axes[p.one].name, axes[p.other].name) for p in found] == [("x", "y"), ("x", "z"), ("y", "z")]
+    positions = found[0].positions
+    assert positions[0][1] == positions[1][0]  # 8 x 2 and 16 x 1
+    assert positions[0][3] == positions[2][1]  # 8 x 8 and 32 x 2
+    assert (positions[0][0], positions[2][3]) == (0.0, 1.0)
+    assert len(products(Space(**{f"a{i}": [1, 4 + i] for i in range(9)}).grid)) == 15
 
 
 def test_axes_that_are_set_at_launch_add_up_and_change_nothing_else():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from tunebook._errors import DefinitionError
@@ -19,6 +20,8 @@ _WIDE: Final = 4.0
 _SIZE: Final = 16
 # What is a multiple of this is as round as hardware asks for: the lanes of a warp or wavefront, or a cache line.
 _ROUND: Final = 64
+# Of so many sizes, each with each, a model sees the products: 15, which it is still quick with.
+_MULTIPLIED: Final = 6
 # On an axis with more values than this, a neighbour is at most a jump of a power of two away, not any other value.
 _MANY: Final = 32
 
@@ -70,18 +73,55 @@ class Axis(NamedTuple):
         return [((rank + (math.log(v) - low) / (high - low)) / 2,) for rank, v in zip(ranks, self.values, strict=True)]
 
     def roundness(self) -> list[tuple[float, ...]] | None:
-        """Return how often each size can be halved, from 0 to 1; None if its position on the axis says as much.
+        """Return how round each value is, from 0 to 1; None if its position on the axis says as much.
 
-        A block of 96 fills warps and cache lines as one of 64 does, and one of 72 does not: to a model that sees only
-        how large they are, times would look like noise.
+        A block of 96 fills warps and cache lines as one of 64 does, and one of 72 does not; and 64 divides most
+        problems without a rest, which 96 does not. To a model that sees only how large they are, times would look like
+        noise.
         """
-        if not all(type(v) is int and v > 0 for v in self.values) or not self.is_ordered or self.values[-1] < _SIZE:
+        parts = [part for part in (self._halvings(), self.powers_of_two()) if part is not None]
+        return [tuple(value / math.sqrt(len(parts)) for value in values) for values in zip(*parts, strict=True)] or None
+
+    def powers_of_two(self) -> list[float] | None:
+        """Return 1 for each value that is a power of two, and 0 for the others; None if all are alike."""
+        if len(self.values) < 3 or not self._has_counts():
+            return None
+        powers = [float(v.bit_count() == 1) for v in self.values]
+        return powers if len(set(powers)) > 1 else None
+
+    def _halvings(self) -> list[float] | None:
+        """Return how often each size can be halved, from 0 to 1; None for what is no size, or if all are alike."""
+        if not self._has_counts() or self.values[-1] < _SIZE or all(v.bit_count() == 1 for v in self.values):
             return None
         halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
         low, high = min(halvings), max(halvings)
-        if low == high or all(v.bit_count() == 1 for v in self.values):
-            return None
-        return [((count - low) / (high - low),) for count in halvings]
+        return [(count - low) / (high - low) for count in halvings] if low < high else None
+
+    def _has_counts(self) -> bool:
+        return self.is_ordered and all(type(v) is int and v > 0 for v in self.values)
+
+
+class Product(NamedTuple):
+    """Two axes of sizes, whose product matters as much as each: threads in a block, or elements in a tile."""
+
+    one: int
+    other: int
+    positions: list[list[float]]  # by the index on the one, and on the other: from 0 to 1
+
+    @classmethod
+    def of(cls, axes: Sequence[Axis], one: int, other: int) -> Product:
+        """Return the product of two axes; a model sees it by ratios."""
+        rows, columns = ([math.log(v / axes[at].values[0]) for v in axes[at].values] for at in (one, other))
+        length = rows[-1] + columns[-1]
+        # Rounded, so that 2 x 64 and 4 x 32 are at the same place.
+        return cls(one, other, [[round((row + column) / length, 9) for column in columns] for row in rows])
+
+
+def products(axes: Sequence[Axis]) -> list[Product]:
+    """Return the products of all pairs of sizes; of many sizes, only of those with most values."""
+    sizes = [at for at, axis in enumerate(axes) if axis.kind == "log"]
+    chosen = sorted(sizes, key=lambda at: -len(axes[at].values))[:_MULTIPLIED]
+    return [Product.of(axes, one, other) for one, other in combinations(sorted(chosen), 2)]
 
 
 def axis_of(name: str, values: Sequence[Any], kind: str | None = None) -> Axis:

@@ -7,6 +7,7 @@ import random
 from bisect import insort
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._axes import products
 from tunebook._errors import DefinitionError
 from tunebook._space import Config, Point, Space
 
@@ -62,6 +63,10 @@ class Ledger:
         self._first = [point for config in start.first if (point := space.point(config)) is not None]
         self._asked = 0
         self._accepted: dict[Point, bool] = {}
+        self._exchanges = [
+            (pair.one, pair.other, {size: at for at, size in enumerate(self.axes[pair.other].values)})
+            for pair in products(self.axes)
+        ]
         self._rest: Iterator[Config] | None = None
 
     def note(self, observations: Iterable[Observation]) -> list[Point]:
@@ -155,14 +160,29 @@ class Ledger:
         return open_[0] if open_ else None
 
     def changed(self, point: Point) -> list[Point]:
-        """Return the open points that differ from one in a single axis."""
+        """Return the open points that differ from one in a single axis, or in two sizes with the same product.
+
+        The best ones often have the same number of threads, or of elements in a tile, in other forms: 32 x 32, 64 x 16
+        and 128 x 8. From one to the next there is no way through single axes but past what is slow, or not allowed.
+        """
         found = []
         for at, axis in enumerate(self.axes):
             for index in axis.others(point[at]):
                 near = (*point[:at], index, *point[at + 1 :])
                 if self.is_open(near):
                     found.append(near)
-        return found
+        return found + [near for near in self._exchanged(point) if self.is_open(near)]
+
+    def _exchanged(self, point: Point) -> Iterator[Point]:
+        for one, other, index_of in self._exchanges:
+            sizes = self.axes[one].values
+            product = sizes[point[one]] * self.axes[other].values[point[other]]
+            for index in self.axes[one].others(point[one]):
+                partner = index_of.get(product / sizes[index])
+                if partner is not None:
+                    near = list(point)
+                    near[one], near[other] = index, partner
+                    yield tuple(near)
 
     def relaunched(self, point: Point) -> list[Point]:
         """Return the open points that differ from one in a single axis, and whose program was compiled already."""

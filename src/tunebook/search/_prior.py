@@ -22,6 +22,10 @@ _BELIEF: Final = 0.5
 _FITTED: Final = 200
 # Of what is known of a source, so many of the fastest may be proposed for it.
 _LISTED: Final = 200
+# How sources differ is learnt from so many pairs of them, each at so many points; fewer than so few tell nothing.
+_COMPARED: Final = 4
+_DIFFERING: Final = 96
+_FEWEST: Final = 8
 
 
 class Prior:
@@ -29,6 +33,7 @@ class Prior:
 
     def __init__(self, space: Space, elsewhere: Iterable[Sequence[Observation]], rng: random.Random) -> None:
         self._np = np = load_numpy()
+        self._rng = rng
         tables = [_times(space, source) for source in elsewhere]
         self._sources = [_Source(space, table, rng) for table in tables if any(map(math.isfinite, table.values()))]
         self._weights = np.full(len(self._sources), 1 / max(len(self._sources), 1))
@@ -83,6 +88,21 @@ class Prior:
                 best.setdefault((one, other, point[one], point[other]), point)
         return list(dict.fromkeys(best.values()))
 
+    def differences(self) -> list[tuple[list[Point], Any]]:
+        """Return how the sources differ from one another, where one of them is fast; of a single one, how it varies.
+
+        As they differ, so may times here from the guess: along which axes, and over what distances.
+        """
+        pairs = list(combinations(self._sources, 2))
+        if len(pairs) > _COMPARED:
+            pairs = self._rng.sample(pairs, _COMPARED)
+        fields = [one.less(other) for one, other in pairs] if pairs else [s.less(None) for s in self._sources]
+        return [
+            (chosen, self._np.array([field[point] for point in chosen]))
+            for field in fields
+            if len(chosen := self._rng.sample(list(field), min(_DIFFERING, len(field)))) >= _FEWEST
+        ]
+
     def _there(self, points: Sequence[Point]) -> Any:
         missing = [point for point in dict.fromkeys(points) if point not in self._rows]
         if missing:
@@ -123,6 +143,13 @@ class _Source:
     def known(self) -> Iterable[Point]:
         """The points that were measured."""
         return self._known
+
+    def less(self, other: _Source | None) -> dict[Point, float]:
+        """Return by how much times are above another's, in the faster half of the points that both know."""
+        theirs = dict.fromkeys(self._known, 0.0) if other is None else other._known  # noqa: SLF001 - of its own kind
+        both = {point: time - theirs[point] for point, time in self._known.items() if point in theirs}
+        faster = sorted(both, key=lambda point: min(self._known[point], theirs[point]))[: len(both) // 2]
+        return {point: both[point] for point in faster}
 
     def times(self, points: Sequence[Point]) -> list[float]:
         """Return what is known of points, and a guess where nothing is."""
