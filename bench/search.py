@@ -315,8 +315,8 @@ def rows_of(results: dict[str, Result], big: dict[str, float]) -> list[tuple[str
 
 
 def is_peer(name: str) -> bool:
-    """Whether results do not change with the default strategy: of other packages, and of strategies alone."""
-    return not name.startswith("tunebook") or name.endswith("alone")
+    """Whether results are of another package, and do not change with this one."""
+    return not name.startswith("tunebook")
 
 
 def earlier_peers() -> dict[str, Result]:

@@ -37,8 +37,9 @@ _STEP: Final = 4
 # Every second turn launches a program that is compiled already in another way: one of the so many fastest.
 _RELAUNCHED: Final = 10
 _ANYWHERE: Final = 60
-# Before so many times are known, every turn looks near and everywhere: what is near two random points is not better.
-_EARLY: Final = 20
+# Before so many times are known, every turn looks near and everywhere, and none walks: what is near two random points
+# is no better, and what a model would not choose can cost as much as all that it does.
+_EARLY: Final = 30
 _CLIMBS: Final = 3
 # A launch of what is compiled is worth a try if it may be faster than the fastest by so many standard deviations.
 _HOPE: Final = 1.5
@@ -139,16 +140,17 @@ class Guided:
         if not self._compiling and (launches := self._relaunches()):
             return launches[:many]
         self._turn += 1
-        if self._turn % _STEP == 0:
+        early = len(self._ledger.values) < _EARLY
+        if not early and self._turn % _STEP == 0:
             point = self._walker.next()
             if point is not None:
                 self._walked.add(point)
                 return [point]
         pool: list[Point] = []
-        if self._turn % _EVERYWHERE:
+        if early or self._turn % _EVERYWHERE:
             near = [p for point in self._tops() for p in self._ledger.changed(point)]
             near += self._prior.promising(_PROMISING, self._ledger.is_open)
-            near += self._drawn() if len(self._ledger.values) < _EARLY else []
+            near += self._anywhere() if early else []
             pool = list(dict.fromkeys(near))
         drawn = [] if pool else self._anywhere()
         if not pool and not drawn:
