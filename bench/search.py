@@ -1,11 +1,11 @@
 """Measure the search: how soon it finds the best configuration of recorded spaces, beside the peers.
 
-    python bench/search.py --data DIRECTORY [--quick] [--processes N] [--no-peers | --keep-peers]
+    python bench/search.py --data DIRECTORY [--quick] [--processes N] [--no-peers | --keep-peers] [--name NAME]
 
 DIRECTORY holds cache files of Kernel Tuner's (`kernel_device.json.gz`), every configuration of a space measured. Each
 tuner is replayed 20 times under the clock of the records. The score is 0 for random search and 1 for the optimum at the
 first moment (see `search_spaces`); the intervals are 95 % over the runs, by bootstrap, with the spaces given. Prints a
-table against the targets of the design, and writes the raw numbers to bench/results/search.json.
+table against the targets of the design, and writes the raw numbers to bench/results/search.json, or NAME.json.
 
 Cold is a search that knows nothing. With the race, runs of a configuration end as soon as it is clearly behind, and it
 is never the best then. Warm knows every other device that the kernel was recorded on, as the book would: all that was
@@ -319,9 +319,9 @@ def is_peer(name: str) -> bool:
     return not name.startswith("tunebook")
 
 
-def earlier_peers() -> dict[str, Result]:
+def earlier_peers(run: str) -> dict[str, Result]:
     """Return the peers' results of the last run."""
-    raw = json.loads((RESULTS / "search.json").read_text())["raw"]
+    raw = json.loads((RESULTS / f"{run}.json").read_text())["raw"]
     found = {name: fields for name, fields in raw.items() if is_peer(name)}
     return {
         name: Result(**{**fields, "spaces": {space: Score(**s) for space, s in fields["spaces"].items()}})
@@ -336,6 +336,7 @@ def told(found: Score) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=HERE / "spaces", help="a folder of Kernel Tuner's cache files")
+    parser.add_argument("--name", default="search", help="what the results are called: of other spaces, another name")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds instead of {SEEDS}")
     parser.add_argument("--no-peers", action="store_true", help="without the packages that are only compared with")
     parser.add_argument("--keep-peers", action="store_true", help="take the peers' scores from the last results")
@@ -357,13 +358,13 @@ def main() -> int:
         tuners = [tuner for tuner in tuners if not (options.keep_peers and is_peer(tuner.name))]
         results = {tuner.name: scores(tuner, benches, seeds, options.processes) for tuner in tuners}
     if options.keep_peers:
-        results |= earlier_peers()
+        results |= earlier_peers(options.name)
     raw = {
         name: {**result._asdict(), "spaces": {space: told(found) for space, found in result.spaces.items()}}
         for name, result in results.items()
     }
     print()
-    return report("search", rows_of(results, big_space()), raw, quick=options.quick)
+    return report(options.name, rows_of(results, big_space()), raw, quick=options.quick)
 
 
 if __name__ == "__main__":
