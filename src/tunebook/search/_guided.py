@@ -43,7 +43,8 @@ _EARLY: Final = 30
 _CLIMBS: Final = 3
 # A launch of what is compiled is worth a try if it may be faster than the fastest by so many standard deviations.
 _HOPE: Final = 1.5
-# Below so many standard deviations, what a normal distribution has left is computed by its limit: it is too small else.
+# Below so many standard deviations, the expected improvement is computed by its limit, a tenth too large there: it is
+# lost in rounding else.
 _TAIL: Final = -5.0
 # The model is fitted to at most so many points. When there are more, it goes on from so many of them, half of them the
 # fastest, and of those that failed at most so many.

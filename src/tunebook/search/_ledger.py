@@ -7,9 +7,9 @@ import random
 from bisect import insort
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._axes import products
 from tunebook._errors import DefinitionError
 from tunebook._space import Config, Point, Space
+from tunebook.search._products import products
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -185,7 +185,7 @@ class Ledger:
                     yield tuple(near)
 
     def relaunched(self, point: Point) -> list[Point]:
-        """Return the open points that differ from one in a single axis, and whose program was compiled already."""
+        """Return the points that one can be `changed` to, and whose program was compiled already."""
         return [near for near in self.changed(point) if self.is_compiled(near)] if self.shares_programs else []
 
     def beside(self, point: Point) -> list[Point]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._axes import products
 from tunebook._errors import MissingDependency
+from tunebook.search._products import products
 
 if TYPE_CHECKING:
     import random
