@@ -20,7 +20,7 @@ help:
 	@echo 'make lint    ruff and mypy alone'
 
 # The compiler first: installing builds the accelerator if there is one.
-ACCELERATOR := hatch_build.py src/tunebook/_packed.c
+ACCELERATOR := hatch_build.py src/tunebook/_hotpath/_packed.c
 
 $(VENV)/ready: pyproject.toml constraints.txt $(ACCELERATOR) | compiler
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tunebook needs Python 3.11: make PYTHON=python3.12")'
@@ -87,4 +87,4 @@ bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(RAY) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/*.so
+	rm -rf $(VENV) $(BENCH) $(RAY) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so

@@ -5,9 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 _FILES = {
-    "jax": ["src/tunebook/adapters/*jax*.py"],
-    "torch": ["src/tunebook/adapters/*torch*.py"],
-    "triton": ["src/tunebook/adapters/*triton*.py", "tests/fake_gpu.py", "tests/triton_autotune_cache.py"],
+    "jax": ["src/tunebook/adapters/jax.py", "src/tunebook/adapters/_jax/*.py"],
+    "torch": ["src/tunebook/adapters/torch.py", "src/tunebook/adapters/_torch/*.py"],
+    "triton": [
+        "src/tunebook/adapters/triton.py",
+        "src/tunebook/adapters/_triton/*.py",
+        "tests/fake_gpu.py",
+        "tests/triton_autotune_cache.py",
+    ],
     "pyopencl": ["src/tunebook/adapters/opencl.py"],
     "redis": ["src/tunebook/stores/_redis.py"],
     "obstore": ["src/tunebook/stores/_object.py"],

@@ -1,4 +1,4 @@
-"""Builds the optional accelerator, `src/tunebook/_packed.c`, where there is a C compiler; a pure wheel elsewhere.
+"""Builds the optional accelerator, `_hotpath/_packed.c`, where there is a C compiler; a pure wheel elsewhere.
 
 pip and other installers call the hook. `python hatch_build.py` does the same in a checkout, without installing.
 """
@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 ROOT = Path(__file__).parent
-SOURCE = ROOT / "src" / "tunebook" / "_packed.c"
+SOURCE = ROOT / "src" / "tunebook" / "_hotpath" / "_packed.c"
 # The limited API of 3.11: one file, and one wheel, for every CPython from there on.
 BUILT = SOURCE.with_name("_packed.abi3.so")
 TAG = "cp311-abi3"

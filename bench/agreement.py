@@ -30,10 +30,10 @@ from agreement_board import Rank, Shared
 from tables import report
 
 import tunebook as tb
-from tunebook.fleet._check import compare
-from tunebook.fleet._held import JobAgreement
-from tunebook.fleet._redis_board import RedisBoard
-from tunebook.fleet._turn import Terms
+from tunebook.fleet._agreement.agreement_state import JobAgreement
+from tunebook.fleet._agreement.check import compare
+from tunebook.fleet._agreement.redis_board import RedisBoard
+from tunebook.fleet._agreement.round import Terms
 
 KINDS = ("cold", "hit", "compare")
 ENOUGH_FILES = 8192  # two connections for each rank

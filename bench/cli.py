@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tables import report
 
-from tunebook._codec import encode, fingerprint_of
-from tunebook._record import Body, Head, Record
-from tunebook._types import Failure, Measurement, Problem
+from tunebook._base.config_codec import encode, fingerprint_of
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook.stores import DirectoryStore, problem_id, write_pack
 
 ENVIRONMENT = '{"driver":"nvidia 570.86.10","jax":"0.6.0","numpy":"2.1.0","python":"cpython 3.11"}'

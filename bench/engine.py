@@ -42,9 +42,9 @@ from search_spaces import load
 from tables import report
 
 import tunebook as tb
-from tunebook._job import Job
-from tunebook._measure import Stopwatch
-from tunebook._race import typical_s
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.job import Job
 from tunebook.testing import Landscape
 
 TUNINGS, CONFIGS = 20, 64

@@ -27,7 +27,7 @@ from pathlib import Path
 from tables import report
 
 from tunebook.search import Example, fit
-from tunebook.search._fit import regret_of
+from tunebook.search._learned_heuristic import regret_of
 
 # As training and serving have them: square, tall and flat, long and short in K, and a few rows for decoding.
 SHAPES = [

@@ -43,8 +43,8 @@ from gpu_kernels import (
 from tables import report
 
 from tunebook import AutotunePolicy, NoConfig
-from tunebook.adapters._triton_candidate import Launch
-from tunebook.adapters._triton_device import driver_version
+from tunebook.adapters._triton.candidate import Launch
+from tunebook.adapters._triton.device import driver_version
 from tunebook.adapters.triton import autotune
 
 HERE = Path(__file__).parent

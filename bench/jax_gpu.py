@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import tunebook as tb
-from tunebook._access import timer_for
-from tunebook._codec import classes_of, decode
-from tunebook._measure import Stopwatch
+from tunebook._arrays.operations import timer_for
+from tunebook._base.config_codec import classes_of, decode
+from tunebook._measure.stopwatch import Stopwatch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import jax_pallas

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tables import report
 
-from tunebook._codec import fingerprint_of
-from tunebook._record import Body, Head, Record
-from tunebook._types import Failure, Measurement, Problem
+from tunebook._base.config_codec import fingerprint_of
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook.stores import DirectoryStore, write_pack
 
 CANDIDATES = 4

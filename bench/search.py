@@ -39,10 +39,10 @@ from search_spaces import RACE, Clock, Recorded, Run, Score, clock_of, load, sco
 from tables import HERE, RESULTS, report  # noqa: E402
 
 import tunebook as tb  # noqa: E402
-from tunebook._planning import TRIALS  # noqa: E402
-from tunebook._searching import BATCH  # noqa: E402
+from tunebook._tuning.plan import TRIALS  # noqa: E402
+from tunebook._tuning.search_run import BATCH  # noqa: E402
 from tunebook.search import Evolution, Local, Observation, Portfolio, Random, Start  # noqa: E402
-from tunebook.search._elsewhere import FROM_EACH, thinned  # noqa: E402
+from tunebook.search._warm_start import FROM_EACH, thinned  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

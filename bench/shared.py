@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from servers import HOST, free_port, proxy, redis_server
 from tables import report
 
-from tunebook._pending import acquire
+from tunebook._selection.single_flight import acquire
 from tunebook.stores import DirectoryStore, open_shared
 from tunebook.testing import example_record
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "store_stress"))
 from rounds import environment, lost_by_kills, lost_by_writers, read_while_hammered
 from tables import report
 
-from tunebook._errors import TunebookWarning
+from tunebook._base.errors import TunebookWarning
 from tunebook.stores import DirectoryStore, PackStore, write_pack
 from tunebook.testing import example_record
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunebook._settings import SETTINGS
+from tunebook._base.environment_variables import SETTINGS
 
 SETTINGS_MARK = "<!-- settings -->"
 

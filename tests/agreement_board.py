@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import tunebook as tb
-from tunebook.fleet._held import JobAgreement
-from tunebook.fleet._turn import Terms
+from tunebook.fleet._agreement.agreement_state import JobAgreement
+from tunebook.fleet._agreement.round import Terms
 
 # A lease that a busy machine does not mistake for a death.
 QUICK = Terms(vote_s=0.15, deadline_s=30.0, lease_s=1.0)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._agreement import agreement
-from tunebook.fleet._ballot import Entry
+from tunebook._selection.agreement_hook import agreement
+from tunebook.fleet._agreement.ballot import Entry
 from tunebook.stores import problem_id
 
 FRAMEWORK, RANK, WORLD, PLACE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tunebook._base.record_format import Record
 from tunebook._cli import main
-from tunebook._record import Record
 
 KERNELS = Path(__file__).with_name("cli_kernels.py")
 

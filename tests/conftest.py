@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunebook import clear_invocations
-from tunebook._errors import forget_warnings
+from tunebook._base.errors import forget_warnings
 
 pytest.register_assert_rewrite("shared_checks")
 

@@ -7,8 +7,8 @@ import os
 from farm_kernels import note
 
 import tunebook as tb
-from tunebook._arrays import register_library
-from tunebook._device_lock import cuda_names
+from tunebook._arrays.describe import register_library
+from tunebook._measure.device_lock import cuda_names
 
 
 class Device:

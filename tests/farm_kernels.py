@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import tunebook as tb
-from tunebook._registry import recordings
+from tunebook._selection.recording import recordings
 
 
 def stage():

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._device_lock import Turn
+from tunebook._measure.device_lock import Turn
 
 
 def note(root, event, begin=0):

@@ -22,8 +22,8 @@ import numpy as np
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._persistent import default_book
-from tunebook.fleet._farm_ray import RayEngine
+from tunebook._selection.persistent_cache import default_book
+from tunebook.fleet._farm.on_ray import RayEngine
 
 
 def tuned(calls, over="ray://auto"):

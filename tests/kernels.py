@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tunebook as tb
-from tunebook._job import Job
-from tunebook._measure import Stopwatch
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook._tuning.job import Job
 
 
 class FakeClock:

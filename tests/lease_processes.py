@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunebook._pending import Busy, Flights, Found, Held, acquire, single_flight
-from tunebook._record import Head, Record
-from tunebook._types import Problem
+from tunebook._base.record_format import Head, Record
+from tunebook._base.vocabulary import Problem
+from tunebook._selection.single_flight import Busy, Flights, Found, Held, acquire, single_flight
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._ids import problem_id
 from tunebook.stores._leases import LeaseFiles

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from random import Random
 
-from tunebook._codec import encode, fingerprint_of
-from tunebook._record import Body, Head, Record
-from tunebook._types import Failure, Measurement, Problem
+from tunebook._base.config_codec import encode, fingerprint_of
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Failure, Measurement, Problem
 
 CALL = '{"a":{"$array":["numpy","float32",[%d,64],"C","cpu"]}}'
 SPACE = [{"block": b, "stages": s, "order": o} for b in (16, 32, 64) for s in (1, 2, 3) for o in ("ij", "ji")]

@@ -13,8 +13,8 @@ from servers import HOST, RedisServer
 from shared_processes import problem, record, start
 from shared_stress import tune_together
 
-from tunebook._errors import TunebookWarning
-from tunebook._pending import acquire
+from tunebook._base.errors import TunebookWarning
+from tunebook._selection.single_flight import acquire
 from tunebook.stores import DirectoryStore, open_shared, open_store
 from tunebook.stores._ids import problem_id
 from tunebook.testing import example_record

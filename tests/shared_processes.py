@@ -15,11 +15,11 @@ import time
 import warnings
 from pathlib import Path
 
-from tunebook._errors import TunebookWarning
-from tunebook._pending import Held, acquire
-from tunebook._persistent import book_before
-from tunebook._record import Head, Record
-from tunebook._types import Problem
+from tunebook._base.errors import TunebookWarning
+from tunebook._base.record_format import Head, Record
+from tunebook._base.vocabulary import Problem
+from tunebook._selection.persistent_cache import book_before
+from tunebook._selection.single_flight import Held, acquire
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared import PATIENT_S
 

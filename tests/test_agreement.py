@@ -20,14 +20,14 @@ from servers import proxy, redis_server
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._agreement import agreement
-from tunebook._sources import Found, Skipped
-from tunebook._types import Measurement
-from tunebook.fleet._ballot import Entry, Vote, contenders, count, entry_from, vote_from
-from tunebook.fleet._check import compare
-from tunebook.fleet._held import Settled
-from tunebook.fleet._redis_board import RedisBoard
-from tunebook.fleet._turn import Terms
+from tunebook._base.vocabulary import Measurement
+from tunebook._selection.agreement_hook import agreement
+from tunebook._selection.tiers import Found, Skipped
+from tunebook.fleet._agreement.agreement_state import Settled
+from tunebook.fleet._agreement.ballot import Entry, Vote, contenders, count, entry_from, vote_from
+from tunebook.fleet._agreement.check import compare
+from tunebook.fleet._agreement.redis_board import RedisBoard
+from tunebook.fleet._agreement.round import Terms
 from tunebook.stores import problem_id
 
 # ------------------------------------------------------------------------------------------------------------- boards
@@ -53,7 +53,7 @@ def over_torch(tmp_path, redis):
     pytest.importorskip("torch")
     import torch.distributed as dist
 
-    from tunebook.fleet._torch_board import TorchBoard
+    from tunebook.fleet._agreement.torch_board import TorchBoard
 
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     return lambda rank: TorchBoard(dist.TCPStore("127.0.0.1", server.port), rank=rank, world=16)
@@ -63,7 +63,7 @@ def over_files(tmp_path, redis):
     pytest.importorskip("torch")
     import torch.distributed as dist
 
-    from tunebook.fleet._torch_board import TorchBoard
+    from tunebook.fleet._agreement.torch_board import TorchBoard
 
     return lambda rank: TorchBoard(dist.FileStore(str(tmp_path / "store"), 16), rank=rank, world=16)
 
@@ -657,7 +657,7 @@ FORKS = """
 import os, sys
 from agreement_board import MemoryBoard, Shared
 from tunebook import fleet
-from tunebook._agreement import agreement
+from tunebook._selection.agreement_hook import agreement
 fleet.agree(MemoryBoard(Shared()))
 child = os.fork()
 if child == 0:

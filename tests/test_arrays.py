@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._arrays import (
+from tunebook._arrays.describe import (
     ArraySpec,
     DeviceOrdinals,
     describe,
@@ -25,7 +25,7 @@ from tunebook._arrays import (
     platform_of,
     register_library,
 )
-from tunebook._errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
+from tunebook._base.errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
 
 
 def standing_in_for(module: str, name: str, /, **fields: object) -> object:
@@ -317,5 +317,5 @@ def test_other_libraries_need_their_adapter():
 
 
 def test_describing_imports_no_library():
-    code = "import sys, tunebook._arrays; assert not {'numpy', 'jax', 'torch'} & set(sys.modules)"
+    code = "import sys, tunebook._arrays.describe; assert not {'numpy', 'jax', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,8 +17,8 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
 
 import tunebook as tb
-from tunebook._background import Background
-from tunebook._gate import EPOCH
+from tunebook._memo.answer_memo import EPOCH
+from tunebook._selection.background_queue import Background
 
 SCRIPT = Path(__file__).with_name("background_process.py")
 BACKGROUND = tb.AutotunePolicy(cache_miss_fallback="background")
@@ -537,7 +537,7 @@ IN_A_POOL = """
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from tunebook._background import BACKGROUND
+from tunebook._selection.background_queue import BACKGROUND
 
 started = threading.Event()
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._buckets import anchor, as_buckets, exact, multiple, pow2, unknown_name
-from tunebook._errors import DefinitionError, TunebookWarning, UnkeyableError, forget_warnings
+from tunebook._base.errors import DefinitionError, TunebookWarning, UnkeyableError, forget_warnings
+from tunebook._keys.buckets import anchor, as_buckets, exact, multiple, pow2, unknown_name
 
 
 @pytest.fixture(autouse=True)

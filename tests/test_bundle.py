@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._bundle import export_bundle, import_bundle, merge_into
+from tunebook._arrays.device_fingerprint import environment
+from tunebook._base.config_codec import encode
+from tunebook._base.record_format import Body, Head, Record, merge
+from tunebook._base.vocabulary import Measurement, Problem
 from tunebook._cli import main
-from tunebook._codec import encode
-from tunebook._fingerprint import environment
-from tunebook._pending import Held, acquire
-from tunebook._record import Body, Head, Record, merge
-from tunebook._types import Measurement, Problem
+from tunebook._selection.single_flight import Held, acquire
+from tunebook.formats._bundle import export_bundle, import_bundle, merge_into
 from tunebook.stores import DirectoryStore, MemoryStore, problem_id
 
 
@@ -190,7 +190,8 @@ class TestMerging:
             mine = [record(f"k{i}", worker, measured=[measurement(worker, 1.0)]) for i in range(100)]
             export_bundle(mine, tmp_path / f"{worker}.bundle")
         script = (
-            "import sys; from pathlib import Path; from tunebook._bundle import *; from tunebook.stores import *;"
+            "import sys; from pathlib import Path; from tunebook.formats._bundle import *;"
+            "from tunebook.stores import *;"
             "merge_into(DirectoryStore(Path(sys.argv[1])), import_bundle(sys.argv[2]).records)"
         )
         commands = [

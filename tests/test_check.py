@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tunebook._check import difference
+from tunebook._kernel.output_check import difference
 
 ONES = np.ones(4, np.float32)
 

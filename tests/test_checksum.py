@@ -17,11 +17,11 @@ import numba
 import numpy as np
 import pytest
 
-from tunebook import _code
-from tunebook._checksum import candidates_checksum, code_checksum, source_digest
-from tunebook._codec import fingerprint
-from tunebook._errors import CodecError, DefinitionError
-from tunebook._space import Config, Space
+from tunebook._base.config_codec import fingerprint
+from tunebook._base.errors import CodecError, DefinitionError
+from tunebook._code import source as source_module
+from tunebook._code.checksum import candidates_checksum, code_checksum, source_digest
+from tunebook._space.space import Config, Space
 
 HELPERS = """
     STEP = 4
@@ -138,7 +138,7 @@ def test_it_is_the_same_in_another_process_with_another_hash_seed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
-        from tunebook._checksum import code_checksum
+        from tunebook._code.checksum import code_checksum
         NAMES = {"a", "b", "c", "d"}
         def one(x): return x
         def two(x): return x
@@ -185,13 +185,13 @@ def test_two_lambdas_on_one_line_differ():
 def test_a_lambda_is_told_from_the_lambda_around_it():
     outer = lambda x: lambda y: x + y  # fmt: skip
     assert code_checksum(outer) != code_checksum(outer(1))
-    assert _code.text_of(outer) == "lambda x: lambda y: x + y"
-    assert _code.text_of(outer(1)) == "lambda y: x + y"
+    assert source_module.text_of(outer) == "lambda x: lambda y: x + y"
+    assert source_module.text_of(outer(1)) == "lambda y: x + y"
 
 
 def test_lambdas_are_found_by_their_columns():
     fs = [lambda a: a, lambda b: (b, b), lambda c=(lambda d: d): c]  # fmt: skip
-    found = [_code.text_of(f) for f in (*fs, fs[2]())]
+    found = [source_module.text_of(f) for f in (*fs, fs[2]())]
     assert found == ["lambda a: a", "lambda b: (b, b)", "lambda c=lambda d: d: c", "lambda d: d"]
 
 
@@ -233,7 +233,7 @@ def test_a_file_edited_after_its_import_is_not_believed(load):
         file.write("def kernel(x):\n    return x * 1000\n")
     linecache.checkcache(path)
     stale = code_checksum(module.kernel)
-    assert _code.node_of(module.kernel) is None
+    assert source_module.node_of(module.kernel) is None
     module.__spec__.loader.exec_module(module)
     assert len({before, stale, code_checksum(module.kernel)}) == 3
 
@@ -268,7 +268,7 @@ def test_deep_code_is_no_problem(load):
     one, two = (
         load(kernels=f"def kernel(x):\n{branches}    return {' + '.join(['x'] * n)}\n").kernel for n in (900, 901)
     )
-    assert _code.node_of(one) is not None
+    assert source_module.node_of(one) is not None
     assert code_checksum(one) != code_checksum(two)
 
 
@@ -321,7 +321,7 @@ def test_tunebooks_own_decorator_is_not_part_of_the_kernel(load):
     # Any name of tunebook's will do; this one is also to be had elsewhere, where it counts.
     one, two, other, another = (
         load(kernels=textwrap.dedent(text).format(module, n, module, n))
-        for module in ("tunebook._code", "functools")
+        for module in ("tunebook._code.source", "functools")
         for n in (1, 2)
     )
     assert code_checksum(one.outer) == code_checksum(two.outer)

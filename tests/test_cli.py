@@ -15,8 +15,8 @@ import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
 
 from tunebook import Config, StoreError
+from tunebook._base.record_format import Record
 from tunebook._cli import EXIT_CODES, GROUPS, VERBS, load, main, parser_of
-from tunebook._record import Record
 from tunebook.stores import open_store
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
@@ -405,7 +405,7 @@ class TestDoctor(OnABook):
         assert re.search(r"^! quarantine +1 records that could not be read", out, re.MULTILINE)
 
     def test_leases_of_dead_processes_are_told_from_live_ones(self, place, run):
-        from tunebook._pending import Held, acquire
+        from tunebook._selection.single_flight import Held, acquire
 
         board = open_store(place / "home").leases()
         board.create("a.1", b"elsewhere 1 1 0123456789abcdef 000000000000\n")
@@ -440,7 +440,7 @@ class TestPath(OnABook):
         assert json.loads(run("path", "--json")[1]) == {"path": f"{place}/home"}
 
     def test_no_home_is_wrong_usage(self, run, monkeypatch):
-        monkeypatch.setattr("tunebook._settings.book_root", lambda: None)
+        monkeypatch.setattr("tunebook._base.environment_variables.book_root", lambda: None)
         code, _, err = run("path")
         assert code == 2
         assert "set TUNEBOOK_HOME" in err

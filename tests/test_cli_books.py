@@ -16,10 +16,10 @@ import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
 
 import tunebook as tb
+from tunebook._base.record_format import merge
 from tunebook._cli import main
 from tunebook._cli._formats import OTHERS, OWN
 from tunebook._cli._pinning import pinned, unpinned
-from tunebook._record import merge
 from tunebook.stores import PackStore, open_store
 
 PROGRAM = """
@@ -115,7 +115,7 @@ class TestPin(OnABook):
 
     def test_a_problem_that_is_being_tuned_is_waited_for_and_then_refused(self, place, run, ids, monkeypatch):
         monkeypatch.setattr("tunebook._cli._pinning._WAIT_S", 0.05)
-        from tunebook._pending import acquire
+        from tunebook._selection.single_flight import acquire
 
         with acquire(open_store(place / "home").leases(), ids["matmul@v0"][0], look=lambda: None):
             code, _, err = run("pin", "matmul", "block=32")

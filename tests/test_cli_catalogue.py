@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunebook._base.record_format import Body, Record
 from tunebook._cli._filters import Filters, age_s, age_text, size_bytes, size_text
 from tunebook._cli._terminal import Column, Terminal, clean, text_width, wrapped
-from tunebook._record import Body, Record
 from tunebook.stores import JsonStore, MemoryStore, open_store, problem_id, write_pack
-from tunebook.stores._catalogue import Catalogue, newest
+from tunebook.stores._listing import Catalogue, newest
 from tunebook.testing import example_record
 
 

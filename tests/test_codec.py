@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._codec import classes_of, decode, encode, fingerprint, register_codec
+from tunebook._base.config_codec import classes_of, decode, encode, fingerprint, register_codec
 
 
 class Mode(enum.Enum):

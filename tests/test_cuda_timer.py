@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._measure import Stopwatch
-from tunebook.adapters._cuda_timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook.adapters._cuda.timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer
 
 
 class Device:

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from tunebook._codec import encode, fingerprint
-from tunebook._decide import decide
-from tunebook._objective import median_s
-from tunebook._race import typical_s
-from tunebook._types import Measurement
+from tunebook._base.config_codec import encode, fingerprint
+from tunebook._base.vocabulary import Measurement
+from tunebook._statistics.decide import decide
+from tunebook._statistics.objective import median_s
+from tunebook._statistics.race import typical_s
 
 LEVELS = (0.80, 0.87, 1.00, 1.03)  # of a recorded A4000
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._device_lock import Turn, cuda_names, cuda_uuid, physical_devices, physical_name
-from tunebook._errors import TunebookWarning
-from tunebook._persistent import default_book
+from tunebook._base.errors import TunebookWarning
+from tunebook._measure.device_lock import Turn, cuda_names, cuda_uuid, physical_devices, physical_name
+from tunebook._selection.persistent_cache import default_book
 
 SCRIPT = Path(__file__).with_name("farm_lock_process.py")
 
@@ -279,7 +279,10 @@ def driver(tmp_path_factory):
 def test_a_gpu_has_one_name_whatever_number_it_has_in_a_process(driver, monkeypatch):
     assert cuda_names(driver) == ("Made Up 0", "Made Up 1", "Made Up 2", "Made Up 3")
     third = cuda_uuid(2, driver)
-    code = "import sys; from tunebook._device_lock import *; print(cuda_uuid(0, sys.argv[1]), cuda_names(sys.argv[1]))"
+    code = (
+        "import sys; from tunebook._measure.device_lock import *;"
+        "print(cuda_uuid(0, sys.argv[1]), cuda_names(sys.argv[1]))"
+    )
     seen = subprocess.run(
         [sys.executable, "-c", code, driver],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "2"},
@@ -302,7 +305,7 @@ def test_calls_on_the_host_share_its_processor():
 
 @pytest.fixture
 def _no_driver(monkeypatch):
-    monkeypatch.setattr("tunebook._device_lock.cuda_uuid", lambda ordinal: None)
+    monkeypatch.setattr("tunebook._measure.device_lock.cuda_uuid", lambda ordinal: None)
     physical_name.cache_clear()  # where there is a GPU, its id is known by now
     yield
     physical_name.cache_clear()

@@ -21,9 +21,9 @@ from store_stress.rounds import (
     read_while_hammered,
 )
 
-from tunebook._errors import StoreError, TunebookWarning, forget_warnings
-from tunebook._record import MAX_RECORD_BYTES
-from tunebook._types import Problem
+from tunebook._base.errors import StoreError, TunebookWarning, forget_warnings
+from tunebook._base.record_format import MAX_RECORD_BYTES
+from tunebook._base.vocabulary import Problem
 from tunebook.stores import DirectoryStore, open_store, problem_id
 from tunebook.stores._ids import RESERVED, path_component
 from tunebook.testing import AWKWARD_NAMES, example_record
@@ -349,7 +349,7 @@ def test_random_bytes_in_place_of_a_record_are_a_miss(content):
             assert store.get(example_record().problem) is None
 
 
-@pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
+@pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(root):
     store = DirectoryStore(root)
     record = example_record()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._check import difference
+from tunebook._kernel.output_check import difference
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

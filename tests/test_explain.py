@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._decide import Ranked, decide
-from tunebook._explain import Explanation, _spread, explain_entry, measured_for_choice, versions_differ
-from tunebook._record import Body
-from tunebook._selection import NoSelection
-from tunebook._types import Failure, Measurement, Problem
-from tunebook.stores._catalogue import Catalogue
+from tunebook._api.explain import Explanation, _spread, explain_entry, measured_for_choice, versions_differ
+from tunebook._base.record_format import Body
+from tunebook._base.vocabulary import Failure, Measurement, Problem
+from tunebook._selection.selector import NoSelection
+from tunebook._statistics.decide import Ranked, decide
+from tunebook.stores._listing import Catalogue
 
 
 def make(tmp_path, **options):

@@ -22,13 +22,13 @@ import pytest
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._job import Budget
-from tunebook._persistent import default_book
-from tunebook._registry import saved_calls
-from tunebook._types import Problem
-from tunebook.fleet._farm import _Farm
-from tunebook.fleet._farm_seats import Seat, gpus_here
-from tunebook.fleet._farm_task import Task, look_around, tune_call
+from tunebook._base.vocabulary import Problem
+from tunebook._selection.persistent_cache import default_book
+from tunebook._selection.recording import saved_calls
+from tunebook._tuning.job import Budget
+from tunebook.fleet._farm.farm import _Farm
+from tunebook.fleet._farm.task import Task, look_around, tune_call
+from tunebook.fleet._farm.workers import Seat, gpus_here
 
 HERE = Path(__file__).parent
 
@@ -296,7 +296,7 @@ def fitting(seats, device):
 
 
 def saved_calls_like(device):
-    from tunebook._registry import SavedCall
+    from tunebook._selection.recording import SavedCall
 
     return SavedCall(Problem(device, "op", "key"), "m", 1, 1.0, "{}")
 

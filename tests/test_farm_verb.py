@@ -22,8 +22,8 @@ from test_farm import stage as stage  # noqa: PLC0414 - a fixture
 import tunebook as tb
 from tunebook import fleet
 from tunebook._cli import main
-from tunebook._persistent import default_book
-from tunebook.fleet._farm_seats import LocalEngine
+from tunebook._selection.persistent_cache import default_book
+from tunebook.fleet._farm.workers import LocalEngine
 
 PAGE = HERE.parent / "docs" / "fleet-tuning.md"
 PAGE_BLOCK = re.compile(r"```python title=\"(\S+)\"\n(.*?)```", re.DOTALL)

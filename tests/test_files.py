@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import tunebook as tb
-from tunebook._bundle import export_bundle
-from tunebook._errors import StoreError
+from tunebook._base.errors import StoreError
+from tunebook.formats._bundle import export_bundle
 from tunebook.formats._format import write_json
 from tunebook.stores._files import replace_file
 

@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tunebook._errors import DefinitionError
-from tunebook._fingerprint import (
+from tunebook._arrays.device_fingerprint import (
     cpu_fingerprint,
     device_fingerprint,
     driver_of,
@@ -17,6 +16,7 @@ from tunebook._fingerprint import (
     environment_fingerprint,
     get_device_platform,
 )
+from tunebook._base.errors import DefinitionError
 
 EPYC = """\
 processor	: 0
@@ -88,7 +88,7 @@ def test_a_system_without_cpuinfo_still_has_a_name():
 
 
 def test_the_host_is_the_same_in_every_process():
-    code = "from tunebook._fingerprint import device_fingerprint; print(device_fingerprint())"
+    code = "from tunebook._arrays.device_fingerprint import device_fingerprint; print(device_fingerprint())"
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout
     assert other.strip() == device_fingerprint()

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import tunebook as tb
 from tunebook import formats
-from tunebook._codec import decode, encode
-from tunebook._record import merge
+from tunebook._base.config_codec import decode, encode
+from tunebook._base.record_format import merge
 from tunebook.formats import FORMATS
 from tunebook.stores import MemoryStore
 
@@ -198,7 +198,7 @@ class TestKernelTuner:
 class TestTriton:
     def test_a_configuration_is_written_as_the_adapter_writes_it(self):
         triton = pytest.importorskip("triton")
-        from tunebook.adapters._triton_candidate import Candidate
+        from tunebook.adapters._triton.candidate import Candidate
 
         (record,) = formats.read("triton", SAMPLES["triton"])
         live = triton.Config({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=3)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
 
 import tunebook as tb
-from tunebook._explain import explain_call
-from tunebook._ground import (
+from tunebook._api.explain import explain_call
+from tunebook._measure.disturbance import (
     DRIFT,
     CpuProbe,
     CpuReading,
@@ -29,7 +29,7 @@ from tunebook._ground import (
     probes_for,
     read_cpu,
 )
-from tunebook._objective import median_s
+from tunebook._statistics.objective import median_s
 from tunebook.testing import Landscape
 
 START = CpuReading(wall_s=100.0, cores=4, busy_s=50.0, own_s=10.0, stolen_s=1.0)
@@ -396,7 +396,7 @@ def test_measuring_longer_ends_with_the_budget(tmp_path):
 
 
 def test_a_clock_of_ones_own_says_nothing_about_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("tunebook._tuner.probes_for", lambda _: [FakeProbe(BUSY)])
+    monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda _: [FakeProbe(BUSY)])
     kernel = PretendKernel(FakeClock(), COSTS)
     by_fake_clock = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(kernel.clock))
     assert tune(by_fake_clock, kernel).ground.quiet

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._accelerator import find_pack
-from tunebook._leaf import exact_leaf
+from tunebook._hotpath.accelerator import find_pack
+from tunebook._keys.fast_key import exact_leaf
 
 
 @pytest.fixture(autouse=True, scope="module", params=["accelerated", "pure"])

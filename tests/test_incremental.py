@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
 
 import tunebook as tb
-from tunebook._incremental import Explorer
-from tunebook._job import Tuned
-from tunebook._measure import Stopwatch
-from tunebook._race import typical_s
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.in_call_rules import Explorer
+from tunebook._tuning.job import Tuned
 from tunebook.testing import Landscape
 
 INCREMENTAL = tb.AutotunePolicy(cache_miss_fallback="incremental", incremental_slowdown=1.5)

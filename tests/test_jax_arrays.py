@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._accelerator import find_pack
-from tunebook._codec import decode, encode
-from tunebook._measure import wait_for
+from tunebook._base.config_codec import decode, encode
+from tunebook._hotpath.accelerator import find_pack
+from tunebook._measure.stopwatch import wait_for
 
 
 def make(**options):

@@ -14,7 +14,7 @@ import pytest
 from test_jax_trace import python
 
 import tunebook as tb
-from tunebook._gate import EPOCH
+from tunebook._memo.answer_memo import EPOCH
 from tunebook.adapters import jax as tbx
 
 X = jnp.ones(4)
@@ -227,7 +227,7 @@ print(len(warned), "tunebook.adapters.jax.jit" in str(warned[0].message))
 
 
 def test_on_other_event_loops_our_jit_is_exact_and_jaxs_is_warned_about(monkeypatch):
-    from tunebook.adapters import _jax_context
+    from tunebook.adapters._jax import context as jax_context
 
     class Other(asyncio.AbstractEventLoop):
         """Takes turns on its own terms."""
@@ -237,7 +237,7 @@ def test_on_other_event_loops_our_jit_is_exact_and_jaxs_is_warned_about(monkeypa
 
     k = make()
     f = Traced(k, tbx.jit)
-    monkeypatch.setattr(_jax_context, "_following", [])
+    monkeypatch.setattr(jax_context, "_following", [])
     monkeypatch.setattr(asyncio, "get_running_loop", Other)
     other_task = contextvars.copy_context()
     overlay = k.overlay(b=2)

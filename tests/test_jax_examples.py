@@ -58,7 +58,7 @@ def test_the_benchmark_for_a_gpu_runs_on_a_cpu_with_and_without_a_profiler(examp
     import jax_gpu
     import jax_pallas
 
-    from tunebook.adapters._jax_profiler import ProfilerTimer
+    from tunebook.adapters._jax.profiler import ProfilerTimer
 
     if not jax_pallas.INTERPRETED:
         pytest.skip("there is a GPU, on which the benchmark itself runs")

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._access import timer_for
-from tunebook._measure import Stopwatch
-from tunebook.adapters import _jax_profiler as profiler
-from tunebook.adapters._jax_profiler import CANDIDATE, ProfilerTimer, busy_ns, record_profile, timer_on
+from tunebook._arrays.operations import timer_for
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook.adapters._jax import profiler
+from tunebook.adapters._jax.profiler import CANDIDATE, ProfilerTimer, busy_ns, record_profile, timer_on
 
 GPU, STREAM = "/device:GPU:0", "Stream #13(Compute)"
 

@@ -16,8 +16,8 @@ from test_jax_context import Traced, make
 from test_jax_trace import compose, python
 
 import tunebook as tb
-from tunebook.adapters import _jax_programs
 from tunebook.adapters import jax as tbx
+from tunebook.adapters._jax import programs
 
 X = jnp.ones(4)
 
@@ -290,4 +290,4 @@ print(f(), unrelated(), f.count, unrelated.count)
 
 
 def test_this_jax_keeps_its_programs_in_the_way_that_is_known():
-    assert _jax_programs._can_forget()
+    assert programs._can_forget()

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 import pytest
 from test_jax_trace import python
 
-from tunebook.adapters._jax_settings import Settings
+from tunebook.adapters._jax.settings import Settings
 
 KERNEL = """
 import threading
 import jax, jax.numpy as jnp, tunebook as tb
-from tunebook.adapters._jax_settings import SETTINGS
+from tunebook.adapters._jax.settings import SETTINGS
 def make(name="k"):
     k = tb.tunable(lambda x, *, config: config.b, space=tb.Space(b=["it"]), name=name, store=False)
     def put(text):

@@ -144,7 +144,7 @@ def test_a_weak_type_stays_weak():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64", "int32", "uint8", "float8_e4m3fn"])
 def test_made_up_values_are_no_zeros_and_finite(dtype):
-    from tunebook.adapters._jax_stage import made_up
+    from tunebook.adapters._jax.staging import made_up
 
     values = np.asarray(made_up((64, 3), jnp.dtype(dtype), 0)).astype("complex64")
     assert np.all(values != 0)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_stress.rounds import start
 
-from tunebook._errors import StoreError, TunebookWarning, forget_warnings
-from tunebook._types import Problem
+from tunebook._base.errors import StoreError, TunebookWarning, forget_warnings
+from tunebook._base.vocabulary import Problem
 from tunebook.stores import JsonStore, _json, problem_id
 from tunebook.testing import example_record
 
@@ -241,7 +241,7 @@ def test_an_entry_under_another_name_is_missed(path):
 
 @given(content=st.binary(max_size=200) | st.text("{}[]\"':,tunebokvrsi01 \n", max_size=60).map(str.encode))
 @settings(max_examples=150, deadline=None)
-@pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
+@pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_random_bytes_in_the_file_never_raise_and_never_answer(content):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "book.json")
@@ -251,7 +251,7 @@ def test_random_bytes_in_the_file_never_raise_and_never_answer(content):
         assert all(record.head.origin == "imported" for record in store.items())
 
 
-@pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
+@pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(path):
     record = example_record(config={"block": 1.5})
     JsonStore(path).put(record)

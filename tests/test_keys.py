@@ -23,11 +23,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tunebook._arrays import ArraySpec, describe
-from tunebook._buckets import as_buckets, multiple, pow2
-from tunebook._errors import DefinitionError, UnkeyableError
-from tunebook._keys import call_key, explain_difference, register_key, spell_out
-from tunebook._space import Config
+from tunebook._arrays.describe import ArraySpec, describe
+from tunebook._base.errors import DefinitionError, UnkeyableError
+from tunebook._keys.buckets import as_buckets, multiple, pow2
+from tunebook._keys.call_key import call_key, explain_difference, register_key, spell_out
+from tunebook._space.space import Config
 
 
 def key(value: object, **options: object) -> str:
@@ -342,7 +342,7 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     script.write_text(
         textwrap.dedent("""
         from dataclasses import dataclass
-        from tunebook._keys import call_key
+        from tunebook._keys.call_key import call_key
         @dataclass
         class Options:
             names: frozenset

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._job import Job
-from tunebook._measure import Stopwatch
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook._tuning.job import Job
 from tunebook.testing import Landscape
 
 MS = 1e-3

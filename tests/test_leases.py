@@ -15,7 +15,7 @@ from shared_checks import (
     check_that_one_thread_makes_the_slip,
 )
 
-from tunebook._errors import StoreError
+from tunebook._base.errors import StoreError
 from tunebook.stores._leases import LeaseFiles
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook import _metrics as metrics
-from tunebook._metrics import Counts
-from tunebook._selection import EVERYWHERE
+from tunebook._report import metrics
+from tunebook._report.metrics import Counts
+from tunebook._selection.selector import EVERYWHERE
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,9 @@ from tunebook import (
     tunable,
     tune,
 )
-from tunebook._checksum import code_checksum
-from tunebook.adapters import _build_cache, native
+from tunebook._code.checksum import code_checksum
+from tunebook.adapters import native
+from tunebook.adapters._source import build_cache
 from tunebook.adapters.native import CLibrary, macros_of, pointer
 
 TIMES_N = "int times(int x) { return x * N; }"
@@ -229,7 +230,7 @@ def test_threads_compile_and_load_a_configuration_once(counting):
 
 def test_overriding_every_call_does_not_grow_without_end(monkeypatch):
     library = CLibrary(TIMES_N)
-    monkeypatch.setattr("tunebook.adapters._per_config._REMEMBERED", 10)
+    monkeypatch.setattr("tunebook.adapters._source.per_config._REMEMBERED", 10)
     kept = [Config(N=1) for _ in range(25)]
     assert len({library(config) for config in kept}) == 1
     assert len(library._libraries._by_identity) <= 10
@@ -411,8 +412,8 @@ def test_a_full_disk_is_one_warning(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, *rest, **options)
 
-    real = _build_cache.replace_file
-    monkeypatch.setattr(_build_cache, "replace_file", replace_file)
+    real = build_cache.replace_file
+    monkeypatch.setattr(build_cache, "replace_file", replace_file)
     library = CLibrary(TIMES_N, cache=tmp_path)
     with pytest.warns(TunebookWarning, match="No space left") as warned:
         assert [library({"N": n}).times(2) for n in (3, 4)] == [6, 8]
@@ -428,7 +429,7 @@ def test_what_could_not_be_kept_is_compiled_once_all_the_same(counting):
 
 
 def test_a_user_without_a_home_is_told_once(monkeypatch):
-    monkeypatch.setattr(_build_cache, "book_root", lambda: None)
+    monkeypatch.setattr(build_cache, "book_root", lambda: None)
     with pytest.warns(TunebookWarning, match=r"no home directory.*Set TUNEBOOK_HOME"):
         assert CLibrary(TIMES_N)({"N": 3}).times(2) == 6
 
@@ -438,7 +439,7 @@ def test_leftovers_and_the_longest_unused_libraries_are_removed(tmp_path, monkey
         (tmp_path / name).write_bytes(b"x" * 100)
         os.utime(tmp_path / name, (when, when))
     (tmp_path / "tmp-new").touch()
-    monkeypatch.setattr(_build_cache, "MAX_BYTES", 150)
+    monkeypatch.setattr(build_cache, "MAX_BYTES", 150)
     built = CLibrary(TIMES_N, cache=tmp_path).compile({"N": 1})
     assert {path.name for path in tmp_path.iterdir()} == {"new.so", "unrelated", "tmp-new", built.name}
 

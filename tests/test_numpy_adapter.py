@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._checksum import code_checksum
+from tunebook._code.checksum import code_checksum
 from tunebook.adapters.numpy import specialised
 
 
@@ -139,7 +139,7 @@ def test_the_code_of_a_numba_function_counts():
 def test_the_options_that_numba_compiles_with_are_part_of_the_checksum():
     from numba import njit
 
-    from tunebook._checksum import code_checksum
+    from tunebook._code.checksum import code_checksum
 
     def f(x):
         return x + 1.0

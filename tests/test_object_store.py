@@ -25,7 +25,7 @@ from shared_checks import (
 )
 from shared_processes import problem, record
 
-from tunebook._errors import DefinitionError, StoreError, TunebookWarning
+from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
 from tunebook.stores import open_store
 from tunebook.testing import StoreContract, example_record
 
@@ -169,7 +169,7 @@ def test_an_address_that_cannot_be_right_is_an_error_at_opening(url):
 def test_a_forked_child_of_a_process_that_used_it_is_told_instead_of_hanging(url):
     script = textwrap.dedent("""
         import os, sys
-        from tunebook._errors import StoreError
+        from tunebook._base.errors import StoreError
         from tunebook.stores._object import ObjectStore
         from tunebook.testing import example_record
         store, fresh = ObjectStore(sys.argv[1]), ObjectStore(sys.argv[1])

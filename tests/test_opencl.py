@@ -15,11 +15,11 @@ import pytest
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._access import timer_for
-from tunebook._arrays import ArraySpec, describe, materialise
-from tunebook._check import difference
-from tunebook._errors import CompileError, DefinitionError, TuningFailed, Unsupported
-from tunebook._restore import Restorer
+from tunebook._arrays.describe import ArraySpec, describe, materialise
+from tunebook._arrays.operations import timer_for
+from tunebook._base.errors import CompileError, DefinitionError, TuningFailed, Unsupported
+from tunebook._kernel.output_check import difference
+from tunebook._measure.argument_restore import Restorer
 
 cl = pytest.importorskip("pyopencl", reason="pyopencl is not installed: pip install 'pyopencl[pocl]'")
 if not cl.get_platforms():

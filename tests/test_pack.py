@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_stress.rounds import environment
 
-from tunebook._errors import DefinitionError, StoreError, TunebookWarning
-from tunebook._record import MAX_RECORD_BYTES, Record
+from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
+from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores import (
     DirectoryStore,
     JsonStore,
@@ -191,7 +191,7 @@ def test_a_record_under_another_id_is_not_returned(path):
     assert list(store.items()) == []
 
 
-@pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
+@pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 @pytest.mark.parametrize("zipped", [False, True], ids=["file", "zip"])
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 17])
 def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(path, zipped, stride):
@@ -223,7 +223,7 @@ class Resource:
 
 @given(st.binary(max_size=300), st.booleans())
 @settings(max_examples=100, deadline=None)
-@pytest.mark.filterwarnings("ignore::tunebook._errors.TunebookWarning")
+@pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_random_bytes_never_raise_and_never_answer(content, with_header):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "records.db")

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import tunebook as tb
-from tunebook._accelerator import find_pack
-from tunebook._leaf import exact_leaf
+from tunebook._hotpath.accelerator import find_pack
+from tunebook._keys.fast_key import exact_leaf
 
 ROOT = Path(__file__).parents[1]
 NUMPY_MAJOR = int(np.__version__.partition(".")[0])
@@ -50,7 +50,7 @@ def packer(tmp_path_factory):
         reason = load("hatch_build", ROOT / "hatch_build.py").build(built)
     if reason is not None:
         pytest.skip(reason)
-    return load("tunebook._packed", built).packer
+    return load("tunebook._hotpath._packed", built).packer
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +342,7 @@ def checkout(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "src/tunebook/_packed.abi3.so").write_bytes(b"of an earlier build")
+    (tmp_path / "src/tunebook/_hotpath/_packed.abi3.so").write_bytes(b"of an earlier build")
     return tmp_path
 
 
@@ -359,10 +359,12 @@ def test_a_wheel_holds_the_accelerator_for_every_cpython_from_3_11_on(packer, ch
     wheel, _ = hatch(checkout, "wheel")
     assert "-cp311-abi3-" in wheel.name
     with zipfile.ZipFile(wheel) as content:
-        assert content.read("tunebook/_packed.abi3.so")[:4] == b"\x7fELF" or sys.platform != "linux"
-        assert "tunebook/_packed.c" not in content.namelist()
+        assert content.read("tunebook/_hotpath/_packed.abi3.so")[:4] == b"\x7fELF" or sys.platform != "linux"
+        assert "tunebook/_hotpath/_packed.c" not in content.namelist()
         content.extractall(checkout / "installed")
-    code = "import numpy as np; from tunebook._packed import packer; print(packer(np.ndarray, True)(np.zeros(3)))"
+    code = (
+        "import numpy as np; from tunebook._hotpath._packed import packer; print(packer(np.ndarray, True)(np.zeros(3)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(checkout / "installed")}, capture_output=True, check=True
     )
@@ -382,14 +384,14 @@ def test_without_a_compiler_or_on_request_the_wheel_is_pure_and_one_line_says_so
     assert wheel.name.endswith("-py3-none-any.whl")
     assert [line for line in said.splitlines() if reason in line and "pure-Python way" in line]
     with zipfile.ZipFile(wheel) as content:
-        assert "tunebook/_packed.abi3.so" not in content.namelist(), "nor what an earlier build left"
+        assert "tunebook/_hotpath/_packed.abi3.so" not in content.namelist(), "nor what an earlier build left"
 
 
 def test_a_source_distribution_can_build_it_and_holds_nothing_built(checkout):
     sdist, _ = hatch(checkout, "sdist")
     with tarfile.open(sdist) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
-    assert {"hatch_build.py", "src/tunebook/_packed.c"} <= names
+    assert {"hatch_build.py", "src/tunebook/_hotpath/_packed.c"} <= names
     assert not [name for name in names if name.endswith(".so")]
 
 

@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lease_processes import Book, Log, judge, kill_holders, outcome, start, tune_each_key_once
 
-from tunebook import _errors
-from tunebook._errors import StoreError, TunebookWarning, TuningFailed
-from tunebook._pending import (
+from tunebook._base import errors
+from tunebook._base.errors import StoreError, TunebookWarning, TuningFailed
+from tunebook._selection.single_flight import (
     Busy,
     Flights,
     Found,
@@ -465,7 +465,7 @@ class BrokenBoard:
 
 @pytest.mark.parametrize("calls", range(4))
 def test_a_board_that_fails_is_one_warning_and_no_lease(board, calls):
-    _errors.forget_warnings()
+    errors.forget_warnings()
     with pytest.warns(TunebookWarning, match="other processes may do the same work"):
         held = acquire(BrokenBoard(board, calls), "k", look=nothing)
     assert held == Held(0)
@@ -474,7 +474,7 @@ def test_a_board_that_fails_is_one_warning_and_no_lease(board, calls):
 
 
 def test_a_board_that_fails_at_release_is_one_warning(board):
-    _errors.forget_warnings()
+    errors.forget_warnings()
     held = acquire(BrokenBoard(board, 4), "k", look=nothing)
     with pytest.warns(TunebookWarning, match="until the lease has lapsed"):
         held.release()

@@ -15,7 +15,7 @@ import pytest
 
 import tunebook as tb
 from tunebook import PersistentCache
-from tunebook._record import Record
+from tunebook._base.record_format import Record
 from tunebook.testing import example_record
 
 

@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from tunebook._job import Step
-from tunebook._progress import FAILED, LogLines, ProgressLine, progress_for, progress_text, seconds_text
-from tunebook._types import FailureKind
+from tunebook._base.vocabulary import FailureKind
+from tunebook._tuning.job import Step
+from tunebook._tuning.progress import FAILED, LogLines, ProgressLine, progress_for, progress_text, seconds_text
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 

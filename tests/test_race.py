@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._job import Budget, Job
-from tunebook._measure import SHORTEST_SAMPLE_S, Stopwatch
-from tunebook._objective import p95_s
-from tunebook._race import (
+from tunebook._measure.stopwatch import SHORTEST_SAMPLE_S, Stopwatch
+from tunebook._statistics.objective import p95_s
+from tunebook._statistics.race import (
     LEAST_SAMPLES,
     QUALIFYING,
     SAMPLES_PER_CANDIDATE,
@@ -27,6 +26,7 @@ from tunebook._race import (
     typical_s,
     uncertainty,
 )
+from tunebook._tuning.job import Budget, Job
 from tunebook.testing import Landscape
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._errors import CodecError, TuningFailed
-from tunebook._record import MAX_RECORD_BYTES, Body, Head, Record, canonical_json, identity, merge
-from tunebook._types import Failure, Measurement, Problem
+from tunebook._base.errors import CodecError, TuningFailed
+from tunebook._base.record_format import MAX_RECORD_BYTES, Body, Head, Record, canonical_json, identity, merge
+from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook.testing import example_record
 
 names = st.text(max_size=8)

@@ -17,8 +17,8 @@ from shared_checks import (
     database_of,
 )
 
-from tunebook._errors import DefinitionError, StoreError, TunebookWarning
-from tunebook._record import Record
+from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
+from tunebook._base.record_format import Record
 from tunebook.stores import open_store
 from tunebook.stores._ids import problem_id
 from tunebook.testing import StoreContract, example_record

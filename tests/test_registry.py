@@ -17,7 +17,7 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner
 
 import tunebook as tb
-from tunebook._arrays import register_library
+from tunebook._arrays.describe import register_library
 
 
 def make(**options):

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from report_records import SPACE, measurement, record, time_of
 
 import tunebook as tb
-from tunebook._codec import encode
-from tunebook._persistent import PersistentCache
-from tunebook._record import Body, Head, Record
+from tunebook._base.config_codec import encode
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Problem
 from tunebook._report import report
-from tunebook._report._charts import heat_map, heat_step, samples_range, speedups
-from tunebook._report._colours import STEPS, contrast, oklch, themes
-from tunebook._report._entry import entry_of
-from tunebook._report._importance import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
-from tunebook._report._markup import tag
-from tunebook._report._model import DETAILS, Group
-from tunebook._report._scales import Scale, linear_ticks, quantile
-from tunebook._types import Problem
+from tunebook._report.charts import heat_map, heat_step, samples_range, speedups
+from tunebook._report.colours import STEPS, contrast, oklch, themes
+from tunebook._report.entry import entry_of
+from tunebook._report.importance import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
+from tunebook._report.markup import tag
+from tunebook._report.model import DETAILS, Group
+from tunebook._report.scales import Scale, linear_ticks, quantile
+from tunebook._selection.persistent_cache import PersistentCache
 from tunebook.stores import MemoryStore
 
 EVIL = '<script>alert("x")</script>&\u2028'
@@ -237,8 +237,8 @@ class TestWithoutReadingMeasurements:
         assert read._body is None
 
     def test_messages_are_read_of_so_many_entries_and_the_page_says_so(self, monkeypatch):
-        monkeypatch.setattr("tunebook._report._model.READ_FAILURES", 2)
-        monkeypatch.setattr("tunebook._report._page.READ_FAILURES", 2)
+        monkeypatch.setattr("tunebook._report.model.READ_FAILURES", 2)
+        monkeypatch.setattr("tunebook._report.page.READ_FAILURES", 2)
         shown = report([record(size=n, failing=SPACE[:1]) for n in range(5)])
         assert shown.model.failures[0].candidates == 2
         assert shown.model.failure_kinds == (("compile", 5),)

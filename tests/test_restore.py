@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._restore import Restorer
+from tunebook._measure.argument_restore import Restorer
 
 
 @pytest.fixture(params=["never", "always"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunebook import DefinitionError, Space
-from tunebook._codec import encode
+from tunebook._base.config_codec import encode
 from tunebook.search import Expression, from_kernel_tuner, read_t1, write_t1
 from tunebook.search._products import products
 

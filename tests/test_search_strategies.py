@@ -24,9 +24,9 @@ from tunebook.search import (
     check_strategy,
     listed,
 )
-from tunebook.search._ledger import Ledger
 from tunebook.search._model import Model, load_numpy
 from tunebook.search._prior import Prior
+from tunebook.search._trial_history import Ledger
 
 ALL = (Exhaustive, Random, Local, Evolution, Guided, Portfolio)
 
@@ -308,7 +308,7 @@ def test_the_default_goes_through_a_small_space_and_is_guided_in_a_big_one():
 
 
 def test_without_numpy_the_default_walks_and_the_guide_says_what_to_type(monkeypatch):
-    import tunebook.search._portfolio as portfolio
+    import tunebook.search._auto as portfolio
 
     monkeypatch.setattr(portfolio, "find_spec", lambda _name: None)
     assert Portfolio(tiles()).chosen == "local"

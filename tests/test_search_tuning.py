@@ -9,11 +9,11 @@ from kernels import FakeClock, fake_tuner, note_in
 
 import tunebook as tb
 from tunebook import AutotunePolicy, Config, DefinitionError, Space, TuningFailed
-from tunebook._planning import RACED_WHOLE, TRIALS
-from tunebook._record import Body, Head, Record
-from tunebook._types import Failure, Measurement, Problem
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Failure, Measurement, Problem
+from tunebook._tuning.plan import RACED_WHOLE, TRIALS
 from tunebook.search import nearest
-from tunebook.search._elsewhere import agreement, distance, start_from, times_of
+from tunebook.search._warm_start import agreement, distance, start_from, times_of
 
 BIG = Space(m=range(20), n=range(20), k=[1, 2, 4, 8, 16]).where(lambda c: c.m + c.n < 36)
 
@@ -163,13 +163,13 @@ def record(device, key, times, op="searched@v0"):
 
 
 def tb_encode(config):
-    from tunebook._codec import encode
+    from tunebook._base.config_codec import encode
 
     return encode(config)
 
 
 def tb_fingerprint(config):
-    from tunebook._codec import fingerprint
+    from tunebook._base.config_codec import fingerprint
 
     return fingerprint(config)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook import _settings
-from tunebook._pins import parse_pins
+from tunebook._base import environment_variables
+from tunebook._selection.env_pins import parse_pins
 
 
 @pytest.fixture
@@ -172,22 +172,22 @@ class TestSigningKey:
     def test_it_is_the_text_or_the_content_of_a_file(self, tmp_path, monkeypatch):
         (tmp_path / "key").write_text("secret\n")
         monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", f"@{tmp_path / 'key'}")
-        assert _settings.signing_key() == b"secret"
+        assert environment_variables.signing_key() == b"secret"
         monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", "other")
-        assert _settings.signing_key() == b"other"
+        assert environment_variables.signing_key() == b"other"
         monkeypatch.delenv("TUNEBOOK_SIGNING_KEY")
-        assert _settings.signing_key() is None
+        assert environment_variables.signing_key() is None
 
     def test_a_missing_or_empty_file_is_an_error(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", f"@{tmp_path / 'none'}")
         with pytest.raises(tb.DefinitionError, match="cannot be read"):
-            _settings.signing_key()
+            environment_variables.signing_key()
         (tmp_path / "none").write_text("")
         with pytest.raises(tb.DefinitionError, match="is empty"):
-            _settings.signing_key()
+            environment_variables.signing_key()
 
 
 def test_every_variable_that_is_read_is_in_the_table():
-    source = Path(_settings.__file__).read_text()
-    read = set(re.findall(r"environ\.get\(\"(TUNEBOOK_\w+)\"", source)) | {_settings.HOME_VARIABLE}
-    assert read == {setting.name for setting in _settings.SETTINGS}
+    source = Path(environment_variables.__file__).read_text()
+    read = set(re.findall(r"environ\.get\(\"(TUNEBOOK_\w+)\"", source)) | {environment_variables.HOME_VARIABLE}
+    assert read == {setting.name for setting in environment_variables.SETTINGS}

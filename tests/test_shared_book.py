@@ -23,13 +23,13 @@ from shared_checks import (
 from shared_processes import problem, record, start
 
 import tunebook as tb
-from tunebook._errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
-from tunebook._pending import Busy, Held, Maker, acquire, this_process
-from tunebook._persistent import PersistentCache, book_before, default_book, store_at
-from tunebook._types import Problem
+from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
+from tunebook._base.vocabulary import Problem
+from tunebook._selection.persistent_cache import PersistentCache, book_before, default_book, store_at
+from tunebook._selection.single_flight import Busy, Held, Maker, acquire, this_process
 from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
 from tunebook.stores import _shared as shared_module
-from tunebook.stores._breaker import Breaker, within
+from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._outbox import Outbox, _parsed, _text
 from tunebook.stores._shared import SharedStore

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._codec import classes_of, decode, encode, fingerprint
-from tunebook._errors import DefinitionError
-from tunebook._space import Config, Space
+from tunebook._base.config_codec import classes_of, decode, encode, fingerprint
+from tunebook._base.errors import DefinitionError
+from tunebook._space.space import Config, Space
 
 
 class Mode(Enum):
@@ -267,7 +267,7 @@ def test_the_fingerprint_changes_with_axes_values_and_constraints():
 def test_the_fingerprint_is_the_same_in_every_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from tunebook._space import Space\n"
+        "from tunebook._space.space import Space\n"
         "print(Space(a=['x', 'y'], b=[(1, 2), None]).where(lambda c: c.a in {'x', 'z'}).fingerprint())\n"
     )
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._access import timer_for
-from tunebook._arrays import ArraySpec, describe, materialise
-from tunebook._check import difference
-from tunebook._errors import DefinitionError, Unsupported
-from tunebook._leaf import exact_leaf
-from tunebook._restore import Restorer
+from tunebook._arrays.describe import ArraySpec, describe, materialise
+from tunebook._arrays.operations import timer_for
+from tunebook._base.errors import DefinitionError, Unsupported
+from tunebook._kernel.output_check import difference
+from tunebook._keys.fast_key import exact_leaf
+from tunebook._measure.argument_restore import Restorer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunebook[torch]'")
 

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from hypothesis import given  # noqa: E402 - after the check that it is there
 from hypothesis import strategies as st  # noqa: E402 - as above
 
-from tunebook._codec import encode, fingerprint  # noqa: E402 - as above
-from tunebook.adapters._triton_candidate import Candidate, _read, _written  # noqa: E402 - as above
-from tunebook.adapters._triton_dispatch import Launcher  # noqa: E402 - as above
-from tunebook.adapters._triton_restore import Kept  # noqa: E402 - as above
+from tunebook._base.config_codec import encode, fingerprint  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import Candidate, _read, _written  # noqa: E402 - as above
+from tunebook.adapters._triton.launcher import Launcher  # noqa: E402 - as above
+from tunebook.adapters._triton.saved_tensors import Kept  # noqa: E402 - as above
 
 # ------------------------------------------------------------------------------------------------------ configurations
 

@@ -18,8 +18,8 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook.adapters import _triton_compile  # noqa: E402 - as above
-from tunebook.adapters._cuda_worker import Lost, Worker  # noqa: E402 - as above
+from tunebook.adapters._cuda.spawned_worker import Lost, Worker  # noqa: E402 - as above
+from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -53,8 +53,8 @@ def compiled_here(monkeypatch):
     """Whether each program that this process compiled or loaded was in the cache already."""
     found = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **facts: found.append(facts["cache_hit"]))
-    monkeypatch.setattr(_triton_compile, "FEWEST_CORES", 1)
-    monkeypatch.setattr(_triton_compile, "COLD_S", 0.0)
+    monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
+    monkeypatch.setattr(compile_ahead, "COLD_S", 0.0)
     return found
 
 
@@ -82,21 +82,21 @@ def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
             os.kill(os.getpid(), signal.SIGKILL)
         return config
 
-    with _triton_compile.Forks(dies, MANY) as forks:
+    with compile_ahead.Forks(dies, MANY) as forks:
         assert [forks.compile(config) for config in MANY] == MANY
 
 
 def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, monkeypatch):
     running = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch.distributed", running)
-    assert not _triton_compile.is_worth_it(lambda _config: None, MANY)
+    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_available=lambda: False))
-    assert _triton_compile.is_worth_it(lambda _config: None, MANY)
+    assert compile_ahead.is_worth_it(lambda _config: None, MANY)
 
 
 def test_what_is_in_the_cache_is_not_compiled_in_forks(gpu, monkeypatch):
-    monkeypatch.setattr(_triton_compile, "FEWEST_CORES", 1)
-    assert not _triton_compile.is_worth_it(lambda _config: None, MANY)
+    monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
+    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
 
 
 # ----------------------------------------------------------------------------------------------------------- isolation

@@ -380,7 +380,7 @@ def test_many_threads_calling_get_right_answers_and_tune_once():
 
 def test_the_memo_does_not_grow_without_bound():
     kernel, _ = make(policy=tb.AutotunePolicy(allow_autotune=False))
-    from tunebook._gate import CAPACITY
+    from tunebook._memo.answer_memo import CAPACITY
 
     for n in range(CAPACITY + 100):
         kernel(np.empty((n, 0)))
@@ -390,7 +390,7 @@ def test_the_memo_does_not_grow_without_bound():
 
 
 def gate_answers():
-    from tunebook._gate import GATE
+    from tunebook._memo.answer_memo import GATE
 
     return list(GATE._all)
 

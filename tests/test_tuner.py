@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kernels import FakeClock, fake_tuner, job
 
 import tunebook as tb
-from tunebook._codec import encode, fingerprint
-from tunebook._decide import TIE, decide
-from tunebook._job import Budget, parse_budget
-from tunebook._race import HOPELESS
-from tunebook._types import Failure, Measurement
+from tunebook._base.config_codec import encode, fingerprint
+from tunebook._base.vocabulary import Failure, Measurement
+from tunebook._statistics.decide import TIE, decide
+from tunebook._statistics.race import HOPELESS
+from tunebook._tuning.job import Budget, parse_budget
 
 
 def measured(config, *samples, failure=None, when=0.0):

@@ -7,9 +7,9 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
 
 import tunebook as tb
-from tunebook._measure import Stopwatch
-from tunebook._types import Failure, Measurement
-from tunebook._verify import FEWEST, finalists
+from tunebook._base.vocabulary import Failure, Measurement
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook._tuning.reverify import FEWEST, finalists
 from tunebook.testing import Landscape
 
 FAST, NEAR, GUESS, NEW = Tiles(64), Tiles(65), Tiles(32), Tiles(1)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tunebook._errors import CompileError, Unsupported
-from tunebook._types import Failure
-from tunebook._worker import Job, Limits, Worker
+from tunebook._base.errors import CompileError, Unsupported
+from tunebook._base.vocabulary import Failure
+from tunebook._measure.forked_worker import Job, Limits, Worker
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GOOD = 0
@@ -365,7 +365,7 @@ def output_of(script):
     """Run a script in which `kill_with(candidate)` returns how its worker died; warnings are errors there."""
     start = """
 import atexit, ctypes, faulthandler, os, signal, warnings
-from tunebook._worker import Job, Worker
+from tunebook._measure.forked_worker import Job, Worker
 def kill_with(candidate):
     with Worker(Job(build=lambda _: candidate, first=lambda run: run(), sample=None)) as worker:
         return worker.prepare(0).failure.message

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._worker import Job, Limits, Worker
+from tunebook._measure.forked_worker import Job, Limits, Worker
 
 
 def main(file):

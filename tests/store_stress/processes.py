@@ -15,7 +15,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from tunebook._errors import StoreError
+from tunebook._base.errors import StoreError
 from tunebook.stores import open_store
 from tunebook.testing import example_record
 

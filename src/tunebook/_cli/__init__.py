@@ -10,9 +10,9 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
 from tunebook._cli._terminal import Terminal, clean, wrapped
 from tunebook._cli._verb import DONE, NO, UNREADABLE, USAGE, NotFound, UsageError, Verb
-from tunebook._errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from tunebook._accelerator import find_pack
+from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
+from tunebook._base.environment_variables import (
+    SETTINGS,
+    accelerator_wanted,
+    mode,
+    pins_text,
+    remote_url,
+    settings_given,
+    signing_key,
+)
+from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
 from tunebook._cli._environment import installed_version
 from tunebook._cli._filters import Filters, age_text, size_text
-from tunebook._errors import DefinitionError, MissingDependency, StoreError
-from tunebook._fingerprint import host_cpu, nvidia_driver
-from tunebook._pending import maker_of
-from tunebook._pins import parse_pins
-from tunebook._settings import SETTINGS, accelerator_wanted, mode, pins_text, remote_url, settings_given, signing_key
+from tunebook._hotpath.accelerator import find_pack
+from tunebook._selection.env_pins import parse_pins
+from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._catalogue import Catalogue
 from tunebook.stores._files import drop_lock, opened_directory, take_lock, write_file
+from tunebook.stores._listing import Catalogue
 from tunebook.stores._trust import distrust
 
 if TYPE_CHECKING:

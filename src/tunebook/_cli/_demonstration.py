@@ -10,17 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._api.tunable import tunable, tune
+from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import Cell, Column, Terminal, wrapped
 from tunebook._cli.explain import write
-from tunebook._codec import readable
-from tunebook._decide import decide
-from tunebook._progress import progress_for, seconds_text
-from tunebook._space import Space
-from tunebook._tunable import tunable, tune
+from tunebook._space.space import Space
+from tunebook._statistics.decide import decide
+from tunebook._tuning.progress import progress_for, seconds_text
 
 if TYPE_CHECKING:
-    from tunebook._job import Tuned
-    from tunebook._tunable import Tunable
+    from tunebook._api.tunable import Tunable
+    from tunebook._tuning.job import Tuned
 
 LIMIT: Final = 2_000_000
 DEFAULT: Final = {"segment": 16384, "skip_even": False}

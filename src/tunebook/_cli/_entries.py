@@ -6,20 +6,20 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._base.config_codec import decode, readable
+from tunebook._base.errors import CodecError
 from tunebook._cli._terminal import clean
 from tunebook._cli._verb import NotFound, UsageError
-from tunebook._codec import decode, readable
-from tunebook._errors import CodecError
-from tunebook._keys import spell_out
-from tunebook.stores._catalogue import newest
+from tunebook._keys.call_key import spell_out
+from tunebook.stores._listing import newest
 
 if TYPE_CHECKING:
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
     from tunebook._cli._filters import Filters
     from tunebook._cli._terminal import Terminal
-    from tunebook._decide import Verdict
-    from tunebook._record import Record
-    from tunebook._types import Json
-    from tunebook.stores._catalogue import Catalogue, Group, Listed
+    from tunebook._statistics.decide import Verdict
+    from tunebook.stores._listing import Catalogue, Group, Listed
 
 SHORT_ID: Final = 8
 _NAMED: Final = 10  # entries that a message names before "and 12 more"
@@ -137,9 +137,9 @@ def _brief(value: Any, spelt: str) -> str:
 
 def verdict_of(record: Record) -> Verdict | None:
     """Return the choice that the measurements under the record's own conditions give."""
-    from tunebook._book import body_of, winner_of  # noqa: PLC0415 - listings of names alone do not need it
-    from tunebook._decide import decide  # noqa: PLC0415 - as above
-    from tunebook._explain import measured_for_choice  # noqa: PLC0415 - as above
+    from tunebook._api.explain import measured_for_choice  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import body_of, winner_of  # noqa: PLC0415 - listings of names alone do not need it
+    from tunebook._statistics.decide import decide  # noqa: PLC0415 - as above
 
     body = body_of(record)
     return decide(measured_for_choice(body), incumbent=winner_of(body))
@@ -175,7 +175,7 @@ def row_of(listed: Listed) -> Row:
 
 def seconds_of(record: Record) -> float | None:
     """Return the time of the configuration in a record, where it was measured."""
-    from tunebook._codec import fingerprint_of  # noqa: PLC0415 - as above
+    from tunebook._base.config_codec import fingerprint_of  # noqa: PLC0415 - as above
 
     verdict = verdict_of(record)
     if verdict is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tunebook._fingerprint import environment, nvidia_driver
+from tunebook._arrays.device_fingerprint import environment, nvidia_driver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,8 +31,8 @@ def environment_here(there: str) -> str:
 
     What cannot be told (the version of a compiler, say) is left as it is there, and so is no difference.
     """
-    from tunebook._explain import versions_of  # noqa: PLC0415 - as above
-    from tunebook._record import canonical_json  # noqa: PLC0415 - as above
+    from tunebook._api.explain import versions_of  # noqa: PLC0415 - as above
+    from tunebook._base.record_format import canonical_json  # noqa: PLC0415 - as above
 
     versions: Mapping[str, str] = versions_of(there)
     if not versions:

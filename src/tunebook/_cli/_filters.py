@@ -9,15 +9,15 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._base.errors import DefinitionError
 from tunebook._cli._verb import UsageError
-from tunebook._errors import DefinitionError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
     from tunebook.stores import Store
-    from tunebook.stores._catalogue import Catalogue, Group, Listed
+    from tunebook.stores._listing import Catalogue, Group, Listed
 
 _AGE_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
 _SIZE_BYTES: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -34,7 +34,7 @@ class Filters(NamedTuple):
 
     def takes_kernel(self, op: str, device: str) -> bool:
         """Return whether a kernel on a device is meant; a kernel also goes by its name without version and module."""
-        from tunebook._pins import names_of  # noqa: PLC0415 - loaded by then
+        from tunebook._selection.env_pins import names_of  # noqa: PLC0415 - loaded by then
 
         kernel_fits = self.kernel is None or any(fnmatchcase(name, self.kernel) for name in names_of(op))
         return kernel_fits and (self.device is None or fnmatchcase(device.lower(), f"*{self.device.lower()}*"))
@@ -115,7 +115,7 @@ def open_book(given: str | None) -> Store:
     """
     from pathlib import Path  # noqa: PLC0415 - loaded by then anyway
 
-    from tunebook._settings import HOME_VARIABLE, book_root, signing_key  # noqa: PLC0415 - as above
+    from tunebook._base.environment_variables import HOME_VARIABLE, book_root, signing_key  # noqa: PLC0415 - as above
     from tunebook.stores import is_address, open_remote, open_store  # noqa: PLC0415 - loaded when a book is opened
 
     if given is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
+    from tunebook._base.record_format import Record
 
 OWN: Final = ("bundle", "pack", "json")
 # The names in `tunebook.formats.FORMATS`, which help must not load for.
@@ -68,7 +68,7 @@ def _write_other(name: str, records: Sequence[Record], path: Path) -> None:
 
 
 def _write_bundle(records: Sequence[Record], path: Path, key: bytes | None) -> None:
-    from tunebook._bundle import export_bundle  # noqa: PLC0415 - hashing and compression are for this only
+    from tunebook.formats._bundle import export_bundle  # noqa: PLC0415 - hashing and compression are for this only
 
     export_bundle(records, path, key=key)
 
@@ -88,8 +88,8 @@ def _write_json(records: Sequence[Record], path: Path, _key: bytes | None) -> No
 
 
 def _read_bundle(path: Path, *, allow_unsigned: bool) -> Iterable[Record]:
-    from tunebook._bundle import import_bundle  # noqa: PLC0415 - as above
-    from tunebook._settings import signing_key  # noqa: PLC0415 - as above
+    from tunebook._base.environment_variables import signing_key  # noqa: PLC0415 - as above
+    from tunebook.formats._bundle import import_bundle  # noqa: PLC0415 - as above
 
     return import_bundle(path, key=signing_key(), allow_unsigned=allow_unsigned).records
 

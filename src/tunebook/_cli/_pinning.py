@@ -8,22 +8,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tunebook._book import body_of, winner_of
+from tunebook._api.explain import measured_for_choice
+from tunebook._base.config_codec import encode
+from tunebook._base.errors import StoreError
+from tunebook._base.record_format import Head, Record
 from tunebook._cli._entries import config_text
 from tunebook._cli._verb import UsageError
-from tunebook._codec import encode
-from tunebook._decide import decide
-from tunebook._errors import StoreError
-from tunebook._explain import measured_for_choice
-from tunebook._pending import Held, acquire
-from tunebook._pins import fields_of, fits
-from tunebook._record import Head, Record
+from tunebook._selection.env_pins import fields_of, fits
+from tunebook._selection.single_flight import Held, acquire
+from tunebook._selection.trusted_entries import body_of, winner_of
+from tunebook._statistics.decide import decide
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from tunebook._types import Json, Origin, Problem
+    from tunebook._base.vocabulary import Json, Origin, Problem
     from tunebook.stores import Store
 
 # How long to wait for whoever is tuning the problem right now.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tunebook._arrays import ArraySpec, materialise
-from tunebook._errors import UnkeyableError
-from tunebook._function_kernel import FunctionKernel
+from tunebook._api.function_kernel import FunctionKernel
+from tunebook._arrays.describe import ArraySpec, materialise
+from tunebook._base.errors import UnkeyableError
 
 if TYPE_CHECKING:
-    from tunebook._kernel import Invocation, Kernel
-    from tunebook._types import Json, Problem
+    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._kernel.kernel import Invocation, Kernel
 
 
 def rebuilt(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, Any]:

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
-from tunebook._settings import colour_refused
+from tunebook._base.environment_variables import colour_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

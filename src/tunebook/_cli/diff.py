@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
     from tunebook._cli._filters import Filters
     from tunebook._cli._terminal import Terminal
-    from tunebook._record import Record
-    from tunebook._types import Problem
     from tunebook.stores import Store
 
 _COLUMNS: Final = (
@@ -76,7 +76,7 @@ def _books(first: Store, second: Store, filters: Filters, terminal: Terminal) ->
 
 
 def _changes(first: Store, second: Store, filters: Filters) -> Iterator[_Change]:
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
 
     ours = {listed.id: listed for listed in filters.pick(Catalogue(first))}
     theirs = {listed.id: listed for listed in filters.pick(Catalogue(second))}
@@ -125,7 +125,7 @@ def _as_json(change: _Change) -> dict[str, object]:
 
 def _entries(options: Namespace, terminal: Terminal) -> int:
     from tunebook._cli._entries import find_one  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     catalogue, filters = Catalogue(book_of(options)), filters_of(options)
     first, second = (find_one(catalogue, what, filters)[1] for what in (options.first, options.second))
@@ -141,10 +141,10 @@ def _entries(options: Namespace, terminal: Terminal) -> int:
 
 def _differences(first: Record, second: Record) -> Iterator[tuple[str, str]]:
     """Yield in what two entries differ, the first being "there" and the second "here"."""
+    from tunebook._api.explain import versions_differ  # noqa: PLC0415 - as above
     from tunebook._cli._entries import config_text, seconds_of  # noqa: PLC0415 - as above
-    from tunebook._explain import versions_differ  # noqa: PLC0415 - as above
-    from tunebook._keys import explain_difference  # noqa: PLC0415 - as above
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._keys.call_key import explain_difference  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     one, other = first.head, second.head
     pairs = [("kernel", one.problem.op, other.problem.op), ("device", one.problem.device, other.problem.device)]

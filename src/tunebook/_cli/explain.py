@@ -11,11 +11,11 @@ from tunebook._cli._verb import DONE, NO, UsageError, Verb
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from tunebook._api.explain import Explanation
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
     from tunebook._cli._terminal import Terminal
-    from tunebook._explain import Explanation
-    from tunebook._record import Record
-    from tunebook._types import Problem
-    from tunebook.stores._catalogue import Catalogue
+    from tunebook.stores._listing import Catalogue
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
+    from tunebook._api.explain import explain_entry  # noqa: PLC0415 - as above
     from tunebook._cli._environment import environment_here  # noqa: PLC0415 - for what is found only
-    from tunebook._explain import explain_entry  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     catalogue = Catalogue(book_of(options))
     problem, record = _asked(options, catalogue, terminal)
@@ -43,8 +43,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _asked(options: Namespace, catalogue: Catalogue, terminal: Terminal) -> tuple[Problem, Record | None]:
+    from tunebook._base.vocabulary import Problem  # noqa: PLC0415 - as above
     from tunebook._cli._entries import find, find_newest  # noqa: PLC0415 - as above
-    from tunebook._types import Problem  # noqa: PLC0415 - as above
 
     filters = filters_of(options)
     if options.key is None:
@@ -63,7 +63,7 @@ def _asked(options: Namespace, catalogue: Catalogue, terminal: Terminal) -> tupl
 def _canonical(key: str) -> str:
     import json  # noqa: PLC0415 - loaded by then
 
-    from tunebook._record import canonical_json  # noqa: PLC0415 - as above
+    from tunebook._base.record_format import canonical_json  # noqa: PLC0415 - as above
 
     try:
         return canonical_json(json.loads(key))
@@ -102,8 +102,8 @@ def _named(line: str, terminal: Terminal) -> str:
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:
     from tunebook._cli._entries import plain  # noqa: PLC0415 - as above
-    from tunebook._keys import spell_out  # noqa: PLC0415 - as above
-    from tunebook._selection import Selection  # noqa: PLC0415 - as above
+    from tunebook._keys.call_key import spell_out  # noqa: PLC0415 - as above
+    from tunebook._selection.selector import Selection  # noqa: PLC0415 - as above
     from tunebook.stores import problem_id  # noqa: PLC0415 - as above
 
     selection, verdict, problem = explanation.selection, explanation.verdict, explanation.problem

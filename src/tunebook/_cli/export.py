@@ -24,8 +24,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._settings import signing_key  # noqa: PLC0415 - loaded by then
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook._base.environment_variables import signing_key  # noqa: PLC0415 - loaded by then
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
 
     path = Path(options.file).expanduser()
     name = options.format or guessed(path)

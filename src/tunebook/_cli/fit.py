@@ -29,9 +29,9 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     from tunebook._cli._entries import find  # noqa: PLC0415 - for what is found only
-    from tunebook.search._fit import fit_book  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.search._learned_heuristic import fit_book  # noqa: PLC0415 - as above
     from tunebook.stores._files import writing  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     meant = find(Catalogue(book_of(options)), options.what, filters_of(options))
     found = meant.newest(meant.total)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
+    from tunebook._base.record_format import Record
     from tunebook._cli._filters import Filters
     from tunebook._cli._terminal import Terminal
-    from tunebook._record import Record
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._bundle import merge_into  # noqa: PLC0415 - hashing and compression are for this only
     from tunebook._cli.merge import tell  # noqa: PLC0415 - as above
+    from tunebook.formats._bundle import merge_into  # noqa: PLC0415 - hashing and compression are for this only
 
     path = Path(options.file).expanduser()
     if not path.exists():
@@ -60,7 +60,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _is_meant(record: Record, filters: Filters) -> bool:
-    from tunebook.stores._catalogue import measured_s  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import measured_s  # noqa: PLC0415 - as above
 
     # Nothing of a file was written into a book yet: its entries are as old as what was measured.
     return filters.takes_age(measured_s(record)) and filters.takes_kernel(record.problem.op, record.problem.device)
@@ -78,8 +78,8 @@ def _nowhere(records: Sequence[Record], terminal: Terminal) -> None:
 
 def _fitness(records: Sequence[Record], terminal: Terminal) -> None:
     """Say which of them a program here can use at once."""
+    from tunebook._api.explain import versions_differ  # noqa: PLC0415 - as above
     from tunebook._cli._environment import environment_here  # noqa: PLC0415 - as above
-    from tunebook._explain import versions_differ  # noqa: PLC0415 - as above
 
     reasons: dict[str, int] = {}
     for record in records:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tunebook._cli._terminal import Terminal
-    from tunebook.stores._catalogue import Group, Listed
+    from tunebook.stores._listing import Group, Listed
 
 _SHOWN: Final = 30
 
@@ -44,7 +44,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook.stores._catalogue import Catalogue, newest  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook.stores._listing import Catalogue, newest  # noqa: PLC0415 - stores are loaded when one is opened
 
     store = book_of(options)
     filters = filters_of(options)
@@ -72,7 +72,7 @@ def _json(found: Sequence[Listed], terminal: Terminal) -> None:
 
 def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
     from tunebook._cli._entries import SHORT_ID, row_of  # noqa: PLC0415 - as above
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     now_s = time.time()
     rows = []

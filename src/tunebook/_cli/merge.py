@@ -10,8 +10,8 @@ from tunebook._cli._verb import DONE, Verb
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from tunebook._bundle import Merged
     from tunebook._cli._terminal import Terminal
+    from tunebook.formats._bundle import Merged
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -24,8 +24,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._bundle import merge_into  # noqa: PLC0415 - hashing and compression are for this only
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook.formats._bundle import merge_into  # noqa: PLC0415 - hashing and compression are for this only
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
 
     store, filters = book_of(options), filters_of(options)
     records = (

@@ -10,9 +10,9 @@ from tunebook._cli._verb import DONE, UsageError, Verb
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
     from tunebook._cli._terminal import Terminal
-    from tunebook._record import Record
-    from tunebook._types import Json
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain  # noqa: PLC0415 - for what is found
     from tunebook._cli._pinning import chosen, held, pinned  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     store = book_of(options)
     listed, record = find_one(Catalogue(store), options.what, filters_of(options))

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator, Sequence
 
+    from tunebook._base.vocabulary import Problem
     from tunebook._cli._terminal import Terminal
-    from tunebook._types import Problem
     from tunebook.stores import Store
-    from tunebook.stores._catalogue import Listed
+    from tunebook.stores._listing import Listed
 
 _SHOWN: Final = 20
 _COLUMNS: Final = (
@@ -84,7 +84,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def _doomed(options: Namespace, store: Store) -> Iterator[tuple[Listed, str]]:
     """Yield the entries to go, with the reason; the ones in packs cannot go."""
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
 
     filters, now_s = filters_of(options), time.time()
     own = [listed for listed in Catalogue(store).entries(filters.takes_kernel) if listed.where == store.where]
@@ -109,8 +109,8 @@ def _doomed(options: Namespace, store: Store) -> Iterator[tuple[Listed, str]]:
 
 
 def _other_versions(listed: Listed) -> str:
+    from tunebook._api.explain import versions_differ  # noqa: PLC0415 - as above
     from tunebook._cli._environment import environment_here  # noqa: PLC0415 - for this only
-    from tunebook._explain import versions_differ  # noqa: PLC0415 - as above
 
     record = listed.record()
     there = "" if record is None else record.head.environment

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
+    from tunebook._base.record_format import Record
     from tunebook._cli._terminal import Terminal
-    from tunebook._record import Record
     from tunebook.stores import Store
 
 _OUTPUT: Final = "tunebook-report.html"
@@ -59,7 +59,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _records(store: Store, options: Namespace) -> Iterator[Record]:
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
 
     filters = filters_of(options)
     if not filters.any_given:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Measurement
     from tunebook._cli._terminal import Terminal
-    from tunebook._record import Record
-    from tunebook._types import Measurement
-    from tunebook.stores._catalogue import Listed
+    from tunebook.stores._listing import Listed
 
 _SHOWN: Final = 20
 _COLUMNS: Final = (
@@ -38,7 +38,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     from tunebook._cli._entries import find_newest  # noqa: PLC0415 - loads the codec, for what is found only
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     listed, record = find_newest(Catalogue(book_of(options)), options.what, filters_of(options), terminal)
     if terminal.json:
@@ -51,10 +51,10 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _head(listed: Listed, record: Record, terminal: Terminal) -> None:
-    from tunebook._book import body_of  # noqa: PLC0415 - as above
+    from tunebook._api.explain import versions_of  # noqa: PLC0415 - as above
     from tunebook._cli._entries import config_text  # noqa: PLC0415 - as above
-    from tunebook._explain import versions_of  # noqa: PLC0415 - as above
-    from tunebook._keys import spell_out  # noqa: PLC0415 - as above
+    from tunebook._keys.call_key import spell_out  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
 
     head, facts = record.head, dict(body_of(record).provenance)
     terminal.line(clean(head.problem.op), "bold")
@@ -70,7 +70,7 @@ def _head(listed: Listed, record: Record, terminal: Terminal) -> None:
 
 def _made(facts: dict[str, Any]) -> str:
     """Say when, where and how a choice was made; what that uses is taken out of the facts."""
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
     for said_elsewhere in ("winner", "default", "rule", "found", "waiting_s"):
@@ -88,7 +88,7 @@ def _day(when: object) -> str:
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
-    from tunebook._book import body_of  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
 
     rows = list(_rows(record))
     if not rows:
@@ -105,10 +105,10 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
-    from tunebook._book import body_of  # noqa: PLC0415 - as above
+    from tunebook._api.explain import measured_for_choice  # noqa: PLC0415 - as above
     from tunebook._cli._entries import config_text, verdict_of  # noqa: PLC0415 - as above
-    from tunebook._explain import measured_for_choice  # noqa: PLC0415 - as above
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     verdict = verdict_of(record)
     ranking = () if verdict is None else verdict.ranking

@@ -59,8 +59,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
+    from tunebook._base.errors import Unsupported  # noqa: PLC0415 - as above
     from tunebook._cli._modules import import_modules  # noqa: PLC0415 - only when it runs
-    from tunebook._errors import Unsupported  # noqa: PLC0415 - as above
     from tunebook.fleet import tune_recording  # noqa: PLC0415 - as above
 
     import_modules(())  # none, but the working directory: processes that are started here have this one's path
@@ -89,7 +89,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def _watch(terminal: Terminal) -> Callable[[FarmStep], None]:
     from tunebook._cli._entries import key_text  # noqa: PLC0415 - as above
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     def show(step: FarmStep) -> None:
         result = step.latest
@@ -107,7 +107,7 @@ def _tell(report: Report, terminal: Terminal) -> None:
         terminal.value([_as_json(result) for result in report.results])
         return
     from tunebook._cli._entries import key_text  # noqa: PLC0415 - as above
-    from tunebook._progress import seconds_text  # noqa: PLC0415 - as above
+    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     rows = [
         (

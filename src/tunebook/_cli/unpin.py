@@ -23,7 +23,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain  # noqa: PLC0415 - for what is found
     from tunebook._cli._pinning import held, unpinned  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     store = book_of(options)
     listed, record = find_one(Catalogue(store), options.what, filters_of(options))

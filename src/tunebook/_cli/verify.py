@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
+    from tunebook._base.vocabulary import Problem
     from tunebook._cli._terminal import Terminal
-    from tunebook._kernel import Invocation, Kernel
-    from tunebook._selection import ConfigSelectorChain
-    from tunebook._types import Problem
+    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._selection.selector import ConfigSelectorChain
 
 _COLUMNS: Final = (
     Column("id", style="cyan"),
@@ -76,8 +76,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _recorded(options: Namespace) -> Iterator[_Call]:
-    from tunebook._kernel import Invocation  # noqa: PLC0415 - as above
-    from tunebook._registry import Recording, concrete  # noqa: PLC0415 - as above
+    from tunebook._kernel.kernel import Invocation  # noqa: PLC0415 - as above
+    from tunebook._selection.recording import Recording, concrete  # noqa: PLC0415 - as above
 
     filters = filters_of(options)
     for call in Recording.load(options.recording):
@@ -95,10 +95,10 @@ def _recorded(options: Namespace) -> Iterator[_Call]:
 
 
 def _listed(options: Namespace) -> Iterator[_Call]:
+    from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
     from tunebook._cli._rebuild import rebuilt  # noqa: PLC0415 - as above
-    from tunebook._errors import TunebookError  # noqa: PLC0415 - as above
-    from tunebook._registry import live_kernel  # noqa: PLC0415 - as above
-    from tunebook.stores._catalogue import Catalogue  # noqa: PLC0415 - as above
+    from tunebook._selection.recording import live_kernel  # noqa: PLC0415 - as above
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
 
     store = book_of(options)
     for listed in filters_of(options).pick(Catalogue(store)):
@@ -126,7 +126,7 @@ def _book_of_kernel(kernel: Kernel[Any, Any]) -> str:
 
 
 def _verified(call: _Call, budget: str | None) -> _Result:
-    from tunebook._errors import TunebookError  # noqa: PLC0415 - as above
+    from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
 
     if call.kernel is None or call.inv is None:
         return _Result(call.problem, "skipped", call.reason)

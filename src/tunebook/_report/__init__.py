@@ -7,15 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._report._gather import subject_of
-from tunebook._report._model import model_of
+from tunebook._report.gather import subject_of
+from tunebook._report.model import model_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from tunebook._record import Record
-    from tunebook._report._model import Model
+    from tunebook._base.record_format import Record
+    from tunebook._report.model import Model
 
 _NOTEBOOK_HEIGHT: Final = 720
 
@@ -30,7 +30,7 @@ class Report:
     @cached_property
     def html(self) -> str:
         """One page that needs nothing but itself."""
-        from tunebook._report._page import page_of  # noqa: PLC0415 - a picture does not need it
+        from tunebook._report.page import page_of  # noqa: PLC0415 - a picture does not need it
 
         return page_of(self.model)
 
@@ -44,13 +44,13 @@ class Report:
 
     def png(self, path: str | os.PathLike[str]) -> Path:
         """Draw the main charts with matplotlib into a file, and return its path."""
-        from tunebook._report._png import draw  # noqa: PLC0415 - only pictures need matplotlib
+        from tunebook._report.png import draw  # noqa: PLC0415 - only pictures need matplotlib
 
         draw(self.model, Path(path))
         return Path(path)
 
     def _repr_html_(self) -> str:
-        from tunebook._report._page import framed  # noqa: PLC0415 - as above
+        from tunebook._report.page import framed  # noqa: PLC0415 - as above
 
         return framed(self.html, _NOTEBOOK_HEIGHT)
 

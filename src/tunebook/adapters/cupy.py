@@ -21,18 +21,18 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from tunebook._access import Access, register_access
-from tunebook._arrays import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
-from tunebook._errors import CompileError, DefinitionError, MissingDependency
-from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._cuda_timer import CACHE_BYTES, EventTimer
-from tunebook.adapters._per_config import PerConfig
+from tunebook._arrays.describe import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
+from tunebook._arrays.operations import Access, register_access
+from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
+from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
+from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from tunebook._types import Json
+    from tunebook._base.vocabulary import Json
 
 
 def _cupy() -> Any:

@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 
-from tunebook._access import Access, register_access
-from tunebook._arrays import ArraySpec, arrays_in, describe, register_library
-from tunebook._codec import register_codec
-from tunebook._frameworks import register_framework
-from tunebook._keys import register_key
-from tunebook._leaf import register_facts
-from tunebook.adapters._jax_agree import agree as agree  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_backward import (
+from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library
+from tunebook._arrays.framework import register_framework
+from tunebook._arrays.operations import Access, register_access
+from tunebook._base.config_codec import register_codec
+from tunebook._keys.call_key import register_key
+from tunebook._keys.fast_key import register_facts
+from tunebook.adapters._jax.agree import agree as agree  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.backward import (
     backward_autotune_only as backward_autotune_only,  # noqa: PLC0414 - public here
 )
-from tunebook.adapters._jax_context import jit as jit  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_context import refresh as refresh  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_facts import KEYED, Facts, array_leaves, axes_of, facts_of, levels, mesh_like
-from tunebook.adapters._jax_kernel import bind, jitted
-from tunebook.adapters._jax_profiler import ProfilerTimer, timer_on
-from tunebook.adapters._jax_record import record as record  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_settings import ARE_TOLD, SETTINGS
-from tunebook.adapters._jax_stage import CapturedCall, made_up
-from tunebook.adapters._jax_tune import tune as tune  # noqa: PLC0414 - public here
-from tunebook.adapters._jax_vmap import seen_here
-from tunebook.adapters._jax_vmap import vmap as vmap  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.context import jit as jit  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.context import refresh as refresh  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.facts import KEYED, Facts, array_leaves, axes_of, facts_of, levels, mesh_like
+from tunebook.adapters._jax.kernel import bind, jitted
+from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
+from tunebook.adapters._jax.record import record as record  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.settings import ARE_TOLD, SETTINGS
+from tunebook.adapters._jax.staging import CapturedCall, made_up
+from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.vmap import seen_here
+from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from tunebook._kernel import Invocation, Kernel
-    from tunebook._types import Json
+    from tunebook._base.vocabulary import Json
+    from tunebook._kernel.kernel import Invocation, Kernel
 
 
 def _class(module: str, name: str) -> type:

@@ -21,16 +21,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._errors import CompileError, DefinitionError, MissingDependency
-from tunebook._fingerprint import device_fingerprint
-from tunebook.adapters._build_cache import BuildCache
-from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._per_config import PerConfig
+from tunebook._arrays.device_fingerprint import device_fingerprint
+from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
+from tunebook.adapters._source.build_cache import BuildCache
+from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
+from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tunebook._types import Json
+    from tunebook._base.vocabulary import Json
 
 # Linked with one of these, a library made by gcc before version 13 makes the processor treat subnormal numbers as zero
 # once it is loaded: for every other computation of the process too. Compiled with them it does not.

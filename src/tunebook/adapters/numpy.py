@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tunebook.adapters._per_config import PerConfig
+from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,12 +19,12 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
-from tunebook._access import Access, register_access
-from tunebook._arrays import ArraySpec, arrays_in, fill, platform_of, register_library, strides_for
-from tunebook._errors import CompileError, DefinitionError, Unsupported
-from tunebook._measure import Stopwatch
-from tunebook.adapters._c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._per_config import PerConfig
+from tunebook._arrays.describe import ArraySpec, arrays_in, fill, platform_of, register_library, strides_for
+from tunebook._arrays.operations import Access, register_access
+from tunebook._base.errors import CompileError, DefinitionError, Unsupported
+from tunebook._measure.stopwatch import Stopwatch
+from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
+from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

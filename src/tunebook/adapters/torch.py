@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
-from tunebook._access import Access, register_access
-from tunebook._arrays import ArraySpec, arrays_in, describe, register_library, strides_for
-from tunebook._errors import DefinitionError, Unsupported
-from tunebook._frameworks import Stage, register_framework
-from tunebook._function_kernel import FunctionKernel
-from tunebook._registry import abstract, concrete
-from tunebook.adapters._cuda_timer import CACHE_BYTES, EventTimer
-from tunebook.adapters._torch_kernel import bind
+from tunebook._api.function_kernel import FunctionKernel
+from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library, strides_for
+from tunebook._arrays.framework import Stage, register_framework
+from tunebook._arrays.operations import Access, register_access
+from tunebook._base.errors import DefinitionError, Unsupported
+from tunebook._selection.recording import abstract, concrete
+from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._torch.kernel import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from tunebook._kernel import Invocation, Kernel
-    from tunebook._tunable import Tunable
+    from tunebook._api.tunable import Tunable
+    from tunebook._kernel.kernel import Invocation, Kernel
 
 T = TypeVar("T")
 

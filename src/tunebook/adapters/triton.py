@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
-from tunebook._buckets import unknown_name
-from tunebook._cache import ConfigCache
-from tunebook._dispatch import Dispatcher
-from tunebook._errors import DefinitionError, NoConfig
-from tunebook._explain import Explanation, explain_call
-from tunebook._job import Budget, Tuned, parse_budget
-from tunebook._overlay import find_overlay, overlay_op
-from tunebook._persistent import PersistentCache
-from tunebook._progress import progress_for
-from tunebook._race import typical_s
-from tunebook._selection import ConfigSelectorChain, Selection, policy_override
-from tunebook.adapters._triton_candidate import Candidate, Launch
-from tunebook.adapters._triton_device import current_device, device_count, under_capture
-from tunebook.adapters._triton_dispatch import Launcher
-from tunebook.adapters._triton_kernel import Hooks, Pruning, TritonKernel
-from tunebook.adapters._triton_tuner import DeviceTuner
+from tunebook._api.explain import Explanation, explain_call
+from tunebook._base.errors import DefinitionError, NoConfig
+from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._keys.buckets import unknown_name
+from tunebook._memo.memory import ConfigCache
+from tunebook._memo.overlay import find_overlay, overlay_op
+from tunebook._selection.persistent_cache import PersistentCache
+from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.job import Budget, Tuned, parse_budget
+from tunebook._tuning.progress import progress_for
+from tunebook.adapters._triton.candidate import Candidate, Launch
+from tunebook.adapters._triton.device import current_device, device_count, under_capture
+from tunebook.adapters._triton.kernel import Hooks, Pruning, TritonKernel
+from tunebook.adapters._triton.launcher import Launcher
+from tunebook.adapters._triton.tuner import DeviceTuner
 
 if TYPE_CHECKING:
     import os
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     import triton
 
-    from tunebook._policy import AutotunePolicy
-    from tunebook._progress import Progress
-    from tunebook._scope import Scope
-    from tunebook._types import Problem
+    from tunebook._base.vocabulary import Problem
+    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._memo.context_stack import Scope
+    from tunebook._tuning.progress import Progress
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 

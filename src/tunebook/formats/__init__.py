@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tunebook._errors import DefinitionError
+from tunebook._base.errors import DefinitionError
 from tunebook.formats import _ejkernel, _kernel_tuner, _t4, _tokamax, _triton, _vllm
 from tunebook.formats._format import UNKNOWN_DEVICE as UNKNOWN_DEVICE
 from tunebook.formats._format import Naming
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-    from tunebook._record import Record
+    from tunebook._base.record_format import Record
     from tunebook.formats._format import Format
 
 FORMATS: Final[Mapping[str, Format]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._codec import decode
-from tunebook._errors import CodecError
-from tunebook._types import Problem
+from tunebook._base.config_codec import decode
+from tunebook._base.errors import CodecError
+from tunebook._base.vocabulary import Problem
 from tunebook.formats._format import Format, Naming, read_json, record_of, write_json
 from tunebook.stores._json_text import imported_name, imported_problem
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
+    from tunebook._base.record_format import Record
 
 _WHAT: Final = "an ejkernel cache"
 

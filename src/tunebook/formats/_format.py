@@ -6,12 +6,12 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._codec import decode, encode, fingerprint_of
-from tunebook._errors import CodecError, StoreError, warn_once
-from tunebook._race import typical_s
-from tunebook._record import Body, Head, Record, canonical_json
-from tunebook._space import Config
-from tunebook._types import Failure, Json, Measurement, Problem
+from tunebook._base.config_codec import decode, encode, fingerprint_of
+from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import Body, Head, Record, canonical_json
+from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+from tunebook._space.space import Config
+from tunebook._statistics.race import typical_s
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._errors import CodecError
-from tunebook._types import Failure, Json
+from tunebook._base.errors import CodecError
+from tunebook._base.vocabulary import Failure, Json
 from tunebook.formats._format import (
     Format,
     Naming,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
-    from tunebook._types import FailureKind, Measurement
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import FailureKind, Measurement
 
 _WHAT: Final = "a cache file of Kernel Tuner"
 _TOOL: Final = "kernel_tuner"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._errors import CodecError
-from tunebook._types import Failure
+from tunebook._base.errors import CodecError
+from tunebook._base.vocabulary import Failure
 from tunebook.formats._format import (
     UNKNOWN_DEVICE,
     Format,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
-    from tunebook._types import FailureKind, Json, Measurement
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import FailureKind, Json, Measurement
 
 _WHAT: Final = "a T4 results file"
 _VERSION: Final = "1.0.0"

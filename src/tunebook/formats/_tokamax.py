@@ -6,8 +6,8 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._errors import CodecError
-from tunebook._record import canonical_json
+from tunebook._base.errors import CodecError
+from tunebook._base.record_format import canonical_json
 from tunebook.formats._format import (
     Format,
     Naming,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
-    from tunebook._types import Json, Measurement
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json, Measurement
 
 _WHAT: Final = "a table of tokamax"
 _KNOWN: Final = ("compile_time_ms", "evaluation_times_ms")

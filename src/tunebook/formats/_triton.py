@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._codec import TAG
-from tunebook._errors import CodecError
-from tunebook._types import Failure
+from tunebook._base.config_codec import TAG
+from tunebook._base.errors import CodecError
+from tunebook._base.vocabulary import Failure
 from tunebook.formats._format import (
     UNKNOWN_DEVICE,
     Format,
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
-    from tunebook._types import Json
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
 
 _WHAT: Final = "an autotune cache file of Triton"
 _SUFFIX: Final = ".autotune.json"
-# As adapters/_triton_candidate.py writes a configuration, so that one from here is one of the kernel's own there.
-_CANDIDATE: Final = "tunebook.adapters._triton_candidate.Candidate"
+# As adapters/_triton/candidate.py writes a configuration, so that one from here is one of the kernel's own there.
+_CANDIDATE: Final = "tunebook.adapters._triton.candidate.Candidate"
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 # Of the times that Triton keeps for one configuration: the median and two quantiles, or what `do_bench` was told to.
 _MEDIAN: Final = 0

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._errors import CodecError
+from tunebook._base.errors import CodecError
 from tunebook.formats._format import (
     Format,
     Naming,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tunebook._record import Record
-    from tunebook._types import Json
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
 
 _WHAT: Final = "a fused-MoE table of vLLM"
 _NAME: Final = re.compile(

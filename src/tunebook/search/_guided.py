@@ -6,15 +6,15 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tunebook.search._ledger import STRAIGHT, Ledger, Start
 from tunebook.search._local import Walker
 from tunebook.search._model import Model, load_numpy
 from tunebook.search._prior import Prior
+from tunebook.search._trial_history import STRAIGHT, Ledger, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tunebook._space import Config, Point, Space
+    from tunebook._space.space import Config, Point, Space
     from tunebook.search._protocol import Observation
 
 # Points before the model is asked. Few: where a run costs seconds, eight may be all there is time for. The first is the

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from tunebook.search._ledger import Ledger, Start
+from tunebook.search._trial_history import Ledger, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tunebook._space import Config, Point, Space
+    from tunebook._space.space import Config, Point, Space
     from tunebook.search._protocol import Observation
 
 # A walk begins at the best of so many random points: one is often among the worst, and the way down from there long.

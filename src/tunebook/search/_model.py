@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._errors import MissingDependency
+from tunebook._base.errors import MissingDependency
 from tunebook.search._products import products
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from tunebook._axes import Axis
-    from tunebook._space import Point
+    from tunebook._space.axis import Axis
+    from tunebook._space.space import Point
 
 # The part of the variance of standardised times that no model explains.
 _NOISE: Final = 0.01

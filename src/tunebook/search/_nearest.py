@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._keys import spell_out
-from tunebook.search._elsewhere import sources
+from tunebook._keys.call_key import spell_out
+from tunebook.search._warm_start import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tunebook._record import Record
-    from tunebook._types import Json, Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json, Problem
 
 _NEIGHBOURS: Final = 3
 

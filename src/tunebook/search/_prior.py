@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Sequence
 
-    from tunebook._space import Point, Space
+    from tunebook._space.space import Point, Space
     from tunebook.search._protocol import Observation
 
 # The guess that every source is worth the same counts as much as so many times that were measured here. Few: where

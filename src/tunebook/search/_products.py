@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tunebook._axes import Axis
+    from tunebook._space.axis import Axis
 
 # Of so many sizes, each with each, a model sees the products: 15, which it is still quick with.
 _MULTIPLIED: Final = 6

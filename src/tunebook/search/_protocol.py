@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tunebook._space import Config
+    from tunebook._space.space import Config
 
 
 class Observation(NamedTuple):

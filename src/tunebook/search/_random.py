@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunebook.search._ledger import Ledger, Start
+from tunebook.search._trial_history import Ledger, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tunebook._space import Config, Space
+    from tunebook._space.space import Config, Space
     from tunebook.search._protocol import Observation
 
 

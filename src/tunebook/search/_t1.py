@@ -11,8 +11,8 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from tunebook._errors import DefinitionError
-from tunebook._space import Space
+from tunebook._base.errors import DefinitionError
+from tunebook._space.space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from tunebook._errors import CodecError, warn_once
-from tunebook._record import MAX_RECORD_BYTES, Record
+from tunebook._base.errors import CodecError, warn_once
+from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import (
     drop_lock,
     make_directory,
@@ -38,7 +38,7 @@ from tunebook.stores._trust import distrust
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tunebook._types import Problem
+    from tunebook._base.vocabulary import Problem
     from tunebook.stores._files import Sync
 
 # Fewer files than this are synced one by one: syncing the file system also waits for what others wrote to it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from tunebook._errors import warn_once
+from tunebook._base.errors import warn_once
 from tunebook.stores._pack import PackStore
 from tunebook.stores._trust import distrust
 

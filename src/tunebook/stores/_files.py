@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tunebook._errors import CodecError, StoreError
+from tunebook._base.errors import CodecError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,10 +6,10 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from tunebook._digest import blake2b
+from tunebook._base.hashing import blake2b
 
 if TYPE_CHECKING:
-    from tunebook._types import Problem
+    from tunebook._base.vocabulary import Problem
 
 # Long enough to be recognised in a listing; with the digest it stays far below the 255 bytes of any file system.
 _SLUG_CHARS: Final = 40

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-from tunebook._errors import CodecError, StoreError, warn_once
+from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook.stores._files import (
     drop_lock,
     make_directory,
@@ -39,8 +39,8 @@ from tunebook.stores._leases import LeaseFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tunebook._record import Record
-    from tunebook._types import Json, Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json, Problem
     from tunebook.stores._files import Sync
 
 # Every put rewrites the file; far below this a directory is the better book.

@@ -18,9 +18,9 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tunebook._errors import CodecError
-from tunebook._record import Head, Record, canonical_json
-from tunebook._types import Json, Problem
+from tunebook._base.errors import CodecError
+from tunebook._base.record_format import Head, Record, canonical_json
+from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._ids import problem_id
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from tunebook.stores._ids import problem_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
     from tunebook.stores._protocol import LeaseBoard, Store
 
 

@@ -14,7 +14,7 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, final
 
-from tunebook._errors import CodecError, StoreError
+from tunebook._base.errors import CodecError, StoreError
 from tunebook.stores._files import read_fault, read_file, write_file, writing
 
 if TYPE_CHECKING:

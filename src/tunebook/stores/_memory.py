@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, final
 
-from tunebook._record import Record
+from tunebook._base.record_format import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tunebook._types import Problem
+    from tunebook._base.vocabulary import Problem
 
 
 @final

@@ -19,8 +19,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import from_url
 
-from tunebook._errors import DefinitionError, StoreError
-from tunebook._record import MAX_RECORD_BYTES
+from tunebook._base.errors import DefinitionError, StoreError
+from tunebook._base.record_format import MAX_RECORD_BYTES
 from tunebook.stores._ids import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 from tunebook.stores._signing import sealed
@@ -28,8 +28,8 @@ from tunebook.stores._signing import sealed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
 
 # Each try that fails is another machine's that succeeded, so this many cannot fail in a row unless something is wrong.
 _TRIES: Final = 32

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tunebook._errors import DefinitionError
+from tunebook._base.errors import DefinitionError
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._discovery import find_packs, packs_in
 from tunebook.stores._json import JsonStore

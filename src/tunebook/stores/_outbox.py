@@ -9,9 +9,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._digest import blake2b
-from tunebook._errors import CodecError, StoreError
-from tunebook._types import Problem
+from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.hashing import blake2b
+from tunebook._base.vocabulary import Problem
 from tunebook.stores._files import make_directory, read_file, write_file
 from tunebook.stores._ids import problem_id
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tunebook._record import Record
+    from tunebook._base.record_format import Record
 
 _LIMIT: Final = 10_000  # a machine that is cut off for weeks keeps its book, and sends this much of it
 _LIMIT_IN_MEMORY: Final = 1000

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 from urllib.parse import quote
 
-from tunebook._errors import CodecError, StoreError, warn_once
-from tunebook._record import MAX_RECORD_BYTES, Record
+from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import make_directory, opened_directory, write_file, writing
 from tunebook.stores._ids import problem_id
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
 
-    from tunebook._types import Problem
+    from tunebook._base.vocabulary import Problem
 
     Source: TypeAlias = Path | Traversable
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
 
 
 class LeaseBoard(Protocol):

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from tunebook._errors import DefinitionError, StoreError
+from tunebook._base.errors import DefinitionError, StoreError
 from tunebook.stores._ids import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 from tunebook.stores._signing import sealed
@@ -28,8 +28,8 @@ from tunebook.stores._signing import sealed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
 
 _PREFIX: Final = "tunebook:v1"
 _BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte

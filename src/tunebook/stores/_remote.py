@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tunebook._errors import CodecError, DefinitionError, MissingDependency, StoreError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, warn_once
 from tunebook.stores._open import OBJECT_SCHEMES, REDIS_SCHEMES
 from tunebook.stores._protocol import LeaseBoard, Store
 from tunebook.stores._signing import NotSigned, unsealed
 
 if TYPE_CHECKING:
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
 
 
 class RemoteStore(Store, Protocol):

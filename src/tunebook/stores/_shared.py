@@ -13,17 +13,17 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from tunebook._errors import CodecError, StoreError, warn_once
-from tunebook._record import merge
-from tunebook.stores._breaker import Breaker, Tender, within
+from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import merge
+from tunebook.stores._circuit_breaker import Breaker, Tender, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared_board import Looks, SharedBoard, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tunebook._record import Record
-    from tunebook._types import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Problem
     from tunebook.stores._outbox import Outbox
     from tunebook.stores._protocol import Store
     from tunebook.stores._remote import RemoteStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar, final
 
-from tunebook._errors import StoreError
+from tunebook._base.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import hmac
 import re
 from typing import Final
 
-from tunebook._errors import CodecError
-from tunebook._record import Record
+from tunebook._base.errors import CodecError
+from tunebook._base.record_format import Record
 
 # What is signed begins with this, so that nothing signed with the same key for another purpose passes for a record.
 _PURPOSE: Final = b"tunebook record 1\n"

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tunebook._errors import StoreError
+from tunebook._base.errors import StoreError
 
 
 def distrust(root: str) -> StoreError | None:

@@ -1,0 +1,136 @@
+"""Runs kernels with the configurations that a chooser gives them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from tunebook._arrays.framework import framework_of
+from tunebook._base.errors import DefinitionError
+from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._selection.recording import recordings
+from tunebook._selection.selector import ConfigSelectorChain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Cfg = TypeVar("Cfg")
+Out = TypeVar("Out")
+
+_METHODS: Final = (None, "shard_map")
+
+
+class Chooser(Protocol):
+    """What the executor needs of a selector."""
+
+    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
+        """Return the configuration for a call."""
+
+
+class Executor(Generic[Cfg, Out]):
+    """Prepares a call, has its configuration chosen, and runs the kernel's variant for the platform at hand."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self.chooser: Final = chooser
+
+    def __call__(
+        self,
+        kernel: Kernel[Cfg, Out],
+        *args: Any,
+        cfg: Cfg | None = None,
+        method: str | None = None,
+        mesh: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        check_vma: bool = False,
+        **kwargs: Any,
+    ) -> Out:
+        """Run a kernel; `cfg` overrides the choice for this call. `method="shard_map"` needs mesh and specs."""
+        inv = _invocation(kernel, args, kwargs, cfg, method, mesh, in_specs, out_specs, check_vma)
+        if isinstance(self.chooser, ConfigSelectorChain):
+            selection = self.chooser.select(inv, kernel)
+            if selection.exploration is not None:
+                return selection.exploration.run(inv.args, inv.kwargs)  # type: ignore[no-any-return]
+            chosen: Cfg = selection.config
+        else:
+            chosen = self.chooser.choose(inv, kernel)
+        if not recordings():
+            return _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
+        start = time.perf_counter()
+        out: Out = _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)
+        for recording in recordings():
+            took_s = time.perf_counter() - start
+            recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, took_s, inv.placement())
+        return out
+
+    def choose_config(
+        self,
+        kernel: Kernel[Cfg, Out],
+        *args: Any,
+        cfg: Cfg | None = None,
+        method: str | None = None,
+        mesh: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        check_vma: bool = False,
+        **kwargs: Any,
+    ) -> Cfg:
+        """Return the configuration that such a call would run with; a miss is tuned as in a call."""
+        inv = _invocation(kernel, args, kwargs, cfg, method, mesh, in_specs, out_specs, check_vma)
+        return self.chooser.choose(inv, kernel)  # type: ignore[no-any-return]
+
+    def compile(
+        self, kernel: Kernel[Cfg, Out], *example_args: Any, cfg: Cfg | None = None, **example_kwargs: Any
+    ) -> Callable[..., Out]:
+        """Choose once, for calls like the example, and return a function that runs with that choice and no lookup.
+
+        Where the framework compiles whole functions, as jax does, it is compiled.
+        """
+        inv = _invocation(kernel, example_args, example_kwargs, cfg, None, None, None, None, False)  # noqa: FBT003
+        run = partial(_run_prepared, kernel, _bound(kernel, inv, self.chooser.choose(inv, kernel)))
+        framework = framework_of((inv.args, inv.kwargs))
+        return run if framework is None else framework.jitted(run)
+
+
+def _bound(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Callable[..., Any]:
+    """Return what runs a call, and is differentiated by the kernel's own backward pass in a framework that does so."""
+    special = inv.method is not None or kernel.has_backward(inv)
+    framework = framework_of((inv.args, inv.kwargs)) if special else None  # not for most kernels: 2 us
+    return kernel.bind(inv, cfg) if framework is None else framework.bind(kernel, inv, cfg)
+
+
+def _run_prepared(kernel: Kernel[Any, Out], bound: Callable[..., Out], *args: Any, **kwargs: Any) -> Out:
+    args, kwargs = kernel.prepare(*args, **kwargs)
+    return bound(*args, **kwargs)
+
+
+def _invocation(
+    kernel: Kernel[Cfg, Out],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cfg: Cfg | None,
+    method: str | None,
+    mesh: Any,
+    in_specs: Any,
+    out_specs: Any,
+    check_vma: bool,  # noqa: FBT001 - passed on as it came
+) -> Invocation[Cfg, Out]:
+    if method not in _METHODS:
+        raise DefinitionError(f"method={method!r} is unknown; use None or 'shard_map'")
+    needed = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+    missing = [name for name, value in needed.items() if value is None]
+    if method == "shard_map" and missing:
+        raise DefinitionError(f"method='shard_map' of {kernel.op_id!r} also needs {', '.join(missing)}")
+    args, kwargs = kernel.prepare(*args, **kwargs)
+    return Invocation(
+        kernel.op_id,
+        args,
+        kwargs,
+        override_cfg=cfg,
+        method=method,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=check_vma,
+    )

@@ -1,0 +1,379 @@
+"""Why a call gets the configuration that it gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._base.config_codec import decode, readable
+from tunebook._base.environment_variables import pins_text
+from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.record_format import Body
+from tunebook._keys.call_key import explain_difference, spell_out
+from tunebook._selection.selector import NoSelection, Selection
+from tunebook._selection.trusted_entries import body_of, environments_verified, ground_of, winner_of
+from tunebook._statistics.decide import Ranked, Verdict, decide
+from tunebook._tuning.progress import seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._selection.selector import ConfigSelectorChain
+    from tunebook.stores._listing import Catalogue
+
+_NEAREST: Final = 3
+# Near misses are looked for among so many entries of the kernel: 0.1 s, however large the book is.
+_COMPARED: Final = 1000
+_LISTED: Final = 4  # configurations that are named before "and 12 more"
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_BINS: Final = 24
+
+
+class NearMiss(NamedTuple):
+    """An entry of the same kernel for another call or device, and in what it differs from this one."""
+
+    problem: Problem
+    differences: tuple[str, ...]
+
+
+class Failed(NamedTuple):
+    """Candidates that failed for one reason; the messages may differ in their numbers, and the first is given."""
+
+    reason: str
+    configs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What `explain` found. Print it, or read its fields.
+
+    `environment` is that of this process or machine; `differences` are those between it and the one that the verdict's
+    measurements were taken in.
+    """
+
+    problem: Problem
+    selection: Selection[Any] | NoSelection
+    record: Record | None = None
+    verdict: Verdict | None = None
+    failures: tuple[Measurement, ...] = ()
+    near_misses: tuple[NearMiss, ...] = ()
+    environment: str = ""
+    differences: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([*self._call(), *self._answer(), *self._measured(), *self._near()])
+
+    def _repr_html_(self) -> str:
+        from html import escape  # noqa: PLC0415 - 1.5 ms that only notebooks need to pay
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+    @property
+    def failed(self) -> tuple[Failed, ...]:
+        """The failures by reason, the most frequent first."""
+        groups: dict[str, tuple[str, list[str]]] = {}
+        for m in self.failures:
+            reason = _reason(m.failure)
+            # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
+            _, configs = groups.setdefault(re.sub(r"\d+", "#", reason), (reason, []))
+            configs.append(_readable(m.config))
+        found = [Failed(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
+        return tuple(sorted(found, key=lambda failed: -len(failed.configs)))
+
+    def _call(self) -> Iterable[str]:
+        yield f"{self.problem.op} on {self.problem.device}"
+        yield from (f"  {line}" for line in spell_out(self.problem.call_key))
+
+    def _answer(self) -> Iterable[str]:
+        selection = self.selection
+        if isinstance(selection, Selection):
+            yield f"answer: {selection.config} from {selection.source}"
+            if selection.guess is not None:
+                yield f"  a guess     {selection.guess}"
+        else:
+            yield "answer: none"
+        yield from (f"  {tier:<11} {said}" for tier, said in selection.tried)
+
+    def _measured(self) -> Iterable[str]:
+        if self.record is not None and self.verdict is not None:
+            yield from self._where_and_how(self.record, self.verdict)
+            yield from self._chosen(self.record, self.verdict)
+        for failed in self.failed:
+            if len(failed.configs) == 1:
+                yield f"  failed     {failed.configs[0]}  {failed.reason}"
+            else:
+                yield f"  failed     {len(failed.configs)} with {failed.reason}: {_some(failed.configs)}"
+
+    def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[str]:
+        facts = body_of(record).provenance
+        winner = verdict.winner.measurement
+        where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
+        yield f"measured {_day(winner.when or facts.get('when'))} on {where}"
+        if self.differences:
+            yield f"  otherwise  {'; '.join(self.differences)}"
+        ran, seconds = facts.get("ran"), facts.get("seconds")
+        count = f"; {ran} measured" if isinstance(ran, int) else ""
+        took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
+        yield f"  how        {winner.policy or 'unknown'}{count}{took}"
+
+    def _chosen(self, record: Record, verdict: Verdict) -> Iterable[str]:
+        body = body_of(record)
+        facts = body.provenance
+        yield f"  winner     {_ranked(verdict.winner)}"
+        others = [r for r in verdict.ranking if r is not verdict.winner]
+        if others:
+            yield f"  runner-up  {_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x"
+            yield f"  slowest    {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
+            yield from _spread(verdict.winner, others[0])
+        tied = (
+            "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.1%}"
+        )
+        if record.head.origin == "pinned":
+            yield f"  pinned     by hand: {_readable(record.head.config)}{_beside(record, verdict)}"
+        else:
+            yield f"  chosen as  {facts.get('rule', verdict.rule)}{tied}"
+        alike = [_readable(r.measurement.config) for r in verdict.tied if r is not verdict.winner]
+        if alike:
+            yield f"  as good    {_some(alike)}"
+        for environment in environments_verified(body):
+            there = verdict.winner.measurement.environment
+            under = "with the same versions" if environment == there else f"under {_versions(environment)}"
+            yield f"  verified   the finalists were measured again; the others only before, {under}"
+        if facts.get("complete") is False:
+            yield "  the budget ended this tuning: the best so far stands"
+        if ground := ground_of(body):
+            yield f"  disturbed  {'; '.join(ground)}. A tuning on quiet ground replaces it: tunebook.tune(...)"
+
+    def _near(self) -> Iterable[str]:
+        if self.near_misses:
+            yield "near misses:"
+        for miss in self.near_misses:
+            yield f"  {'; '.join(miss.differences)}"
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def _reason(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
+    return reason if failure.expires is None else f"{reason} (remembered until {_day(failure.expires)})"
+
+
+def _day(when: object) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
+
+
+def _versions(environment: str) -> str:
+    """Return an environment, which is a JSON object of names and versions, as people write it."""
+    versions = versions_of(environment)
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) or environment or "unknown versions"
+
+
+def versions_of(environment: str) -> dict[str, str]:
+    """Return an environment's names and versions; none if it is not written as we write it."""
+    try:
+        return {name: str(version) for name, version in json.loads(environment).items()}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def versions_differ(there: str, here: str) -> tuple[str, ...]:
+    """Return in what an environment from elsewhere differs from the one at hand, as `explain_difference` says it.
+
+    >>> versions_differ('{"driver":"570.86"}', '{"driver":"580.12"}')
+    ('driver: 570.86 there, 580.12 here',)
+    """
+    old, new = versions_of(there), versions_of(here)
+    if not old or not new:
+        return ()
+    return tuple(
+        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} here"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
+def _readable(config: Json) -> str:
+    try:
+        return readable(config)
+    except CodecError as error:  # a newer release may have tags that this one does not know
+        return f"<{error}>"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _ranked(ranked: Ranked) -> str:
+    samples = sorted(ranked.measurement.valid_samples_s)
+    more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
+    return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config)}"
+
+
+def _beside(record: Record, verdict: Verdict) -> str:
+    """Return how the configuration of a record did, beside the winner of what was measured."""
+    own = [r for r in verdict.ranking if r.measurement.config == record.head.config]
+    return f", measured at {own[0].value_s / verdict.winner.value_s:.2f} x of the winner" if own else ""
+
+
+def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[str]:
+    """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
+    pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
+    low = min(samples[0] for samples in pair)
+    # One sample that was interrupted would squeeze all others into the first bar; what is slower is in the last.
+    high = max(samples[len(samples) * 9 // 10] for samples in pair)
+    if min(map(len, pair)) < 5 or low == high:
+        return
+    yield f"  spread     {_bars(pair[0], low, high)}  winner"
+    yield f"             {_bars(pair[1], low, high)}  runner-up"
+    right = seconds_text(high) + (" and more" if max(samples[-1] for samples in pair) > high else "")
+    yield f"             {seconds_text(low):<{_BINS - len(seconds_text(high))}}{right}"
+
+
+def _bars(samples: Sequence[float], low: float, high: float) -> str:
+    counts = [0] * _BINS
+    for sample in samples:
+        counts[min(_BINS - 1, int((sample - low) / (high - low) * _BINS))] += 1
+    top = max(counts)
+    return "".join("·" if count == 0 else _BARS[(count * len(_BARS) - 1) // top] for count in counts)
+
+
+# ------------------------------------------------------------------------------------------------------ explanations
+
+
+def explain_call(
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any]
+) -> Explanation:
+    """Explain a call without running or tuning anything."""
+    selection = selector.preview(inv, kernel)
+    problem = selection.problem
+    here = kernel.environment(inv)
+    record = None if selector.persistent is None else selector.persistent.read(problem)
+    body = Body() if record is None else body_of(record)
+    measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
+    others = [] if selector.persistent is None else _known_to(selector, problem.op)
+    return _explained(selection, record, measured or measured_for_choice(body), here, others)
+
+
+def _known_to(selector: ConfigSelectorChain[Any], op: str) -> list[tuple[Problem, str]]:
+    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - only explanations list a book
+
+    store = None if selector.persistent is None else selector.persistent.store
+    written = [] if store is None else _entries(Catalogue(store), op)
+    return [*written, *((known, "") for known in selector.cache.keys())]  # noqa: SIM118 - no dict
+
+
+def explain_entry(
+    catalogue: Catalogue, problem: Problem, record: Record | None, versions: Callable[[str], str]
+) -> Explanation:
+    """Explain a problem, and the record that a book has of it, without its program: what a new process would find.
+
+    `versions` returns the environment here, as far as it can be told, for one that was measured in.
+    """
+    body = Body() if record is None else body_of(record)
+    here = "" if record is None else versions(record.head.environment)
+    selection = _without_program(catalogue.store.where, problem, record, here)
+    return _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
+
+
+def _explained(
+    selection: Selection[Any] | NoSelection,
+    record: Record | None,
+    measured: Sequence[Measurement],
+    here: str,
+    others: Iterable[tuple[Problem, str]],
+) -> Explanation:
+    verdict = decide(measured, incumbent=None if record is None else winner_of(body_of(record)))
+    there = "" if verdict is None else verdict.winner.measurement.environment
+    return Explanation(
+        problem=selection.problem,
+        selection=selection,
+        record=record,
+        verdict=verdict,
+        failures=tuple(m for m in measured if m.failure is not None),
+        near_misses=_near_misses(selection.problem, here, others),
+        environment=here,
+        differences=versions_differ(there, here),
+    )
+
+
+def measured_for_choice(body: Body) -> list[Measurement]:
+    """Return what was measured under the conditions of the choice, else of the latest measurement."""
+    winner = winner_of(body)
+    newest = max(body.measurements, key=lambda m: (m.fingerprint == winner, m.when), default=None)
+    conditions = None if newest is None else (newest.code, newest.environment)
+    return [m for m in body.measurements if (m.code, m.environment) == conditions]
+
+
+def _without_program(where: str, problem: Problem, record: Record | None, here: str) -> Selection[Any] | NoSelection:
+    tried = [
+        ("override", "only the program knows: what a call passes as config="),
+        ("overlay", "only the program knows: what it has open around the call"),
+    ]
+    pin = _pinned_for(problem.op)
+    if pin:
+        return Selection(problem, pin, "pinned", "pinned", None, remember=False, tried=tuple(tried))
+    tried += [("pinned", "not in TUNEBOOK_PIN"), ("memory", "empty in a new process")]
+    if record is None or not record.head.decided:
+        said = f"no entry in {where}" if record is None else "no decision, because every candidate failed"
+        tried += [("persistent", said), ("autotune", "would tune, if the program lets it")]
+        return NoSelection(problem, tuple(tried))
+    source = "persistent"
+    if other := versions_differ(record.head.environment, here):
+        source = "verification"
+        tried.append(("persistent", f"{'; '.join(other)}: its finalists are measured again first"))
+    config = _named(record.head.config)
+    return Selection(problem, config, source, "cache_hit", source, remember=True, tried=tuple(tried))
+
+
+def _pinned_for(op: str) -> str:
+    """Return what the environment pins for a kernel, as it is written there."""
+    from tunebook._selection.env_pins import names_of, parse_pins  # noqa: PLC0415 - for what is explained without its program only
+
+    pins = parse_pins(pins_text())
+    wanted = next((pins[name] for name in names_of(op) if name in pins), {})
+    return ", ".join(f"{name}={value}" for name, value in wanted.items())
+
+
+def _named(config: Json) -> object:
+    from tunebook._space.space import Config  # noqa: PLC0415 - for what is explained without its program only
+
+    try:
+        plain = decode(config)
+    except CodecError:
+        return _readable(config)
+    named = isinstance(plain, dict) and all(isinstance(name, str) and name.isidentifier() for name in plain)
+    return Config(**plain) if named else plain
+
+
+def _entries(catalogue: Catalogue, op: str) -> list[tuple[Problem, str]]:
+    """Return problems of a kernel that have a configuration, with the environment of each; of very many, some."""
+    try:
+        listed = list(catalogue.some(op, _COMPARED))
+    except StoreError:
+        return []  # what cannot be read was warned about when it was looked up
+    heads = [record.head for entry in listed if (record := entry.record()) is not None]
+    return [(head.problem, head.environment) for head in heads if head.decided]
+
+
+def _near_misses(problem: Problem, here: str, others: Iterable[tuple[Problem, str]]) -> tuple[NearMiss, ...]:
+    misses: dict[Problem, NearMiss] = {}
+    for other, environment in others:
+        if other.op == problem.op and other != problem and other not in misses:
+            differences = (*_differences(other, problem), *versions_differ(environment, here))
+            misses[other] = NearMiss(other, differences)
+    return tuple(sorted(misses.values(), key=lambda miss: (len(miss.differences), miss.problem))[:_NEAREST])
+
+
+def _differences(there: Problem, here: Problem) -> tuple[str, ...]:
+    device = [] if there.device == here.device else [f"device {there.device} here {here.device}"]
+    return (*device, *explain_difference(there.call_key, here.call_key))

@@ -1,0 +1,366 @@
+"""The everyday API: `@tunable`, `tune`, `tune_all`, `verify`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+
+from tunebook._api.explain import Explanation, explain_call
+from tunebook._api.function_kernel import FunctionKernel, as_config
+from tunebook._arrays.framework import load_frameworks
+from tunebook._base.errors import DefinitionError, TunebookError
+from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._memo.memory import ConfigCache
+from tunebook._memo.overlay import overlay_op
+from tunebook._selection.persistent_cache import PersistentCache
+from tunebook._selection.recording import Recording, concrete, problem_here, recordings
+from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
+from tunebook._selection.trusted_entries import body_of
+from tunebook._tuning.job import Budget, Tuned, parse_budget
+from tunebook._tuning.progress import progress_for
+from tunebook._tuning.tuner import Tuner
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tunebook._api.function_kernel import Amount
+    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.output_check import Compare, Tolerance
+    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._memo.context_stack import Scope
+    from tunebook._selection.recording import RecordedCall
+    from tunebook._space.choice import Choice
+    from tunebook._space.space import Space
+    from tunebook._statistics.roofline import Peak
+    from tunebook._tuning.progress import Progress
+    from tunebook._tuning.reverify import Verified
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Tunable(Protocol[R_co]):
+    """A tunable function: called as the author wrote it, without `config`, or with one to override."""
+
+    kernel: FunctionKernel
+    selector: ConfigSelectorChain[Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
+        """Run with the best configuration known; on the first call of its kind, tune."""
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Say which configuration a call gets and why, without running or tuning anything."""
+
+    def overlay(self, config: object = None, /, **values: Any) -> Scope:
+        """Give this function one configuration inside a with-block, in this thread or task."""
+
+    def problem(self, *args: Any, **kwargs: Any) -> Problem:
+        """Return what a call is looked up by."""
+
+
+class _Tunable(Generic[R]):
+    """Builds a generated function and what hangs on it."""
+
+    def __init__(self, kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> None:
+        self.kernel: Final = kernel
+        self.selector: Final = selector
+        self.dispatcher: Final = Dispatcher(
+            kernel.function,
+            names=kernel.names,
+            layout=kernel.layout,
+            select=self.select,
+            selector=selector,
+            observe=self.observe,
+            as_config=as_config,
+        )
+
+    def select(self, arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
+        return self.selector.select(self.kernel.invocation(arguments, override), self.kernel, problem)
+
+    def observe(self, problem: Problem, arguments: tuple[Any, ...], seconds: float) -> None:
+        for recording in recordings():
+            recording.observe(problem, self.kernel, arguments, {}, seconds)
+
+    def problem(self, *args: Any, **kwargs: Any) -> Problem:
+        return self.kernel.problem(self.kernel.invocation(self.kernel.arguments(args, kwargs)))
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        inv = self.kernel.invocation(self.kernel.arguments(args, kwargs))
+        return explain_call(self.selector, inv, self.kernel)
+
+    def overlay(self, config: object = None, /, **values: Any) -> Scope:
+        if (config is None) == (not values):
+            raise DefinitionError("overlay takes one configuration: overlay(block_m=32, ...) or overlay(config)")
+        return overlay_op(self.kernel.op_id_v, as_config(values if config is None else config))
+
+    def function(self) -> Tunable[R]:
+        """Return the generated function, dressed as the author's.
+
+        Attributes on a function, because a class with `__call__` would add half as much again to every tuned call.
+        """
+        call = self.dispatcher.function
+        original = self.kernel.function
+        call.__name__, call.__qualname__ = original.__name__, original.__qualname__
+        call.__module__, call.__doc__ = original.__module__, original.__doc__
+        call.__annotations__ = dict(original.__annotations__)
+        attributes: dict[str, Any] = {
+            "__wrapped__": original,
+            "__signature__": _signature(original),
+            "kernel": self.kernel,
+            "selector": self.selector,
+            "explain": self.explain,
+            "overlay": self.overlay,
+            "problem": self.problem,
+        }
+        call.__dict__.update(attributes)
+        return cast("Tunable[R]", call)
+
+
+def _signature(original: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(original)
+    parameters = [
+        p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in signature.parameters.values()
+    ]
+    parameters.sort(key=lambda p: p.kind)
+    return signature.replace(parameters=parameters)
+
+
+@overload
+def tunable(function: Callable[..., R], /, *, space: Any, **options: Any) -> Tunable[R]: ...
+@overload
+def tunable(function: Choice, /, *, name: str, **options: Any) -> Tunable[Any]: ...
+@overload
+def tunable(
+    *,
+    space: Space | Iterable[object] | Callable[..., Iterable[object]],
+    heuristic: object = None,
+    name: str | None = None,
+    version: str = "0",
+    key: Iterable[str] | None = None,
+    ignore: Iterable[str] = (),
+    bucket: Mapping[str, object] | None = None,
+    layout: bool = True,
+    reference: Callable[..., Any] | None = None,
+    check: bool | str | Compare = True,
+    tolerance: Tolerance | None = None,
+    compile: Callable[[Any], object] | None = None,
+    prune: Callable[..., Iterable[Any]] | None = None,
+    cost: Callable[..., float] | None = None,
+    keep: float | None = None,
+    mutates: Iterable[str] | None = None,
+    inputs: Callable[..., Iterable[Any]] | None = None,
+    objective: str | Callable[[Sequence[float]], float] = "typical",
+    flops: Amount | None = None,
+    bytes: Amount | None = None,
+    peak: Peak | None = None,
+    strategy: StrategyLike | None = None,
+    policy: AutotunePolicy | None = None,
+    tuner: Tuner | None = None,
+    store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
+    on_event: Callable[..., None] | None = None,
+) -> Callable[[Callable[..., R]], Tunable[R]]: ...
+def tunable(
+    function: Callable[..., Any] | Choice | None = None,
+    /,
+    *,
+    policy: AutotunePolicy | None = None,
+    tuner: Tuner | None = None,
+    store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
+    on_event: Callable[..., None] | None = None,
+    **options: Any,
+) -> Any:
+    """Make a function that takes `config` choose it by itself, measured once and remembered.
+
+    `space` is a `Space`, a list of configurations, or a function of the arguments that returns one. `heuristic` is a
+    configuration, or a function of the arguments that returns one. `key` names the arguments that matter, `ignore`
+    those that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
+    `store` is where decisions are kept: None for the user's own book, a path as for `PersistentCache`, or False for
+    memory only.
+
+    Every candidate's output is checked before its time counts: against that of `reference`, or else of the heuristic's
+    configuration. `tolerance` is relative to the largest value, for all dtypes or by their names; `check="exact"` asks
+    for equal bits, a function of an output and the right one says what is wrong, and False checks nothing.
+    `mutates` names the arguments that runs write to; if it is not given, that is found out. `inputs` is a function of
+    made-up arguments that returns better ones, for calls that are tuned where there is no data: in a trace of jax's.
+
+    `compile` prepares one configuration, and is called for several at once while others run. `prune` gets the
+    candidates and the arguments, and returns those worth a try; of these the `keep` cheapest by `cost`, a function of
+    a configuration and the arguments, are tried. `objective` says what is best: "typical" (a mean of the faster
+    half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are the work of a call, as numbers or
+    functions of the arguments: near the `peak` of the device, tuning ends.
+
+    `strategy` searches the candidates instead of racing them all: "auto", "guided", "local", "evolution", "random",
+    "exhaustive", or a class as `tunebook.search` has them. A `Space` of more than 1000 is searched by "auto" anyway.
+
+    >>> @tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False)
+    ... def total(n, *, config):
+    ...     return sum(range(0, n, config.step)) * 0 + n
+    >>> total(100)
+    100
+    >>> total(100, config={"step": 1})
+    100
+    """
+    if function is None:
+        return partial(tunable, policy=policy, tuner=tuner, store=store, on_event=on_event, **options)
+    # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
+    load_frameworks()
+    kernel = FunctionKernel(function, **options)
+    persistent = _persistent(kernel.op_id, store)
+    selector: ConfigSelectorChain[Any] = ConfigSelectorChain(
+        ConfigCache(), policy, tuner or Tuner(), persistent, on_event=on_event
+    )
+    built: _Tunable[Any] = _Tunable(kernel, selector)
+    kernel.attach(built.dispatcher.run, selector)
+    return built.function()
+
+
+def _persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
+    if store is False:
+        return None
+    return store if isinstance(store, PersistentCache) else PersistentCache(op_id, store)
+
+
+def tune(
+    function: Tunable[Any],
+    /,
+    *args: Any,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+    strategy: StrategyLike | None = None,
+    **kwargs: Any,
+) -> Tuned[Any]:
+    """Tune one call ahead of time, and return the measurements; what was measured before is not measured again.
+
+    `budget` is seconds, or a string such as "30s" or "200 trials". `progress` is True or False, a function of `Step`,
+    or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
+    """
+    kernel = _kernel_of(function)
+    arguments = kernel.arguments(args, kwargs)
+    show = progress_for(progress, kernel.op_id)
+    inv = kernel.invocation(arguments)
+    return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
+
+
+def tune_together(
+    function: Tunable[Any],
+    calls: Iterable[tuple[Any, ...]],
+    /,
+    *,
+    weights: Sequence[float] | None = None,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+) -> Tuned[Any]:
+    """Find the one configuration that is best for several calls on the whole, and use it for each of them.
+
+    What counts is the mean of the calls' times, each by its weight: how often it happens, say. A call is a tuple of
+    positional arguments. For shapes that change all the time, or where switching configurations costs something.
+    """
+    kernel = _kernel_of(function)
+    invs = [kernel.invocation(kernel.arguments(call, {})) for call in calls]
+    show = progress_for(progress, kernel.op_id)
+    return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
+
+
+def verify(
+    function: Tunable[Any],
+    /,
+    *args: Any,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+    **kwargs: Any,
+) -> Verified[Any]:
+    """Measure again only those that could have won a call, and keep its choice if it still wins or ties.
+
+    If it does not, or there is none yet, the call is tuned as by `tune`. After an update of a driver or a library this
+    happens by itself, at the first call.
+    """
+    kernel = _kernel_of(function)
+    arguments = kernel.arguments(args, kwargs)
+    show = progress_for(progress, kernel.op_id)
+    return kernel.selector.verify(kernel.invocation(arguments), kernel, budget=budget, on_step=show)
+
+
+def _kernel_of(function: object) -> FunctionKernel:
+    kernel = getattr(function, "kernel", None)
+    if not isinstance(kernel, FunctionKernel):
+        raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
+    return kernel
+
+
+class Outcome(NamedTuple):
+    """What `tune_all` did with one recorded call: "tuned", "known", "failed" or "skipped", and why."""
+
+    call: RecordedCall
+    status: Literal["tuned", "known", "failed", "skipped"]
+    detail: str
+    tuned: Tuned[Any] | None = None
+
+
+def tune_all(
+    recording: Recording,
+    *,
+    selector: ConfigSelectorChain[Any] | None = None,
+    budget: Budget | float | str | None = None,
+    progress: Progress | bool | None = None,
+    seed: int = 0,
+) -> list[Outcome]:
+    """Tune every call of a recording that is not known yet, the most expensive first, on made-up arrays.
+
+    The budget is shared: what is left over by one call goes to the next. One that fails does not stop the others.
+    `selector` is for kernels that were run by an `Executor`; tunable functions have their own.
+    """
+    left = parse_budget(budget)
+    outcomes = []
+    for call in recording:
+        outcome = tune_recorded(call, selector, left, progress, seed)
+        outcomes.append(outcome)
+        if outcome.tuned is not None:
+            left = left.less(outcome.tuned)
+    return outcomes
+
+
+def tune_recorded(
+    call: RecordedCall,
+    selector: ConfigSelectorChain[Any] | None,
+    left: Budget,
+    progress: Progress | bool | None = None,  # noqa: FBT001 - passed on as it came
+    seed: int = 0,
+) -> Outcome:
+    """Tune one recorded call, unless it is known; what it may cost is `left`."""
+    kernel = call.kernel
+    if kernel is None:
+        return Outcome(call, "skipped", f"{call.problem.op} is not defined in this process; import {call.module} first")
+    selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector
+    if selector is None:
+        return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
+    inv = call.invocation(kernel)
+    try:
+        known = _known_by(selector, inv, kernel, problem_here(kernel, inv))
+        if known is None and left.is_spent:
+            return Outcome(call, "skipped", "the budget is spent")
+        if known is None:
+            inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+            # Asked again, because what an array's device and its driver are, its description need not tell.
+            known = _known_by(selector, inv, kernel, kernel.problem(inv))
+        if known is not None:
+            return Outcome(call, "known", known)
+        tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
+    except TunebookError as error:
+        return Outcome(call, "failed", str(error))
+    return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
+
+
+def _known_by(
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem
+) -> str | None:
+    """Return the tier that knows the answer to a call; None also if a budget ended the tuning that found it."""
+    known = selector.preview(inv, kernel, problem)
+    if isinstance(known, NoSelection) or known.event != "cache_hit":
+        return None
+    record = None if selector.persistent is None else selector.persistent.read(problem)
+    unfinished = record is not None and body_of(record).provenance.get("complete") is False
+    return None if unfinished else known.source

@@ -1,0 +1,287 @@
+"""A cache of which of several implementations is fastest, with pending entries and checksums that are verified once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from tunebook._base.config_codec import decode, encode
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, TunebookError, warn_once
+from tunebook._base.record_format import Body, Head, Record, canonical_json
+from tunebook._base.vocabulary import Json, Problem
+from tunebook._selection.persistent_cache import default_book, store_at
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from tunebook.stores import Store
+
+
+class _State:
+    """A state with at most one fact; equal to another of the same class with the same fact.
+
+    Not dataclasses: eight of them would be a tenth of the time that `import tunebook` takes.
+    """
+
+    __slots__ = ("_fact",)
+
+    def __init__(self, fact: Any = None) -> None:
+        self._fact = fact
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._fact == self._fact
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._fact))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self._fact is None else repr(self._fact)})"
+
+
+class Hit(_State):
+    """The fastest is known."""
+
+    def __init__(self, fastest_index: int) -> None:
+        super().__init__(fastest_index)
+
+    @property
+    def fastest_index(self) -> int:
+        """The index of the fastest implementation."""
+        return self._fact  # type: ignore[no-any-return]
+
+
+class Unchecked(_State):
+    """There is an entry from disk whose checksum has not been validated yet: call `validate_checksum`."""
+
+
+class Pending(_State):
+    """Somebody in this process is finding out."""
+
+
+class Miss(_State):
+    """Nothing is known."""
+
+
+class Match(_State):
+    """The entry was made by the same set of implementations."""
+
+
+class NoMatch(_State):
+    """The entry was made by another set of implementations, and counts as a miss."""
+
+
+class ToBeVerified(_State):
+    """The entry came from disk with a checksum that has not been compared yet."""
+
+    def __init__(self, checksum: str) -> None:
+        super().__init__(checksum)
+
+    @property
+    def checksum(self) -> str:
+        """The checksum on disk."""
+        return self._fact  # type: ignore[no-any-return]
+
+
+Lookup: TypeAlias = Hit | Unchecked | Pending | Miss
+ChecksumState: TypeAlias = Match | NoMatch | ToBeVerified
+
+
+@dataclass(frozen=True, slots=True)
+class AutotuneOutcome:
+    """The measured times of one implementation: its name, its index, and the computation's times in seconds."""
+
+    name: str
+    index: int
+    computation: tuple[float, ...] = ()
+
+
+class AutotuneError(TunebookError, RuntimeError):
+    """Why one implementation has no time."""
+
+
+class AutotuneResult(NamedTuple):
+    """An outcome or an error."""
+
+    outcome: AutotuneOutcome | AutotuneError
+
+    @classmethod
+    def success(cls, outcome: AutotuneOutcome) -> AutotuneResult:
+        """Return the result of an implementation that ran."""
+        return cls(outcome)
+
+    @classmethod
+    def error(cls, error: AutotuneError) -> AutotuneResult:
+        """Return the result of an implementation that failed."""
+        return cls(error)
+
+
+class _Done(NamedTuple):
+    checksum: ChecksumState
+    fastest_index: int
+    fresh: bool = False  # whether this process found it out, rather than read it
+
+
+_PENDING: Final = Pending()
+
+
+class TuneCache:
+    """Which implementation is fastest, by key. Safe to share between threads; entries on disk are read when asked for.
+
+    A key is a string, or anything that a configuration may be made of. `root` is a directory or a store's file, None
+    for the user's own book.
+    """
+
+    def __init__(self, name: str, device_id: str, root: str | os.PathLike[str] | None = None) -> None:
+        if not name or not device_id:
+            raise DefinitionError(f"a tune cache needs a name and a device id; got {name!r}, {device_id!r}")
+        self._op = f"tune-cache/{name}"
+        self._device = device_id
+        self._given = None if root is None else store_at(root)
+        self._entries: dict[str, _Done | Pending] = {}
+        self._lock = threading.Lock()
+
+    def fastest(self, key: object) -> Lookup:
+        """Return what is known about a key."""
+        text = _text(key)
+        with self._lock:
+            entry = self._entries.get(text)
+            if entry is None:
+                entry = self._read(text)
+                if entry is None:
+                    return Miss()
+                self._entries[text] = entry
+        if isinstance(entry, Pending):
+            return entry
+        match entry.checksum:
+            case Match():
+                return Hit(entry.fastest_index)
+            case ToBeVerified():
+                return Unchecked()
+            case NoMatch():
+                return Miss()
+
+    def validate_checksum(self, key: object, checksum: str) -> ChecksumState | None:
+        """Compare the checksum of an entry from disk, once; return its state, or None if there is no such entry."""
+        self.fastest(key)
+        text = _text(key)
+        with self._lock:
+            entry = self._entries.get(text)
+            if not isinstance(entry, _Done):
+                return None
+            if isinstance(entry.checksum, ToBeVerified):
+                state = Match() if entry.checksum.checksum == checksum else NoMatch()
+                entry = self._entries[text] = _Done(state, entry.fastest_index)
+            return entry.checksum
+
+    def mark_pending(self, key: object) -> None:
+        """Say that this process is finding out."""
+        with self._lock:
+            self._entries[_text(key)] = _PENDING
+
+    def cache_insert(self, key: object, fastest_index: int) -> None:
+        """Keep a result in memory."""
+        with self._lock:
+            self._entries[_text(key)] = _Done(Match(), _index(fastest_index), fresh=True)
+
+    def persistent_cache_insert(
+        self, key: object, checksum: str, fastest_index: int, results: Sequence[AutotuneResult]
+    ) -> None:
+        """Write a result down with every implementation's times and errors.
+
+        Two that write one key keep one result. They may well disagree between processes, where machines are busy in
+        different ways; within one process that is worth a warning.
+        """
+        text, index = _text(key), _index(fastest_index)
+        with self._lock:
+            known = self._entries.get(text)
+            if isinstance(known, _Done) and known.fresh and known.fastest_index != index:
+                message = (
+                    f"{self._op}: {text} was found to be fastest with {known.fastest_index} and now with {index}; "
+                    f"{known.fastest_index} is kept"
+                )
+                warn_once("disagreement", f"{self._op}:{text}", message)
+                return
+            self._entries[text] = _Done(Match(), index, fresh=True)
+        head = Head(problem=self._problem(text), config=index, checksum=checksum, origin="tuned")
+        written: list[Json] = [_result(result) for result in results]
+        record = Record(head, Body(provenance={"when": time.time()}, extra={"results": written}))
+        try:
+            self._store.put(record)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self._op}: {error}")
+
+    def results(self, key: object) -> list[AutotuneResult]:
+        """Return what was written down about each implementation of a key."""
+        record = self._record(_text(key))
+        try:
+            stored = [] if record is None else record.body.extra.get("results", [])
+            return [_result_from(entry) for entry in stored] if isinstance(stored, list) else []
+        except CodecError:
+            return []
+
+    def load(self) -> int:
+        """Read every entry on disk now, instead of when asked for; return how many there are."""
+        count = 0
+        try:
+            for record in self._store.items(self._op):
+                if record.problem.device == self._device and (entry := _entry(record)) is not None:
+                    count += 1
+                    with self._lock:
+                        self._entries.setdefault(record.problem.call_key, entry)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self._op}: {error}")
+        return count
+
+    @property
+    def _store(self) -> Store:
+        return default_book() if self._given is None else self._given
+
+    def _problem(self, text: str) -> Problem:
+        return Problem(self._device, self._op, text)
+
+    def _record(self, text: str) -> Record | None:
+        try:
+            return self._store.get(self._problem(text))
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self._op}: {error}")
+            return None
+
+    def _read(self, text: str) -> _Done | None:
+        record = self._record(text)
+        return None if record is None else _entry(record)
+
+
+def _text(key: object) -> str:
+    return key if isinstance(key, str) else canonical_json(encode(key))
+
+
+def _index(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise DefinitionError(f"fastest_index must be an index, 0 or more; got {value!r}")
+    return value
+
+
+def _entry(record: Record) -> _Done | None:
+    index = record.head.config
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        return None  # an index that is none is no answer: a miss
+    return _Done(ToBeVerified(record.head.checksum), index)
+
+
+def _result(result: AutotuneResult) -> Json:
+    outcome = result.outcome
+    if isinstance(outcome, AutotuneError):
+        return {"error": str(outcome)}
+    return {"name": outcome.name, "index": outcome.index, "computation": encode(list(outcome.computation))}
+
+
+def _result_from(entry: Json) -> AutotuneResult:
+    match entry:
+        case {"error": str(message)}:
+            return AutotuneResult.error(AutotuneError(message))
+        case {"name": str(name), "index": int(index), "computation": list(times)}:
+            return AutotuneResult.success(AutotuneOutcome(name, index, tuple(decode(times))))
+    raise CodecError(f"not a result: {str(entry)[:80]}")

@@ -1,0 +1,195 @@
+"""What a measurement was taken on: the device (hardware) and the environment (software), apart from each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from tunebook._arrays.describe import members_of, platform_of, root_module
+from tunebook._base.errors import DefinitionError
+from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# The instruction sets that compilers and kernels choose code by. Not all flags: the rest are mitigations and kernel
+# features that come and go with a boot or a microcode update, and would make it another machine each time.
+_COMPUTE_FLAG: Final = re.compile(
+    r"(sse|ssse|avx|fma|f16c|amx|bmi|popcnt|aes|sha|gfni|vaes|vpclmul|neon|asimd|sve|sme|bf16|i8mm|fphp|fp$|pmull|rv\d)"
+)
+
+_FIELDS: Final = (  # x86, ARM, POWER, RISC-V
+    ("vendor", ("vendor_id", "CPU implementer")),
+    ("name", ("model name", "Processor", "cpu", "uarch")),
+    ("family", ("cpu family", "CPU architecture")),
+    ("model", ("model", "CPU part")),
+    ("stepping", ("stepping", "CPU variant")),
+    ("flags", ("flags", "Features", "isa")),
+)
+
+
+def device_fingerprint(device: object = None) -> str:
+    """Return what names this kind of hardware, for people and for keys: two GPUs of one model have the same.
+
+    None is the host's processor, a string stands for itself. No framework is imported, and none is asked about its
+    accelerators unless the device is one.
+    """
+    if device is None:
+        return host_cpu()
+    if isinstance(device, str):
+        if not device:
+            raise DefinitionError('device="" is no name; leave it out for the host, or name the device')
+        return host_cpu() if device == "cpu" else device
+    device = next(iter(members_of(device)), device)
+    kind = platform_of(device)
+    return host_cpu() if kind == "cpu" else f"{kind or 'device'}:{_hardware_name(device)}"
+
+
+def get_device_platform(device: object = None) -> Literal["gpu", "tpu", "cpu"]:
+    """Return which variants of a kernel apply to a device; "cpu" for the host and for names that say nothing."""
+    kind = platform_of(device)
+    return "gpu" if kind == "gpu" else "tpu" if kind == "tpu" else "cpu"
+
+
+def _hardware_name(device: Any) -> str:
+    root = root_module(type(device))
+    if root == "torch":
+        return _torch_name(device)
+    if root == "cupy":
+        return _text(sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)["name"])
+    for attribute in ("device_kind", "name"):  # jax, then pyopencl and numba
+        name = getattr(device, attribute, None)
+        if isinstance(name, (str, bytes)):
+            return _text(name)
+    raise DefinitionError(
+        f"cannot tell what hardware a {type(device).__module__}.{type(device).__qualname__} is; pass its name instead"
+    )
+
+
+def _torch_name(device: Any) -> str:
+    # torch.cuda and torch.xpu have this; torch.mps has one device only, and no name for it.
+    ask = getattr(getattr(sys.modules["torch"], device.type, None), "get_device_properties", None)
+    return str(device.type) if ask is None else _text(ask(device).name)
+
+
+def _text(name: str | bytes) -> str:
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    return " ".join(text.replace("\0", " ").split())
+
+
+# --------------------------------------------------------------------------------------------------------- the host
+
+
+@cache
+def host_cpu() -> str:
+    """Return the fingerprint of this machine's processor; read once per process."""
+    import platform  # noqa: PLC0415 - 1.3 ms of every import, and many processes never tune
+
+    return cpu_fingerprint(_cpuinfo(), platform.machine(), os.cpu_count() or 1)
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # macOS and Windows. The processor's own words: "Intel64 Family 6 Model 142 Stepping 10, GenuineIntel".
+        import platform  # noqa: PLC0415 - as above
+
+        return f"model name: {platform.processor()}"
+
+
+def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
+    r"""Return the fingerprint of the processor that a text like Linux's /proc/cpuinfo describes.
+
+    >>> cpu_fingerprint("vendor_id : GenuineIntel\nmodel name : Xeon(R) 2.0GHz\nflags : avx2 fma", "x86_64", 4)
+    'cpu:GenuineIntel Xeon(R) 2.0GHz x86_64 4 cores isa-e3199c86'
+    """
+    found = _cpu_fields(cpuinfo)
+    flags = sorted(flag for flag in found.pop("flags", "").split() if _COMPUTE_FLAG.match(flag))
+    isa = blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
+    numbers = "/".join(found[name] for name in ("family", "model", "stepping") if name in found)
+    words = [found.get("vendor", ""), found.get("name", ""), numbers, machine, f"{cores} cores", f"isa-{isa}"]
+    return "cpu:" + " ".join(word for word in words if word)
+
+
+def _cpu_fields(cpuinfo: str) -> dict[str, str]:
+    """Return each field's values, of all cores: a phone has two or three kinds of them."""
+    values: dict[str, dict[str, None]] = {}
+    for line in cpuinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            values.setdefault(key.strip(), {})[_text(value)] = None
+    named = {name: next((key for key in keys if key in values), None) for name, keys in _FIELDS}
+    return {name: "+".join(values[key]) for name, key in named.items() if key is not None}
+
+
+# -------------------------------------------------------------------------------------------------- the environment
+
+
+def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the software that a measurement depends on: Python, and the named libraries if they are loaded.
+
+    `extra` adds facts that only the caller knows, such as a compiler's version. tunebook itself is left out: a new
+    release of it does not make a kernel faster.
+    """
+    found = {"python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"}
+    for name in libraries:
+        found[name] = library_version(name)
+    return {**found, **(extra or {})}
+
+
+def driver_of(device: object) -> dict[str, str]:
+    """Return the version of the driver of a device, which is software too; nothing for the host's processor.
+
+    OpenCL has several for one chip, also for the host's.
+    """
+    if root_module(type(device)) == "pyopencl":
+        opencl: Any = device
+        return {"driver": f"{_text(opencl.platform.name)} {_text(opencl.driver_version)}"}
+    return nvidia_driver() if platform_of(device) == "gpu" else {}
+
+
+@cache
+def nvidia_driver() -> dict[str, str]:
+    """Return the version of NVIDIA's driver on this machine, as `driver_of` gives it; nothing if there is none."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}  # another vendor's, or another system
+    return {"driver": f"nvidia {nvidia_version(text)}"}
+
+
+def nvidia_version(text: str) -> str:
+    """Return the version that NVIDIA's driver gives itself in /proc.
+
+    >>> nvidia_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build  (root@)")
+    '570.86.10'
+    """
+    version = re.search(r"\s(\d+\.[\d.]+)\s", text)
+    return "unknown" if version is None else version[1]
+
+
+def environment_fingerprint(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
+    """Return `environment` as one line of text, equal exactly when the environments are; `json.loads` reads it."""
+    return canonical_json({**environment(libraries, extra)})
+
+
+def library_version(name: str) -> str:
+    """Return the version of a loaded library; "not loaded" otherwise, since asking must not import it."""
+    module = sys.modules.get(name)
+    if module is None:
+        return "not loaded"
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
+    from importlib import metadata  # noqa: PLC0415 - 15 ms to import, for the few libraries without __version__
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,439 @@
+"""Configurations as tagged JSON: lossless, readable, and safe to read back.
+
+Plain JSON values stand for themselves. Everything else is an object with a `$` tag::
+
+    (64, 32)                  {"$": "tuple", "v": [64, 32]}
+    Mode.FAST                 {"$": "enum", "t": "kernels.Mode", "v": "FAST"}
+    Tiles(m=64, n=32)         {"$": "object", "t": "kernels.Tiles", "v": {"m": 64, "n": 32}}
+    numpy.dtype("bfloat16")   {"$": "dtype", "v": "bfloat16"}
+
+Decoding never imports, calls or looks up anything that the data names: a class is used only if the caller passed it
+in. That is why there is no pickle here, and why a poisoned book can at worst be a miss.
+"""
+
+from __future__ import annotations
+
+import binascii
+import dataclasses
+import enum
+import functools
+import inspect
+import math
+import operator
+import sys
+import types
+import typing
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._base.errors import CodecError
+from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from tunebook._base.vocabulary import Json
+
+TAG: Final = "$"
+_MAX_DEPTH: Final = 64
+_EXACT_INT: Final = 2**53  # beyond this, readers in other languages turn a JSON number into a rounded float
+
+# The names under which a dtype may come back. A closed list: `numpy.dtype` itself would parse any string.
+# fmt: off
+_DTYPES: Final = frozenset({
+    "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128", "bfloat16", "float4_e2m1fn", "float6_e2m3fn",
+    "float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz",
+    "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+})
+# fmt: on
+
+
+def type_name(kind: type) -> str:
+    """Return the name that a class has in the book."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# --------------------------------------------------------------------------------------------------------- encoding
+
+
+def encode(value: object) -> Json:
+    """Return the tagged JSON of a value; `CodecError` names the part that cannot be written."""
+    return _encode(value, "value", 0)
+
+
+def fingerprint(value: object) -> str:
+    """Return a digest that is equal exactly when the encodings are: `True`, `1` and `1.0` are three values."""
+    return fingerprint_of(encode(value))
+
+
+def fingerprint_of(encoded: Json) -> str:
+    """Return the fingerprint of a value that is encoded already."""
+    return blake2b(canonical_json(encoded).encode("ascii"), digest_size=16).hexdigest()
+
+
+def _encode(value: object, where: str, depth: int) -> Json:
+    if depth > _MAX_DEPTH:
+        raise CodecError(f"{where} is nested more than {_MAX_DEPTH} deep (or contains itself)")
+    encoder = _ENCODERS.get(type(value)) or _encoder_by_kind(value)
+    if encoder is None:
+        raise CodecError(
+            f"cannot store {where}, a {type_name(type(value))}. Use numbers, strings, tuples, enums, dtypes or "
+            "dataclasses in configurations, or call tunebook.register_codec for this class."
+        )
+    return encoder(value, where, depth + 1)
+
+
+def _plain(value: Any, _where: str, _depth: int) -> Json:
+    return value  # type: ignore[no-any-return]
+
+
+def _str(value: str, _where: str, _depth: int) -> Json:
+    if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+        return value
+    # JSON writes a pair of lone surrogates and the character that they would encode in the same way.
+    return {TAG: "str", "v": value.encode("utf-8", "surrogatepass").hex()}
+
+
+def _int(value: int, _where: str, _depth: int) -> Json:
+    # hex: Python refuses to print or parse decimal integers of more than 4300 digits.
+    return value if -_EXACT_INT < value < _EXACT_INT else {TAG: "int", "v": hex(value)}
+
+
+def _float(value: float, _where: str, _depth: int) -> Json:
+    return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+
+
+def _complex(value: complex, where: str, depth: int) -> Json:
+    return {TAG: "complex", "v": [_encode(value.real, where, depth), _encode(value.imag, where, depth)]}
+
+
+def _list(value: list[object], where: str, depth: int) -> Json:
+    return [_encode(item, f"{where}[{i}]", depth) for i, item in enumerate(value)]
+
+
+def _tuple(value: tuple[object, ...], where: str, depth: int) -> Json:
+    return {TAG: "tuple", "v": _list(list(value), where, depth)}
+
+
+def _set(value: set[object] | frozenset[object], where: str, depth: int) -> Json:
+    items = sorted((_encode(item, f"an item of {where}", depth) for item in value), key=canonical_json)
+    return {TAG: type(value).__name__, "v": items}
+
+
+def _bytes(value: bytes, _where: str, _depth: int) -> Json:
+    return {TAG: "bytes", "v": binascii.b2a_base64(value, newline=False).decode("ascii")}
+
+
+def _dict(value: dict[object, object], where: str, depth: int) -> Json:
+    if all(type(key) is str and not key.startswith(TAG) for key in value):
+        return _fields(typing.cast("dict[str, object]", value), where, depth)
+    pairs: list[Json] = [
+        [_encode(k, f"a key of {where}", depth), _encode(v, f"{where}[{k!r}]", depth)] for k, v in value.items()
+    ]
+    return {TAG: "map", "v": sorted(pairs, key=canonical_json)}
+
+
+def _fields(value: Mapping[str, object], where: str, depth: int) -> dict[str, Json]:
+    return {name: _encode(item, f"{where}.{name}", depth) for name, item in value.items()}
+
+
+def _object(value: object, where: str, depth: int) -> Json:
+    fields = _fields_of(value)
+    if fields is None:  # _encoder_by_kind asked already; a class whose fields come and go is not a record
+        raise CodecError(f"cannot store {where}: {type_name(type(value))} lost its fields while it was written")
+    return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth)}
+
+
+def _enum(value: enum.Enum, where: str, _depth: int) -> Json:
+    named: Json = value.name
+    if isinstance(value, enum.Flag):
+        # A combination has no name that its class would know again; its parts do.
+        named = [part.name for part in value]
+        if _union(type(value), named) != value:
+            raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
+    return {TAG: "enum", "t": type_name(type(value)), "v": named}
+
+
+def _union(kind: type[enum.Flag], names: list[Any]) -> enum.Flag:
+    return functools.reduce(operator.or_, (kind[name] for name in names), kind(0))
+
+
+def _hooked(value: object, where: str, depth: int) -> Json:
+    to_plain, _ = _HOOKS[type(value)]
+    return {TAG: "custom", "t": type_name(type(value)), "v": _encode(to_plain(value), where, depth)}
+
+
+def _dtype(value: Any, where: str, _depth: int) -> Json:
+    if value.name not in _DTYPES:
+        raise CodecError(f"cannot store {where}: dtype {value!r} is not a plain number type")
+    return {TAG: "dtype", "v": value.name}
+
+
+def _scalar_type(value: Any, where: str, depth: int) -> Json:
+    return {**typing.cast("dict[str, Json]", _dtype(_numpy().dtype(value), where, depth)), TAG: "scalar-type"}
+
+
+def _jax_scalar_type(value: Any, where: str, depth: int) -> Json:
+    return {**typing.cast("dict[str, Json]", _dtype(value.dtype, where, depth)), TAG: "jax-scalar-type"}
+
+
+def _numpy_scalar(value: Any, where: str, depth: int) -> Json:
+    name = typing.cast("dict[str, Json]", _dtype(value.dtype, where, depth))["v"]
+    # The extension floats (bfloat16, ...) have an item() that returns themselves.
+    item = value.item() if value.dtype.kind in "biufc" else float(value)
+    return {TAG: "scalar", "d": name, "v": _encode(item, where, depth)}
+
+
+def _torch_dtype(value: object, _where: str, _depth: int) -> Json:
+    return {TAG: "torch-dtype", "v": str(value).removeprefix("torch.")}
+
+
+_Encoder = typing.Callable[[Any, str, int], "Json"]
+
+_ENCODERS: Final[dict[type, _Encoder]] = {
+    type(None): _plain,
+    bool: _plain,
+    str: _str,
+    int: _int,
+    float: _float,
+    complex: _complex,
+    list: _list,
+    tuple: _tuple,
+    set: _set,
+    frozenset: _set,
+    bytes: _bytes,
+    dict: _dict,
+}
+
+_HOOKS: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {}
+
+
+def register_codec(kind: type[Any], to_plain: Callable[[Any], object], from_plain: Callable[[Any], object]) -> None:
+    """Teach the codec a class: `from_plain(to_plain(x))` must equal `x`, and `to_plain` must give a storable value."""
+    _HOOKS[kind] = (to_plain, from_plain)
+    _ENCODERS[kind] = _hooked
+
+
+def _encoder_by_kind(value: object) -> _Encoder | None:
+    if isinstance(value, enum.Enum):
+        return _enum
+    if _fields_of(value) is not None:
+        return _object
+    return _encoder_by_library(value)
+
+
+def _encoder_by_library(value: object) -> _Encoder | None:
+    """Dtypes and scalars of array libraries, without importing any: a value of a library implies that it is loaded."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(value, numpy.dtype):
+            return _dtype
+        if isinstance(value, numpy.generic):
+            return _numpy_scalar
+        if isinstance(value, type) and issubclass(value, numpy.generic):
+            return _scalar_type
+        # jax.numpy.float32 is no numpy class, but an object with the dtype that it makes.
+        if type(value).__module__.partition(".")[0] == "jax" and isinstance(getattr(value, "dtype", None), numpy.dtype):
+            return _jax_scalar_type if getattr(value, "shape", None) is None else None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype):
+        return _torch_dtype
+    return None
+
+
+def _fields_of(value: object) -> Mapping[str, object] | None:
+    """Return the fields from which the value's class can build it again, or None if it is no such class."""
+    kind = type(value)
+    names = _field_names(kind)
+    if names is None:
+        return None
+    try:
+        return {name: getattr(value, name) for name in names}
+    except AttributeError:
+        return None  # a plain class that does not keep its constructor's arguments
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+    for attribute in ("model_fields", "__struct_fields__", "_fields"):  # pydantic, msgspec, NamedTuple
+        names = getattr(kind, attribute, None)
+        if names is not None:
+            return tuple(names)
+    constructor = getattr(kind, "__init__", None)
+    if kind.__module__ == "builtins" or not isinstance(constructor, types.FunctionType):
+        return None
+    # A class like triton.Config: a constructor written in Python whose arguments are kept under their own names.
+    parameters = list(inspect.signature(constructor).parameters.values())[1:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in parameters) if all(p.kind in named for p in parameters) else None
+
+
+def readable(encoded: Json) -> str:
+    """Return an encoded configuration as people write it.
+
+    >>> from tunebook import Config
+    >>> readable(encode(Config(block=(64, 32), order="ij")))
+    "block=(64, 32), order='ij'"
+    """
+    plain = decode(encoded)
+    if isinstance(plain, dict) and all(isinstance(name, str) for name in plain):
+        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
+    return repr(plain)
+
+
+# --------------------------------------------------------------------------------------------------------- decoding
+
+
+def decode(encoded: Json, classes: Mapping[str, type] | None = None) -> Any:
+    """Return the value; tagged classes must be among `classes` (see `classes_of`).
+
+    With `classes=None` nothing is declared, and objects come back as dicts of their fields, enums as their names.
+    """
+    try:
+        return _decode(encoded, classes, 0)
+    except (TypeError, ValueError, KeyError, AttributeError, binascii.Error, OverflowError) as error:
+        # Whatever a constructor of the caller's says about altered data: the entry is not usable.
+        if isinstance(error, CodecError):
+            raise
+        raise CodecError(f"not a configuration: {type(error).__name__}: {error}") from error
+
+
+def _decode(x: Json, classes: Mapping[str, type] | None, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise CodecError(f"nested more than {_MAX_DEPTH} deep")
+    if isinstance(x, list):
+        return [_decode(item, classes, depth + 1) for item in x]
+    if not isinstance(x, dict):
+        return x
+    if TAG not in x:
+        return {name: _decode(item, classes, depth + 1) for name, item in x.items()}
+    tag, value = x[TAG], x.get("v")
+    if tag in ("enum", "object", "custom"):
+        return _decode_class(x, classes, depth + 1)
+    decoder = _DECODERS.get(tag) if isinstance(tag, str) else None
+    if decoder is None:
+        raise CodecError(f"unknown tag {str(tag)[:20]!r}")
+    if tag in _NESTED:
+        value = [_decode(item, classes, depth + 1) for item in typing.cast("list[Json]", value)]
+    if tag == "scalar":
+        return _numpy_dtype(x["d"]).type(_decode(value, classes, depth + 1))
+    return decoder(value)
+
+
+def _decode_class(x: dict[str, Json], classes: Mapping[str, type] | None, depth: int) -> Any:
+    tag, name, value = x[TAG], x.get("t"), x.get("v")
+    if classes is None:
+        return _decode(value, None, depth)
+    kind = classes.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise CodecError(f"{str(name)[:80]!r} is not among the classes that this kernel's configurations use")
+    if tag == "enum" and issubclass(kind, enum.Enum):
+        return _union(kind, value) if isinstance(value, list) and issubclass(kind, enum.Flag) else kind[str(value)]
+    if tag == "custom" and kind in _HOOKS:
+        return _HOOKS[kind][1](_decode(value, classes, depth))
+    if tag == "object" and isinstance(value, dict):
+        unknown = set(value) - set(_field_names(kind) or ())
+        if unknown:
+            raise CodecError(f"{name} has no fields {sorted(unknown)[:4]}")
+        return kind(**{field: _decode(item, classes, depth) for field, item in value.items()})
+    raise CodecError(f"{name} cannot be read from a {tag!r}")
+
+
+def _numpy() -> Any:
+    import numpy as np  # noqa: PLC0415 - only a configuration with a dtype inside needs it
+
+    return np
+
+
+def _numpy_dtype(name: object) -> Any:
+    if name not in _DTYPES:
+        raise CodecError(f"unknown dtype {str(name)[:40]!r}")
+    np = _numpy()
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # noqa: PLC0415 - numpy knows these names only after this import
+
+        return np.dtype(getattr(ml_dtypes, str(name)))
+
+
+def _jax_numpy_scalar_type(name: object) -> Any:
+    jnp = sys.modules.get("jax.numpy")
+    if jnp is None or name not in _DTYPES:
+        raise CodecError(f"jax.numpy.{str(name)[:40]} needs jax to be imported first")
+    return getattr(jnp, "bool_" if name == "bool" else str(name))
+
+
+def _torch_dtype_named(name: object) -> Any:
+    torch = sys.modules.get("torch")
+    found = getattr(torch, str(name), None)
+    if torch is None or not isinstance(found, torch.dtype):
+        raise CodecError(f"torch.{str(name)[:40]} is no dtype here; import torch first")
+    return found
+
+
+# Tags whose value is a list of encoded items, decoded before the tag's own function sees it.
+_NESTED: Final = frozenset({"tuple", "set", "frozenset", "map", "complex"})
+
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "str": lambda v: bytes.fromhex(v).decode("utf-8", "surrogatepass"),
+    "int": lambda v: int(v, 16),
+    "float": float,
+    "complex": lambda v: complex(*v),
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "map": dict,
+    "bytes": lambda v: binascii.a2b_base64(v, strict_mode=True),
+    "dtype": _numpy_dtype,
+    "scalar-type": lambda v: _numpy_dtype(v).type,
+    "jax-scalar-type": _jax_numpy_scalar_type,
+    "scalar": _numpy_dtype,
+    "torch-dtype": _torch_dtype_named,
+}
+
+
+def classes_of(roots: Iterable[object]) -> dict[str, type]:
+    """Return the classes that may be built on reading: those of the values given, and those they are annotated with."""
+    found: dict[str, type] = {}
+    pending = list(roots)
+    seen: set[int] = set()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, type):
+            if item.__module__ != "builtins" and (_is_storable_class(item)):
+                found[type_name(item)] = item
+                pending.extend(_annotations(item))
+        elif typing.get_origin(item) is not None:
+            pending.extend(typing.get_args(item))
+        else:
+            pending.append(type(item))
+            pending.extend(_parts(item))
+    return found
+
+
+def _is_storable_class(kind: type) -> bool:
+    return issubclass(kind, enum.Enum) or kind in _HOOKS or _field_names(kind) is not None
+
+
+def _annotations(kind: type) -> Iterable[object]:
+    try:
+        return typing.get_type_hints(kind).values()
+    except (NameError, TypeError, AttributeError):
+        return ()  # an annotation that cannot be resolved declares nothing
+
+
+def _parts(item: object) -> Iterable[object]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return item
+    if type(item) in _HOOKS:
+        return [_HOOKS[type(item)][0](item)]
+    fields = _fields_of(item)
+    return () if fields is None else fields.values()

@@ -1,0 +1,153 @@
+"""Settings that come from the environment: one table, and the one reader of `os.environ`.
+
+Every reader looks anew, so that a test or a launcher can change a setting; none is read on the hot path.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, get_args
+
+from tunebook._base.errors import DefinitionError
+
+Mode = Literal["normal", "frozen", "replay", "off"]
+
+
+class Setting(NamedTuple):
+    """One environment variable: what it may hold, what it means without, and what it does."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+SETTINGS: Final = (
+    Setting("TUNEBOOK_HOME", "a directory", "tunebook in the user's cache directory", "where the book is"),
+    Setting(
+        "TUNEBOOK_MODE",
+        "normal, frozen, replay or off",
+        "normal",
+        "frozen tunes nothing and writes nothing; replay also makes a call that the book does not know an error; "
+        "off neither tunes nor looks into the book",
+    ),
+    Setting(
+        "TUNEBOOK_PIN",
+        "kernel:name=value,name=value; kernel:...",
+        "nothing pinned",
+        "gives every call of a kernel one configuration, for a comparison; nothing of it is remembered",
+    ),
+    Setting(
+        "TUNEBOOK_REMOTE",
+        "redis://, rediss://, s3://, gs:// or az:// and the rest of an address",
+        "no shared book",
+        "a book that many machines share, asked after a local miss",
+    ),
+    Setting(
+        "TUNEBOOK_SIGNING_KEY",
+        "a secret, or @ and the path of a file that holds it",
+        "records are not signed",
+        "signs what goes to the shared book or into a bundle, and refuses what comes back without",
+    ),
+    Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
+    Setting(
+        "TUNEBOOK_LOCKS",
+        "a directory",
+        "tunebook- and the user's number in /tmp",
+        "where processes that measure on one device wait for each other; containers that share one need a common one",
+    ),
+)
+HOME_VARIABLE: Final = SETTINGS[0].name
+
+
+def accelerator_wanted() -> bool:
+    """Return whether compiled code may be used: yes, unless `TUNEBOOK_PURE` is set to anything but nothing or "0"."""
+    return os.environ.get("TUNEBOOK_PURE", "") in ("", "0")
+
+
+def mode() -> Mode:
+    """Return what the process may do with its book."""
+    asked = os.environ.get("TUNEBOOK_MODE") or "normal"
+    for known in get_args(Mode):
+        if asked == known:
+            return known  # type: ignore[no-any-return] # one of the literals
+    raise DefinitionError(f"TUNEBOOK_MODE={asked!r} is not a mode; use one of {', '.join(get_args(Mode))}")
+
+
+def pins_text() -> str:
+    """Return what is pinned for the process, as it was written."""
+    return os.environ.get("TUNEBOOK_PIN", "")
+
+
+def remote_url() -> str | None:
+    """Return the address of the shared book, or None."""
+    return os.environ.get("TUNEBOOK_REMOTE") or None
+
+
+def signing_key() -> bytes | None:
+    """Return the secret that records and bundles are signed with, or None; an unreadable file is an error."""
+    given = os.environ.get("TUNEBOOK_SIGNING_KEY")
+    if not given:
+        return None
+    if not given.startswith("@"):
+        return given.encode()
+    try:
+        key = Path(given[1:]).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise DefinitionError(f"TUNEBOOK_SIGNING_KEY={given!r}: the file cannot be read: {error}") from error
+    if not key:
+        raise DefinitionError(f"TUNEBOOK_SIGNING_KEY={given!r}: the file is empty; write a secret into it")
+    return key
+
+
+def lock_root() -> Path:
+    """Return the directory on this host in which processes of this user lock devices; it need not exist."""
+    # Not $TMPDIR and not $XDG_RUNTIME_DIR: a service, a batch job and a login of one user have different ones, and
+    # would not see each other.
+    return Path(os.environ.get("TUNEBOOK_LOCKS") or f"/tmp/tunebook-{os.geteuid()}")  # noqa: S108 - checked when opened
+
+
+def visible_gpus() -> list[str] | None:
+    """Return the GPUs that this process is told to use, as it is told; None if it may use all."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if given is None else [name.strip() for name in given.split(",") if name.strip()]
+
+
+def show_gpu(name: str) -> None:
+    """Let this process, which has not used one yet, see one GPU only; none if the name is empty."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = name
+
+
+def colour_refused() -> bool:
+    """Return whether the user wants no colour on terminals: `NO_COLOR` is set to something (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def settings_given() -> dict[str, str]:
+    """Return the settings of the table that are set, as they were written."""
+    return {setting.name: os.environ[setting.name] for setting in SETTINGS if os.environ.get(setting.name)}
+
+
+def book_root() -> Path | None:
+    """Return the directory of the user's book, or None where the user has no home.
+
+    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory. Read at each call, so that a test or a
+    launcher can change it; the directory need not exist.
+    """
+    home = os.environ.get(HOME_VARIABLE)
+    if home:
+        return Path(home).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
+        return Path(cache) / "tunebook"
+    expanded = Path("~").expanduser() if os.environ.get("HOME") or os.name == "nt" else _home_of_account()
+    return None if expanded is None else expanded / ".cache" / "tunebook"
+
+
+def _home_of_account() -> Path | None:
+    """Containers run accounts that have neither $HOME nor a line in the password file."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None

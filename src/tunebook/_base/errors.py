@@ -1,0 +1,171 @@
+"""The exception tree, and the one way in which the library warns.
+
+TunebookError
+├── NoConfig             (RuntimeError, LookupError)  no tier had a configuration
+├── TuningFailed         (ExceptionGroup)             every candidate failed; holds the real errors
+├── DefinitionError      (ValueError)                 a kernel, space or setting is put together wrongly
+├── UnkeyableError       (TypeError)                  an argument cannot be part of a call key
+├── CodecError           (ValueError)                 a value cannot be written, or what was read is not a value
+├── StoreError           (OSError)                    a store cannot be read or written
+├── CompileError         (RuntimeError)               a candidate did not compile
+├── Unsupported          (NotImplementedError)        this kernel does not define the operation
+├── Disagreement         (RuntimeError)               ranks of one job use different configurations
+└── MissingDependency    (ImportError)                an optional package is not installed
+
+Every one carries its facts as attributes and survives pickling, because tuning happens in other processes too.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tunebook._base.vocabulary import Measurement, Problem
+
+
+class TunebookError(Exception):
+    """Base of everything that this library raises on purpose."""
+
+
+class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named after what happened, as LookupError is
+    """No tier had a configuration for a call; `tried` holds (tier, what it said), in the order asked."""
+
+    def __init__(self, op: str, tried: Sequence[tuple[str, str]], remedy: str = "") -> None:
+        self.op = op
+        self.tried = tuple(tried)
+        self.remedy = remedy or (
+            "Pass a configuration with the call, give the kernel a heuristic, or allow tuning: "
+            "policy_override(selector, allow_autotune=True)."
+        )
+        width = max((len(tier) for tier, _ in self.tried), default=0)
+        lines = [f"  {tier:<{width}}  {said}" for tier, said in self.tried]
+        super().__init__("\n".join([f"no configuration for {op!r}. Asked in order:", *lines, self.remedy]))
+
+    def __reduce__(self) -> tuple[type[NoConfig], tuple[object, ...]]:
+        return type(self), (self.op, self.tried, self.remedy)
+
+
+class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - as above
+    """Every candidate failed. `exceptions` holds one error per candidate, each naming its configuration.
+
+    `measurements` hold the same failures as they are written down, for whoever would try these candidates again.
+    """
+
+    measurements: tuple[Measurement, ...]
+
+    # Both, because a group takes its arguments in `__new__` and keeps in `__init__` what it pickles by.
+    def __new__(cls, message: str, exceptions: Sequence[Exception], measurements: Sequence[Measurement] = ()) -> Self:
+        group = super().__new__(cls, message, exceptions)
+        group.measurements = tuple(measurements)
+        return group
+
+    def __init__(
+        self,
+        message: str,
+        exceptions: Sequence[Exception],
+        measurements: Sequence[Measurement] = (),  # noqa: ARG002 - taken by `__new__`
+    ) -> None:
+        super().__init__(message, exceptions)
+
+    def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
+        """Return a group of some of the errors, as `except*` needs it."""
+        return TuningFailed(self.message, excs, self.measurements)
+
+    def __str__(self) -> str:
+        return "\n".join([self.message, *(f"  {_with_notes(error)}" for error in self.exceptions)])
+
+
+def _with_notes(error: Exception) -> str:
+    """Return an error on one line behind its notes, of which the first names the candidate."""
+    return ": ".join([*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}"])
+
+
+class DefinitionError(TunebookError, ValueError):
+    """A kernel, a space or a setting is put together wrongly; raised where it is defined, not where it is called."""
+
+
+class UnkeyableError(TunebookError, TypeError):
+    """An argument cannot be part of a call key."""
+
+
+class CodecError(TunebookError, ValueError):
+    """A value cannot be written down, or what was read is not a value that may be read here."""
+
+
+class StoreError(TunebookError, OSError):
+    """A store cannot be read or written; `kind` names the fault and `path` the place."""
+
+    def __init__(self, kind: str, path: str, message: str) -> None:
+        self.kind = kind
+        self.path = path
+        self.message = message
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[StoreError], tuple[object, ...]]:
+        return type(self), (self.kind, self.path, self.message)
+
+
+class CompileError(TunebookError, RuntimeError):
+    """A candidate did not compile; the message holds what the compiler said."""
+
+
+class Unsupported(TunebookError, NotImplementedError):  # noqa: N818 - as above
+    """This kernel does not define the operation that was asked of it."""
+
+
+class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - as above
+    """Ranks of one job use different configurations, or some did not say which.
+
+    `differences` holds (problem, configuration as text, ranks that use it), `missing` the ranks that did not answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        differences: Sequence[tuple[Problem, str, tuple[int, ...]]] = (),
+        missing: Sequence[int] = (),
+    ) -> None:
+        self.message = message
+        self.differences = tuple(differences)
+        self.missing = tuple(missing)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[Disagreement], tuple[object, ...]]:
+        return type(self), (self.message, self.differences, self.missing)
+
+
+class MissingDependency(TunebookError, ImportError):  # noqa: N818 - as above
+    """An optional package is not installed; the message ends with the command that installs it."""
+
+
+class TunebookWarning(UserWarning):
+    """Something went wrong that must not fail the user's call; said once per place and kind."""
+
+
+_WARNED_LIMIT: Final = 4096  # a service that meets ever new paths must not grow without bound
+_warned: set[tuple[str, str]] = set()
+_warned_lock = threading.Lock()
+
+
+def warn_once(kind: str, where: str, message: str) -> None:
+    """Warn, unless this kind of fault at this place was warned about before in this process.
+
+    A full disk would otherwise say so at every call (a prototype logged 99,000 lines).
+    """
+    with _warned_lock:
+        if (kind, where) in _warned:
+            return
+        if len(_warned) >= _WARNED_LIMIT:
+            _warned.clear()
+        _warned.add((kind, where))
+    warnings.warn(message, TunebookWarning, stacklevel=3)
+
+
+def forget_warnings() -> None:
+    """Let every warning be given once more; for tests."""
+    with _warned_lock:
+        _warned.clear()

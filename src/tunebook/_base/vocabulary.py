@@ -1,0 +1,63 @@
+"""The vocabulary: problems, measurements, failures."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
+"""Where a stored configuration came from. There is no "heuristic": a guess is never written down."""
+
+FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
+
+
+StrategyLike: TypeAlias = "str | Callable[..., Any]"
+"""A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""
+
+
+class Problem(NamedTuple):
+    """What a configuration is looked up by. A NamedTuple, because it is hashed on every lookup."""
+
+    device: str
+    op: str
+    call_key: str
+
+
+class Failure(NamedTuple):
+    """Why a candidate has no time. `expires` is a Unix time after which it may be tried again."""
+
+    kind: FailureKind
+    message: str
+    expires: float | None = None
+
+
+class Measurement(NamedTuple):
+    """What one configuration did on one problem under one measurement policy in one environment.
+
+    `config` is the encoded configuration (see `_codec`), so that a measurement can be kept, merged and compared
+    without the class of the configuration. `code` is the checksum of the kernel's code alone: adding a candidate
+    changes the kernel's checksum, but leaves every known measurement valid. `dropped` says that it left its race behind
+    others: its samples are early ones, not taken in turn with those of the finalists, and must not win against them.
+    """
+
+    config: Json
+    fingerprint: str
+    code: str
+    policy: str
+    environment: str
+    samples_s: tuple[float, ...] = ()
+    failure: Failure | None = None
+    compile_s: float | None = None
+    when: float = 0.0
+    dropped: bool = False
+    extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
+
+    @property
+    def valid_samples_s(self) -> tuple[float, ...]:
+        """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
+        return tuple(s for s in self.samples_s if math.isfinite(s) and s > 0)

@@ -1,0 +1,355 @@
+"""Digests over code, to tell whether a kernel is still the one that was measured.
+
+A kernel is more than its own text. The walk starts at its function and follows every name that the code reads, through
+globals, closures, attributes of modules and of `self`, to functions, classes and constants of the user's own code. At
+the edge of that code (the standard library, installed packages) it notes a name and a version, and stops.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections import deque
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+
+from tunebook._arrays.describe import describe, is_array
+from tunebook._arrays.device_fingerprint import library_version
+from tunebook._base.config_codec import encode, fingerprint, type_name
+from tunebook._base.errors import CodecError, DefinitionError
+from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import canonical_json
+from tunebook._code.source import (
+    Read,
+    class_node_of,
+    closure,
+    code_form,
+    defaults,
+    kept_decorators,
+    mutated_names,
+    node_of,
+    normal_form,
+    reads,
+    stored,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tunebook._base.vocabulary import Json
+
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A set of candidates that can say what it is without being listed; `Space` is one."""
+
+    def fingerprint(self) -> str:
+        """Return a digest that is equal for equal sets, in every process."""
+
+
+def code_checksum(function: object, *, version: str = "", extra: Iterable[object] = ()) -> str:
+    """Return a digest over a function's code and all that it reads, as far as that is the user's own.
+
+    Comments, docstrings, formatting and the place of the file do not matter. Variables whose content the code itself
+    changes are left out, and arrays count by their description, not by their content. `extra` adds further functions,
+    classes or values. An object with `__tunebook_checksum__() -> str` speaks for itself. Pass a bound method rather
+    than a class's function to have `self.helper()` followed.
+    """
+    walk = _Walk(home=_home(function), versions=True)
+    return walk.digest([function, *extra], version)
+
+
+def source_digest(function: object) -> str:
+    """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign, and unversioned.
+
+    Otherwise an activation function from a big framework would drag half the framework into every key.
+    """
+    return _Walk(home="", versions=False).digest([function], "")
+
+
+def candidates_checksum(candidates: Iterable[object] | Fingerprinted) -> str:
+    """Return a digest over a set of candidates, whatever their order."""
+    if isinstance(candidates, Fingerprinted):
+        return candidates.fingerprint()
+    return _digest(sorted({fingerprint(candidate) for candidate in candidates}))  # type: ignore[arg-type] # list[str] is Json
+
+
+def inner_callable(x: object) -> object | None:
+    """Return the function that a wrapper object stands for, or None."""
+    wrapped = getattr(x, "__wrapped__", None)
+    if callable(wrapped):
+        return wrapped  # type: ignore[no-any-return]
+    # numba, triton. A Python function or nothing: the attributes of other objects may have these names as well.
+    return next((f for name in ("py_func", "fn") if isinstance(f := getattr(x, name, None), FunctionType)), None)
+
+
+def _digest(value: Json) -> str:
+    return blake2b(canonical_json(value).encode("ascii"), digest_size=16).hexdigest()
+
+
+def _home(function: object) -> str:
+    """Return the top-level package whose code counts as the user's own even if it is installed."""
+    for _ in range(16):  # a wrapper may claim to wrap itself
+        inner = function.func if isinstance(function, functools.partial) else inner_callable(function)
+        function = function if inner is None else inner
+    root = str(getattr(function, "__module__", "")).partition(".")[0]
+    return "" if root == "__main__" else root
+
+
+class _Walk:
+    """Lists everything that is reachable, each thing once, in an order that does not depend on addresses or hashes.
+
+    `refer` gives a plain value at once and a number for what has parts, so that cycles end.
+    """
+
+    __slots__ = ("_alive", "_home", "_nodes", "_numbers", "_pending", "_versions")
+
+    def __init__(self, *, home: str, versions: bool) -> None:
+        self._home = home
+        self._versions = versions
+        self._nodes: list[Json] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._alive: list[object] = []  # a freed object's id may come back as another's
+        self._pending: deque[tuple[int, Any]] = deque()
+
+    def digest(self, roots: Iterable[object], version: str) -> str:
+        referred: list[Json] = [self.refer(root) for root in roots]
+        while self._pending:
+            number, x = self._pending.popleft()
+            self._nodes[number] = self._parts(x)
+        return _digest([version, referred, self._nodes])
+
+    def refer(self, x: Any) -> Json:
+        if type(x) in _PLAIN:
+            return {"value": encode(x)}
+        if isinstance(x, ModuleType):
+            return {"module": x.__name__, "version": self._version(x.__name__)}
+        if is_array(x):
+            spec = describe(x)
+            return {"array": [spec.library, spec.dtype, list(spec.shape), spec.layout]}
+        key = (id(x.__func__), id(x.__self__)) if isinstance(x, MethodType) else (id(x),)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._nodes)
+            self._nodes.append(None)
+            self._alive.append(x)
+            self._pending.append((self._numbers[key], x))
+        return {"node": self._numbers[key]}
+
+    def _parts(self, x: Any) -> Json:
+        speak = None if isinstance(x, type) else getattr(x, "__tunebook_checksum__", None)
+        if callable(speak):
+            return {"checksum": _spoken(speak(), x)}
+        if isinstance(x, FunctionType):
+            return self._function(x, None)
+        if isinstance(x, MethodType):
+            inner: object = x.__func__
+            if isinstance(inner, FunctionType):
+                return self._function(inner, x.__self__)
+            return {"method": self.refer(inner)}
+        if isinstance(x, type):
+            return self._class(x)
+        return self._container(x) or self._object(x)
+
+    # ------------------------------------------------------------------------------------------------ kinds of things
+
+    def _function(self, f: FunctionType, owner: object | None) -> Json:
+        # Not __module__: functools.wraps copies that from the function inside.
+        module = str(f.__globals__.get("__name__", ""))
+        wrapped = vars(f).get("__wrapped__")
+        parts: dict[str, Json] = {} if wrapped is None else {"wrapped": self.refer(wrapped)}
+        if self._is_foreign(module, f.__code__.co_filename):
+            return {**parts, **self._foreign(module, f.__code__.co_qualname), **self._unnamed(f)}
+        node = node_of(f)
+        if node is None and wrapped is not None:
+            return parts  # a generated wrapper, such as tunebook's own
+        state = frozenset[str]() if node is None else mutated_names(node)
+        return {
+            **parts,
+            "code": code_form(f.__code__) if node is None else normal_form(node, kept_decorators(node, f)),
+            "names": dict(self._names(f, owner, state)),
+            "decorators": {} if node is None else dict(self._decorators(node, f)),
+            "defaults": {name: self.refer(value) for name, value in defaults(f) if name not in state},
+        }
+
+    def _unnamed(self, f: FunctionType) -> dict[str, Json]:
+        """Return what tells functions made inside other functions apart; they share one qualified name."""
+        if "<" not in f.__code__.co_qualname:
+            return {}
+        cells: list[Json] = [self.refer(value) for _, value in sorted(closure(f).items())]
+        return {"code": code_form(f.__code__), "closure": cells}
+
+    def _class(self, kind: type) -> Json:
+        module = sys.modules.get(kind.__module__)
+        if self._is_foreign(kind.__module__, str(getattr(module, "__file__", None) or "")):
+            return self._foreign(kind.__module__, kind.__qualname__)
+        node = class_node_of(kind)
+        # With the text at hand, methods without any were generated from it (dataclasses do that).
+        methods = [(name, f) for name, f in sorted(_methods(kind)) if node is None or node_of(f) is not None]
+        bases: list[Json] = [self.refer(base) for base in kind.__bases__ if base is not object]
+        return {
+            "class": kind.__qualname__,
+            "code": None if node is None else normal_form(node),
+            "methods": {name: self.refer(f) for name, f in methods},
+            "bases": bases,
+        }
+
+    def _container(self, x: Any) -> Json:
+        if isinstance(x, functools.partial):
+            keywords = {name: self.refer(value) for name, value in sorted(x.keywords.items())}
+            return {"partial": [self.refer(x.func), [self.refer(item) for item in x.args], keywords]}
+        if isinstance(x, (list, tuple)):
+            return {type_name(type(x)): [self.refer(item) for item in x]}
+        if isinstance(x, (set, frozenset)):
+            return {type_name(type(x)): [self.refer(item) for item in sorted(x, key=_stable_name)]}
+        if isinstance(x, dict):
+            items = sorted(x.items(), key=lambda item: _stable_name(item[0]))
+            return {type_name(type(x)): [[self.refer(key), self.refer(value)] for key, value in items]}
+        return None
+
+    def _object(self, x: Any) -> Json:
+        if isinstance(x, BuiltinFunctionType):
+            return self._foreign(str(x.__module__), x.__qualname__)
+        inner = inner_callable(x)
+        return {
+            "object": self.refer(type(x)),
+            "name": str(getattr(x, "__name__", "")),
+            "inner": None if inner is None else self.refer(inner),
+            # Numba: the same function compiled with fastmath is another one.
+            "options": _encoded(getattr(x, "targetoptions", None)),
+            "value": _encoded(x),
+        }
+
+    # ------------------------------------------------------------------------------------------------- names it reads
+
+    def _names(self, f: FunctionType, owner: object | None, state: frozenset[str]) -> Iterator[tuple[str, Json]]:
+        first = f.__code__.co_varnames[0] if owner is not None and f.__code__.co_argcount else None
+        changed = state | stored(f.__code__)
+        places = _Places(f.__globals__, closure(f), first, owner)
+        for read in sorted(set(reads(f.__code__, first))):
+            name, value = self._follow(read, places)
+            if value is _NOTHING or (read.name in changed and _is_data(value)):
+                continue
+            yield name, self.refer(value)
+        if owner is not None and "__class__" in f.__code__.co_freevars:  # it calls super()
+            for i, base in enumerate(_inherited(f.__name__, owner)):
+                yield f"super {i}", self.refer(MethodType(base, owner))
+
+    def _decorators(self, node: ast.AST, f: FunctionType) -> Iterator[tuple[str, Json]]:
+        """Yield the constants that the decorators were given, as in `@njit(fastmath=FAST)`."""
+        names = {**f.__globals__, **closure(f)}
+        for name in sorted({n.id for d in kept_decorators(node, f) for n in ast.walk(d) if isinstance(n, ast.Name)}):
+            if name in names and _is_data(names[name]):
+                yield name, self.refer(names[name])
+
+    def _follow(self, read: Read, places: _Places) -> tuple[str, Any]:
+        """Return how far the dotted name leads through modules of the user's own, and what is there."""
+        path, value = read.name, places.look_up(read.name, in_closure=read.closed_over)
+        attributes = list(read.attributes)
+        if value is places.owner and attributes and read.name == places.first:
+            return f"{path}.{attributes[0]}", _member(places.owner, attributes[0])
+        while attributes and isinstance(value, ModuleType):
+            if self._is_foreign(value.__name__, str(getattr(value, "__file__", None) or "")):
+                break
+            attribute = attributes.pop(0)
+            path, value = f"{path}.{attribute}", vars(value).get(attribute, _NOTHING)
+        return path, value
+
+    # ------------------------------------------------------------------------------------- the edge of the user's code
+
+    def _is_foreign(self, module: str, filename: str) -> bool:
+        root = module.partition(".")[0]
+        if root and root == self._home:
+            return False
+        if root == "tunebook" or root in sys.stdlib_module_names:
+            return True
+        return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(filename).parts)
+
+    def _foreign(self, module: str, name: str) -> dict[str, Json]:
+        return {"foreign": f"{module}.{name}", "version": self._version(module)}
+
+    def _version(self, module: str) -> str:
+        root = module.partition(".")[0]
+        # Python's version is part of the environment; a release of tunebook must not make every kernel look edited.
+        if not self._versions or root in ("tunebook", "__main__", self._home) or root in sys.stdlib_module_names:
+            return ""
+        return library_version(root)
+
+
+# ------------------------------------------------------------------------------------------------ reading functions
+
+_NOTHING: Final = object()
+
+
+class _Places(NamedTuple):
+    """Where the names of one function lead."""
+
+    module: dict[str, Any]
+    closed_over: dict[str, Any]
+    first: str | None  # the name of the argument that holds `owner`
+    owner: object | None
+
+    def look_up(self, name: str, *, in_closure: bool) -> Any:
+        if name == self.first and name not in self.closed_over:
+            return self.owner
+        # Builtins are left out: they come with Python, whose version is part of the environment.
+        return (self.closed_over if in_closure else self.module).get(name, _NOTHING)
+
+
+def _is_data(value: object) -> bool:
+    return not (callable(value) or isinstance(value, ModuleType))
+
+
+def _member(owner: object, name: str) -> Any:
+    """Return what `owner.name` is, without running a property or any other code of the owner's."""
+    for kind in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            function = _function_in(found)
+            return found if function is None else MethodType(function, owner)
+    instance = getattr(owner, "__dict__", {})
+    return instance.get(name, _NOTHING)
+
+
+def _function_in(member: object) -> FunctionType | None:
+    inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    for name, member in vars(kind).items():
+        function = _function_in(member)
+        if function is not None:
+            yield name, function
+
+
+def _inherited(name: str, owner: object) -> Iterator[FunctionType]:
+    for kind in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
+        function = _function_in(vars(kind).get(name))
+        if function is not None:
+            yield function
+
+
+def _stable_name(x: object) -> str:
+    """Return what to sort members of a set by; never a hash or an address."""
+    named = f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', '')}"
+    content = code_form(x.__code__) if isinstance(x, FunctionType) else _encoded(x)
+    return f"{type_name(type(x))} {named} {canonical_json(content)}"
+
+
+def _encoded(x: object) -> Json:
+    try:
+        return encode(x)
+    except CodecError:
+        return None  # an object that is no value counts by its class
+
+
+def _spoken(answer: object, x: object) -> str:
+    if not isinstance(answer, str):
+        raise DefinitionError(
+            f"{type_name(type(x))}.__tunebook_checksum__() must return a str, not {type(answer).__name__}"
+        )
+    return answer

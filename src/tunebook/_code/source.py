@@ -1,0 +1,335 @@
+"""The code of live functions and classes: its text, found exactly or not at all, and the names that it reads."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import sys
+from functools import lru_cache
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tunebook._base.vocabulary import Json
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+# `ctx` repeats what the place in the tree says; the others are comments to type checkers.
+_SILENT_FIELDS: Final = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
+
+# fmt: off
+_MUTATORS: Final = frozenset({
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "reverse", "setdefault", "sort", "update",
+})
+# fmt: on
+
+
+class _File(NamedTuple):
+    """A text that was parsed and compiled once, with what is looked for in it."""
+
+    codes: frozenset[CodeType]
+    functions: dict[tuple[int, str], list[FunctionNode]]  # by first line and name
+    classes: dict[str, list[ast.ClassDef]]  # by qualified name
+
+
+def node_of(function: FunctionType) -> FunctionNode | None:
+    """Return the syntax tree of a function, or None if the text it was compiled from is not at hand.
+
+    The text must compile to the very code that the function runs: a file that was edited after it was imported
+    describes another function. Of two lambdas on one line the right one is found by the columns of its code.
+    """
+    code = function.__code__
+    file = _file_with(code, function.__globals__)
+    if file is None:
+        return None
+    found = file.functions.get((code.co_firstlineno, code.co_name), [])
+    if code.co_name == "<lambda>" and len(found) > 1:
+        return _innermost(found, code)
+    return found[0] if len(found) == 1 else None
+
+
+def text_of(function: object) -> str:
+    """Return how to name a function to a person: a lambda by its text, any other by its name."""
+    node = node_of(function) if isinstance(function, FunctionType) else None
+    if isinstance(node, ast.Lambda):
+        return ast.unparse(node)
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def class_node_of(kind: type) -> ast.ClassDef | None:
+    """Return the syntax tree of a class, or None if there is no text, or more than one class of that name in it."""
+    file = _file_of_class(kind)
+    found = [] if file is None else file.classes.get(kind.__qualname__, [])
+    return found[0] if len(found) == 1 else None
+
+
+def _file_of_class(kind: type) -> _File | None:
+    # A method leads to the text that was really compiled; a class without methods has only its module's name.
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType) and method.__module__ == kind.__module__:
+            file = _file_with(method.__code__, method.__globals__)
+            if file is not None:
+                return file
+    module = sys.modules.get(kind.__module__)
+    filename = getattr(module, "__file__", None)
+    return None if filename is None else _file(filename, vars(module))
+
+
+def _file_with(code: CodeType, module_globals: dict[str, Any]) -> _File | None:
+    file = _file(code.co_filename, module_globals)
+    if file is None or code not in file.codes:
+        linecache.checkcache(code.co_filename)  # the text may have been kept since before a reload
+        file = _file(code.co_filename, module_globals)
+    return file if file is not None and code in file.codes else None
+
+
+def _file(filename: str, module_globals: dict[str, Any]) -> _File | None:
+    text = "".join(linecache.getlines(filename, module_globals))
+    return _parsed(text, filename) if text else None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, filename: str) -> _File | None:
+    try:
+        tree = ast.parse(text)
+        whole = compile(text, filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return None  # not Python, or edited into something broken
+    functions: dict[tuple[int, str], list[FunctionNode]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            functions.setdefault((_starts(node), _name(node)), []).append(node)
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for name, kind in _classes(tree):
+        classes.setdefault(name, []).append(kind)
+    return _File(frozenset(_codes(whole)), functions, classes)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _classes(tree: ast.Module) -> Iterator[tuple[str, ast.ClassDef]]:
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
+        if isinstance(node, ast.ClassDef):
+            yield prefix + node.name, node
+            prefix = f"{prefix}{node.name}."
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            prefix = f"{prefix}{node.name}.<locals>."
+        pending.extend((prefix, child) for child in ast.iter_child_nodes(node))
+
+
+def _starts(node: FunctionNode) -> int:
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return decorators[0].lineno if decorators else node.lineno
+
+
+def _name(node: FunctionNode) -> str:
+    return "<lambda>" if isinstance(node, ast.Lambda) else node.name
+
+
+def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | None:
+    """Return the smallest lambda whose body holds every instruction of the code."""
+    spans = [(p[0], p[2], p[1], p[3]) for p in code.co_positions() if all(part is not None for part in p)]
+    # The prologue is placed at column 0 with no width; it belongs to no expression.
+    spans = [span for span in spans if (span[0], span[1]) != (span[2], span[3])]
+    if not spans:
+        return None  # a constant, which Python 3.12 gives no place, or python -X no_debug_ranges
+    start = min((line, column) for line, column, _, _ in spans)
+    end = max((line, column) for _, _, line, column in spans)
+    around = [n for n in lambdas if isinstance(n, ast.Lambda) and _start(n.body) <= start and end <= _end(n.body)]
+    return max(around, key=lambda n: (_start(n.body), tuple(-part for part in _end(n.body))), default=None)
+
+
+def _start(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
+# ------------------------------------------------------------------------------------------------------ normalising
+
+
+def normal_form(node: ast.AST, decorators: list[ast.expr] | None = None) -> Json:
+    """Return the tree as a list of words without positions, comments and docstrings, the same for every Python version.
+
+    `decorators` stand in place of the node's own. Not `ast.dump`: from one Python to the next it gains fields, and
+    every kernel would look edited. Not by recursion: a sum of 400 terms is a tree 400 levels deep.
+    """
+    words: list[Json] = []
+    pending: list[object] = [node]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, _Word):
+            words.append(item.text)
+        elif isinstance(item, ast.AST):
+            fields = _fields(item, decorators if item is node else None)
+            parts = [part for name, value in fields for part in (_Word(f".{name}"), value)]
+            pending.extend(reversed([_Word(type(item).__name__), *parts, _Word(")")]))
+        elif isinstance(item, list):
+            pending.extend(reversed([_Word("["), *item, _Word("]")]))
+        else:  # a name, an operator's level, or a literal
+            words.append(f"{type(item).__name__} {item!r}")
+    return words
+
+
+class _Word(NamedTuple):
+    text: str
+
+
+def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[str, object]]:
+    for name, value in ast.iter_fields(node):
+        kept = value
+        if name == "decorator_list" and decorators is not None:
+            kept = decorators
+        elif name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            kept = _without_docstring(value)
+        elif isinstance(node, ast.JoinedStr):
+            # Python 3.12.1 ends f"{x:>{n}}" with an empty piece of text.
+            kept = [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
+        if name not in _SILENT_FIELDS and kept is not None and kept != []:
+            yield name, kept
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body
+
+
+def code_form(code: CodeType) -> Json:
+    """Return what a code object does, as JSON, for functions whose text is not at hand; differs between Pythons."""
+    constants: list[Json] = [_constant_form(constant) for constant in code.co_consts]
+    names: list[Json] = [list(group) for group in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)]
+    counts: list[Json] = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags]
+    return [code.co_code.hex(), constants, names, counts, code.co_exceptiontable.hex()]
+
+
+def _constant_form(constant: object) -> Json:
+    if isinstance(constant, CodeType):
+        return code_form(constant)
+    if isinstance(constant, tuple):
+        return [_constant_form(item) for item in constant]
+    if isinstance(constant, frozenset):
+        return sorted(repr(item) for item in constant)  # type: ignore[return-value] # list[str] is Json, invariantly not
+    return [type(constant).__name__, repr(constant)]
+
+
+def mutated_names(node: ast.AST) -> frozenset[str]:
+    """Return the names of variables whose content the code changes, as in `calls.append(x)` and `memo[key] = y`.
+
+    They are the function's state and no constants: a counter must not make a kernel look edited.
+    """
+    found: set[str] = set()
+    for item in ast.walk(node):
+        target: ast.expr | None = None
+        if isinstance(item, (ast.Subscript, ast.Attribute)) and isinstance(item.ctx, (ast.Store, ast.Del)):
+            target = item.value
+        elif isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute) and item.func.attr in _MUTATORS:
+            target = item.func.value
+        while isinstance(target, (ast.Subscript, ast.Attribute)):
+            target = target.value
+        if isinstance(target, ast.Name):
+            found.add(target.id)
+    return frozenset(found)
+
+
+# ------------------------------------------------------------------------------------------- what live functions read
+
+
+class Read(NamedTuple):
+    """A variable that code reads, with the attributes that it takes of it."""
+
+    name: str
+    attributes: tuple[str, ...]
+    closed_over: bool
+
+
+def reads(code: CodeType, first: str | None) -> Iterator[Read]:
+    """Yield the globals, closed-over variables and attributes of `first` that the code and its inner functions read."""
+    name, attributes, closed_over = "", list[str](), False
+    for instruction in dis.get_instructions(code):
+        operation, value = instruction.opname, instruction.argval
+        if name and operation in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.append(value)
+            continue
+        # Python 3.12 and later load `__class__` and `self` for super(), which is not the same as reading them.
+        if name and name != "__class__" and not operation.startswith("LOAD_SUPER"):
+            yield Read(name, tuple(attributes), closed_over)
+        name, attributes, closed_over = "", [], False
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+            name = value
+        elif operation in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
+            name, closed_over = value, True
+        elif operation.startswith("LOAD_FAST") and _loads(value, first):
+            name, closed_over = str(first), True
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from reads(constant, first)
+
+
+def _loads(value: object, first: str | None) -> bool:
+    # Python 3.13 has instructions that load two variables; the attribute is taken of the second.
+    return first is not None and (value[-1] if isinstance(value, tuple) else value) == first
+
+
+def stored(code: CodeType) -> frozenset[str]:
+    """Return the names that the code rebinds by `global` and `nonlocal`."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    inner = [stored(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(own).union(*inner)
+
+
+def closure(f: FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue  # a variable of the enclosing function that has no value yet
+    return found
+
+
+def defaults(f: FunctionType) -> Iterator[tuple[str, object]]:
+    values = f.__defaults__ or ()
+    positional = f.__code__.co_varnames[: f.__code__.co_argcount]
+    yield from zip(positional[len(positional) - len(values) :], values, strict=True)
+    yield from sorted((f.__kwdefaults__ or {}).items())
+
+
+def kept_decorators(node: ast.AST, f: FunctionType) -> list[ast.expr]:
+    """Return the decorators that are part of a function: all but tunebook's, which name candidates and not code."""
+    names = {**f.__globals__, **closure(f)}
+    return [item for item in getattr(node, "decorator_list", ()) if not _is_ours(item, names)]
+
+
+def _is_ours(decorator: ast.expr, names: dict[str, Any]) -> bool:
+    root, last = _ends(decorator)
+    if root not in names:
+        return last == "tunable"  # imported inside a function: only the name is left to go by
+    found = names[root]
+    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    return str(module).partition(".")[0] == "tunebook"
+
+
+def _ends(decorator: ast.expr) -> tuple[str, str]:
+    """Return the first and the last name of `a.b.c(...)`."""
+    node, last = decorator, ""
+    while isinstance(node, (ast.Call, ast.Attribute)):
+        if isinstance(node, ast.Attribute):
+            last = last or node.attr
+        node = node.func if isinstance(node, ast.Call) else node.value
+    root = node.id if isinstance(node, ast.Name) else ""
+    return root, last or root

@@ -1,0 +1,340 @@
+"""The hot path: one function generated per kernel, in which a tuned call is a dict lookup and nothing else.
+
+For `def scale(x, out, factor, causal, *, config)` the generated function is, once it has seen its arguments::
+
+    def scale(x, out, factor, causal, *, config=None):
+        if config is None:
+            if (x.__class__ is _ndarray and x.flags.c_contiguous and ... and factor.__class__ is _int
+                    and (causal is True or causal is False)):
+                try:
+                    key = x.shape, x.dtype, out.shape, out.dtype, factor, causal
+                    found = _fast[key]
+                except KeyError:
+                    found = _known(key)
+                else:
+                    return _impl(x, out, factor, causal, found)
+                if found is not None:
+                    return _impl(x, out, factor, causal, found)
+            return _miss(x, out, factor, causal)
+        return _override(config, x, out, factor, causal)
+
+Where the accelerator has been built (`_packed.c`) and every argument so far was one that it knows, it is shorter::
+
+            found = _find(x, out, factor, causal)
+            if found is not None:
+                return _impl(x, out, factor, causal, found)
+            return _miss(x, out, factor, causal)
+
+Generated, because a class with `__call__`, a partial or an `*args` wrapper each adds 220 to 280 ns to a lookup of 450.
+The guards make the short key exact: `True == 1 == 1.0` as dict keys, and a jax array has numpy's dtypes. There is no
+one-entry inline cache: it makes calls of alternating shapes slow (a peer goes from 2 to 155 us).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._arrays.framework import hot_names, is_compiling
+from tunebook._base.environment_variables import accelerator_wanted
+from tunebook._hotpath.accelerator import find_pack, finder_of
+from tunebook._hotpath.codegen import ANY, Leaf, Signature, leaf_for
+from tunebook._keys.fast_key import exact_leaf
+from tunebook._memo.answer_memo import GATE, Answers
+from tunebook._memo.context_stack import INNERMOST
+from tunebook._selection.recording import recordings
+from tunebook._selection.selector import event_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+
+    from tunebook._hotpath.accelerator import Pack
+    from tunebook._selection.selector import ConfigSelectorChain, Selection
+    from tunebook._tuning.in_call_session import Exploration
+
+
+class Answer(NamedTuple):
+    """A memoised answer; `tell` tells the listeners that it was given once more, and is None if there are none.
+
+    A new listener makes all answers be forgotten, so that those of an answer are always those of its selector.
+    """
+
+    config: Any
+    tell: Callable[[], object] | None
+
+
+def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> Answer:
+    # Asked again, what was tuned or read from disk would be found in memory.
+    in_memory = selection.remember or selection.event == "cache_hit"
+    data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
+    event = "cache_hit" if in_memory else selection.event
+    calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
+    return Answer(selection.config, _in_turn(calls) if len(calls) > 1 else next(iter(calls), None))
+
+
+@cache
+def _call_maker(names: tuple[str, ...]) -> Callable[..., Callable[[], object]]:
+    """Return what makes the call that tells a listener an event, with data of these names.
+
+    Generated, because `listener(event, **data)` takes 120 ns more than names that are written out: a fifth of the call.
+    """
+    passed = ", ".join(f"{name}={name}" for name in names)
+    source = f"lambda listener, event, {', '.join(names)}: lambda: listener(event, {passed})"
+    made: Callable[..., Callable[[], object]] = eval(source)  # noqa: S307 - names of our own events
+    return made
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    def tell() -> None:
+        for call in calls:
+            call()
+
+    return tell
+
+
+def flattened(value: Any) -> list[Any]:
+    """Return what is in nested containers, each behind its kind and size. Code that torch's compiler reads."""
+    if isinstance(value, dict):
+        return [dict, len(value), *(part for item in value.items() for part in flattened(item))]
+    if isinstance(value, (tuple, list)):
+        return [type(value), len(value), *(part for item in value for part in flattened(item))]
+    return [None, value]
+
+
+def restored(parts: Iterator[Any]) -> Any:
+    """Return what was `flattened`."""
+    kind, value = next(parts), next(parts)
+    if kind is None:
+        return value
+    items = [restored(parts) for _ in range(value)]
+    return kind(items) if kind in (dict, tuple, list) else kind(*items)
+
+
+class _Generated(NamedTuple):
+    """The functions generated together; replaced together, so that their keys always have the same form."""
+
+    call: Any  # functions; called Any, because a function in a class is a method to the type checker
+    run: Any
+    exact_key: Any
+    fast_key: Any
+
+
+class Dispatcher:
+    """Owns a kernel's generated function, and answers the calls that it cannot."""
+
+    def __init__(
+        self,
+        implementation: Callable[..., Any],
+        *,
+        names: Sequence[str],
+        layout: bool,
+        select: Callable[..., Selection[Any]],
+        selector: ConfigSelectorChain[Any],
+        observe: Callable[..., None],
+        as_config: Callable[[object], object],
+    ) -> None:
+        """`names` are the parameters that count; the callables take one argument per parameter of the function."""
+        self._implementation = implementation
+        self._names = frozenset(names)
+        self._layout = layout
+        self._select, self._observe = select, observe
+        self._selector = selector
+        self._as_config = as_config
+        self._answers = Answers()
+        self._leaves: dict[str, Leaf] = {}
+        self._classes: dict[str, type] = {}
+        self._packs = accelerator_wanted()  # until a call comes that cannot be packed
+        self._pack: Pack | None = None
+        self._signature = Signature(implementation)
+        self._lock = threading.Lock()
+        self._constants = SimpleNamespace()
+        self._generated = self._generate()
+        self.function: Final = self._generated.call
+        GATE.register(self._answers)
+
+    def _generate(self) -> _Generated:
+        namespace = {
+            **self._signature.defaults,
+            "_tb_fast": self._answers.fast,
+            "_tb_known": self.known,
+            "_tb_miss": self.miss,
+            "_tb_override": self.override,
+            "_tb_impl": self._signature.positional_twin or self._implementation,
+            "_tb_leaf": exact_leaf,
+            **self._seen(),
+        }
+        compiled = "_tb_torch_compiling" in namespace
+        packed = self._pack is not None
+        source = self._signature.source(self._leaves, self._names, packed=packed, compiled=compiled)
+        exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
+        return _Generated(*(namespace[name] for name in _Generated._fields))
+
+    def _seen(self) -> dict[str, Any]:
+        """Return what the generated code depends on that changes with the arguments seen."""
+        classes = {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
+        find = None if self._pack is None else finder_of(self._pack, self._answers.fast, self.known)
+        return {"_tb_pack": self._pack, "_tb_find": find, **classes, **hot_names()}
+
+    def _specialise(self, arguments: tuple[Any, ...]) -> None:
+        """Generate the code anew for the kinds of arguments seen; the public function keeps its identity."""
+        with self._lock:
+            before = self._form()
+            used = {n: x for n, x in zip(self._signature.names, arguments, strict=True) if n in self._names}
+            for name, value in used.items():
+                self._note_kind(name, value)
+            self._note_packing(used.values())
+            if before == self._form():
+                return
+            self._generated = self._generate()
+            # Answers under keys of the old form could never be found again.
+            GATE.forget(self._answers)
+            self.function.__globals__.update(self._seen())
+            self.function.__code__ = self._generated.call.__code__
+
+    def _form(self) -> object:
+        """Return what the form of the keys depends on: packed ones have one form for arguments of any kind."""
+        return self._pack or dict(self._leaves)
+
+    def _note_packing(self, used: Collection[object]) -> None:
+        pack = find_pack(layout=self._layout) if self._packs else None
+        self._packs = pack is not None and pack(*used) is not None
+        self._pack = pack if self._packs else None
+
+    def _note_kind(self, name: str, value: object) -> None:
+        leaf = leaf_for(value, layout=self._layout)
+        known = self._leaves.setdefault(name, leaf)
+        fixed = self._classes.setdefault(name, type(value)) if "{1}" in leaf.guard else type(value)
+        if known is not leaf or fixed is not type(value):
+            self._leaves[name] = ANY
+
+    def miss(self, *arguments: Any) -> Any:
+        """Answer a call that the hot path could not, and run it."""
+        if is_compiling():
+            return self._generated.run(*arguments, getattr(self._constants, self.constant(*flattened(arguments))))
+        if recordings():
+            return self._recorded(None, arguments)
+        config, exploration = self.choose(arguments)
+        return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
+
+    def run(self, *arguments: Any) -> Any:
+        """Run the author's function; the last argument is the configuration."""
+        return self._generated.run(*arguments)
+
+    def override(self, config: object, *arguments: Any) -> Any:
+        """Run a call with the configuration that was given with it."""
+        if is_compiling():
+            return self._generated.run(*arguments, getattr(self._constants, self.given(config)))
+        config = self._as_config(config)
+        if recordings():
+            return self._recorded(config, arguments)
+        if self._selector.listeners:
+            self._select(arguments, config, None)
+        return self._generated.run(*arguments, config)
+
+    def constant(self, *parts: Any) -> str:
+        """Return the name of the configuration for a call that is being compiled, and does not ask again.
+
+        Torch's compiler calls this with tensors that have values, and takes what it returns for a constant. A name,
+        because of an object that came from nowhere it could not read an item; and `flattened`, because it does not
+        look for tensors in containers.
+        """
+        arguments: tuple[Any, ...] = restored(iter(parts))
+        config, exploration = (None, None) if recordings() else self.choose(arguments)
+        if config is not None and exploration is None:
+            return self._kept(config)
+        # Candidates that are tried in calls are none for a program, in which there is but one.
+        selection = self._select(arguments, None, None)
+        if recordings():
+            self._observe(selection.problem, arguments, 0.0)
+        return self._kept(selection.config)
+
+    def given(self, config: object) -> str:
+        """Return the name of a configuration that was given with a call that is being compiled."""
+        return self._kept(self._as_config(config))
+
+    # What `torch.compiler.assume_constant_result` would say of them, but torch is not imported here.
+    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+    given._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+
+    def _kept(self, config: object) -> str:
+        kept = vars(self._constants)
+        name = next((name for name, value in kept.items() if value is config), f"config{len(kept)}")
+        kept[name] = config
+        return name
+
+    def known(self, key: Hashable) -> Any:
+        """Give a memoised answer where the hot path may not give it by itself; None if there is none."""
+        # Only where nothing is scoped: an overlay or a policy of this thread or task may change the answer.
+        answer = self._answers.known.get(key) if INNERMOST.get() is None else None
+        if answer is None:
+            return None
+        config, tell = answer
+        if tell is not None:
+            tell()
+        elif not GATE.holds and key not in self._answers.fast:
+            GATE.open_fast(self._answers, key, answer)
+        return config
+
+    def exploration(self, key: Hashable) -> Exploration[Any] | None:
+        """Return what runs calls of this kind for now, if candidates are tried in them."""
+        explored = self._answers.explored.get(key) if INNERMOST.get() is None else None
+        if explored is None:
+            return None
+        if explored.tell is not None:
+            explored.tell()
+        return explored.config  # type: ignore[no-any-return] # what stands in for one
+
+    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, Exploration[Any] | None]:
+        """Return the configuration for a call, or what is to run it."""
+        epoch = GATE.epoch
+        key = self._key(arguments)
+        if key is not None and (found := self.known(key)) is not None:
+            return found, None
+        if key is not None and (exploration := self.exploration(key)) is not None:
+            return None, exploration
+        # Working out which problem a call is takes longest of all, and under an overlay every call comes here.
+        problem = None if key is None else self._answers.problems.get(key)
+        selection = self._select(arguments, None, problem)
+        if INNERMOST.get() is None and not selection.transient and not recordings():
+            self._memoise(arguments, selection, epoch)
+        if key is not None and problem is None:
+            GATE.note(self._answers, key, selection.problem)
+        return selection.config, selection.exploration
+
+    def _key(self, arguments: tuple[Any, ...]) -> Hashable | None:
+        """Return the hot path's key if its guards hold, else the exact one; None if an argument has no cheap key."""
+        generated = self._generated
+        for make in (generated.fast_key, generated.exact_key):
+            try:
+                key: Hashable = make(*arguments)
+                hash(key)
+            except RuntimeError:
+                continue  # a sparse tensor that was asked for its strides
+            except (TypeError, AttributeError):
+                return None  # such calls always go the long way, and are still right
+            if key is not None:  # () is a key, that of a call whose arguments are all None
+                return key
+        return None
+
+    def _memoise(self, arguments: tuple[Any, ...], selection: Selection[Any], epoch: int) -> None:
+        self._specialise(arguments)
+        key = self._key(arguments)
+        if key is not None:
+            answer = _answer(selection, self._selector.listeners)
+            if selection.exploration is not None:
+                explored = answer._replace(config=selection.exploration)
+                GATE.explore(self._answers, selection.problem, key, explored, epoch=epoch)
+                return
+            GATE.remember(self._answers, selection.problem, key, answer, epoch=epoch)
+            if answer.tell is None:
+                GATE.open_fast(self._answers, key, answer)
+
+    def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
+        selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))
+        start = time.perf_counter()
+        result = self._generated.run(*arguments, selection.config)
+        self._observe(selection.problem, arguments, time.perf_counter() - start)
+        return result

@@ -1,0 +1,141 @@
+"""Is a candidate's output right? A fast wrong answer is not a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from tunebook._arrays.describe import dtype_name, is_array
+from tunebook._arrays.operations import access_to
+from tunebook._base.errors import DefinitionError
+
+Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
+"""Called with an output and the right one; None or True if it will do, else why not."""
+
+Tolerance: TypeAlias = "float | Mapping[str, float]"
+
+# Relative tolerance by dtype: a blocked sum of a few thousand terms in another order differs by this much. Integers
+# and booleans must be equal.
+TOLERANCE: Final[Mapping[str, float]] = {
+    "float64": 1e-8, "complex128": 1e-8, "float32": 1e-3, "complex64": 1e-3, "float16": 2e-2, "bfloat16": 5e-2,
+}  # fmt: skip
+
+
+class Mismatch(NamedTuple):
+    """What is wrong with an output."""
+
+    kind: Literal["wrong-result", "nan"]
+    message: str
+
+
+def as_mismatch(said: Mismatch | str | bool | None, remark: str = "") -> Mismatch | None:  # noqa: FBT001 - a check's
+    """Return what a check said in one form; its own words stand if it used any."""
+    if said is None or said is True:
+        return None
+    if not isinstance(said, Mismatch):
+        said = Mismatch("wrong-result", said if isinstance(said, str) else "the check rejected the output")
+    return said._replace(message=f"{said.message}, {remark}") if remark else said
+
+
+def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) -> Compare | None:  # noqa: FBT001
+    """Return how outputs are compared: by dtype, within a tolerance, "exact" to the bit, or as a function says.
+
+    False is not at all. A tolerance is relative to the largest value, and may be given by the name of a dtype.
+    """
+    if tolerance is not None and check is not True:
+        raise DefinitionError(
+            f"tolerance={tolerance!r} is for check=True, and check is {check!r}; leave one of them out"
+        )
+    if check is True:
+        by_dtype = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(TOLERANCE, tolerance or 0.0)
+        return difference if tolerance is None else partial(difference, tolerance={**TOLERANCE, **by_dtype})
+    if check is False:
+        return None
+    if check == "exact":
+        return partial(difference, tolerance={})
+    if callable(check):
+        return check
+    raise DefinitionError(f'check={check!r}: write True, False, "exact", or a function of an output and the right one')
+
+
+def difference(
+    output: Any, expected: Any, where: str = "output", tolerance: Mapping[str, float] = TOLERANCE
+) -> Mismatch | None:
+    """Return how `output` differs from `expected`, or None if it does not. A NaN that was not expected differs.
+
+    Values of a dtype without a tolerance must be equal; with no tolerance for any, to the bit and of the same dtype.
+    """
+    if isinstance(expected, (tuple, list)):
+        if not isinstance(output, (tuple, list)) or len(output) != len(expected):
+            return _wrong(f"{where} should have {len(expected)} parts")
+        pairs = [(o, e, f"{where}[{i}]") for i, (o, e) in enumerate(zip(output, expected, strict=True))]
+    elif isinstance(expected, dict):
+        if not isinstance(output, dict) or output.keys() != expected.keys():
+            return _wrong(f"{where} should have the keys {sorted(map(str, expected))}")
+        pairs = [(output[key], e, f"{where}[{key!r}]") for key, e in expected.items()]
+    elif is_array(expected) or is_array(output) or type(expected) in (float, complex):
+        return _array_difference(output, expected, where, tolerance)
+    else:
+        return None if output == expected else _wrong(f"{where} is {output!r}, expected {expected!r}")
+    return next(filter(None, (difference(*pair, tolerance) for pair in pairs)), None)
+
+
+def _wrong(message: str) -> Mismatch:
+    return Mismatch("wrong-result", message)
+
+
+def _array_difference(  # noqa: PLR0911 - one return for each way to differ
+    output: Any, expected: Any, where: str, tolerances: Mapping[str, float]
+) -> Mismatch | None:
+    if _is_close(output, expected, tolerances):
+        return None
+    import numpy as np  # noqa: PLC0415 - arrays of other libraries convert to numpy's; without arrays it is not needed
+
+    have, want = np.asarray(_in_numpy(output)), np.asarray(_in_numpy(expected))
+    if have.shape != want.shape:
+        return _wrong(f"{where} has shape {have.shape}, expected {want.shape}")
+    if not tolerances:
+        return _bitwise_difference(have, want, where)
+    if np.array_equal(have, want):
+        return None  # nearly always, and ten times as fast as what follows
+    # By the output's own dtype: numpy may have had to take a wider one.
+    tolerance = tolerances.get(dtype_name(output.dtype) if is_array(output) else have.dtype.name)
+    if tolerance is None:
+        return _wrong(f"{where} differs in {int(np.sum(have != want))} of {have.size} values")
+    wide = np.complex128 if np.iscomplexobj(have) or np.iscomplexobj(want) else np.float64
+    have, want = have.astype(wide), want.astype(wide)
+    nans = np.isnan(have) & ~np.isnan(want)
+    if bool(np.any(nans)):
+        return Mismatch("nan", f"{where} has {int(np.sum(nans))} NaN of {have.size} values")
+    # Relative to the size of the whole result: a sum that cancels to nearly zero has no small relative error.
+    scale = float(np.nanmax(np.abs(np.where(np.isfinite(want), want, 0.0)))) or 1.0
+    close = np.isclose(have, want, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    if bool(np.all(close)):
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities, and values next to them
+        worst = float(np.fmax.reduce(np.abs(have[~close] - want[~close])))
+    return _wrong(f"{where} is off by up to {worst:.3g} in {int(np.sum(~close))} of {have.size} values")
+
+
+def _is_close(output: Any, expected: Any, tolerances: Mapping[str, float]) -> bool:
+    """Whether the arrays' own library says that they agree: on a GPU, in a hundredth of the time of moving them."""
+    access = access_to(output)
+    if not tolerances or access is None or access is not access_to(expected):
+        return False
+    return access.is_close(output, expected, tolerances.get(dtype_name(output.dtype), 0.0))
+
+
+def _in_numpy(x: Any) -> Any:
+    """Return an array in a way that numpy can read; one on an accelerator, or with gradients, cannot be as it is."""
+    access = access_to(x)
+    return x if access is None else access.to_numpy(x)
+
+
+def _bitwise_difference(have: Any, want: Any, where: str) -> Mismatch | None:
+    if have.dtype != want.dtype:
+        return _wrong(f"{where} has dtype {have.dtype}, expected {want.dtype}")
+    # Bits, not values: -0.0 == 0.0, and a NaN is not equal to itself.
+    rows = [array.reshape(-1).copy().view("u1").reshape(have.size, -1) for array in (have, want)]
+    differing = int((rows[0] != rows[1]).any(axis=1).sum()) if have.size else 0
+    return _wrong(f"{where} differs in {differing} of {have.size} values") if differing else None

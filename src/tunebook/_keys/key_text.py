@@ -1,0 +1,154 @@
+"""Call keys for people: what a key says, and in what two of them differ."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from tunebook._base.record_format import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tunebook._base.vocabulary import Json
+
+_ARRAY_PARTS: Final = ("library", "dtype", "shape", "layout", "device")
+
+
+def spell_out(key: str) -> list[str]:
+    """Return what a call key says, one line per argument; a key that is not one of ours stands as it is.
+
+    >>> spell_out('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"window":{"$tuple":[128,0]}}')
+    ['a: numpy float32[512, ~64] C on cpu', 'window: (128, 0)']
+    """
+    arguments = _arguments(key)
+    if arguments is None:
+        return [key]
+    return [f"{name}: {_spell(value)}" for name, value in arguments.items()]
+
+
+def explain_difference(there: str, here: str) -> list[str]:
+    """Return in what a key from elsewhere differs from the one at hand, one line per part.
+
+    >>> explain_difference('{"n":3,"causal":true}', '{"n":4,"causal":true}')
+    ['n: 3 there, 4 here']
+    """
+    if there == here:
+        return []
+    old, new = _arguments(there), _arguments(here)
+    if old is None or new is None:
+        return [f"key: {there} there, {here} here"]
+    return list(_fields_differ(old, new, ""))
+
+
+def _arguments(key: str) -> dict[str, Json] | None:
+    try:
+        arguments = json.loads(key)
+    except (ValueError, RecursionError):
+        return None  # a key_builder may make keys of any form
+    return arguments if isinstance(arguments, dict) else None
+
+
+# ------------------------------------------------------------------------------------------------------- difference
+
+
+def _fields_differ(old: dict[str, Json], new: dict[str, Json], prefix: str) -> Iterator[str]:
+    for name in sorted(old.keys() | new.keys()):
+        path = f"{prefix}{name}"
+        if name not in new:
+            yield f"{path}: {_spell(old[name])} there, not given here"
+        elif name not in old:
+            yield f"{path}: not given there, {_spell(new[name])} here"
+        else:
+            yield from _differ(old[name], new[name], path)
+
+
+def _differ(old: Json, new: Json, path: str) -> Iterator[str]:
+    if canonical_json(old) == canonical_json(new):  # True == 1 == 1.0 are three keys
+        return
+    (tag, before), (other, after) = _tagged(old), _tagged(new)
+    if tag != other:
+        yield f"{path}: {_spell(old)} there, {_spell(new)} here"
+    elif tag == "array" and isinstance(before, list) and isinstance(after, list):
+        yield from _arrays_differ(before, after, path)
+    elif tag == "object" and isinstance(before, list) and isinstance(after, list) and before[0] == after[0]:
+        yield from _differ(before[1], after[1], path)
+    elif tag in ("", "tuple") and isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for i, (one, two) in enumerate(zip(before, after, strict=True)):
+            yield from _differ(one, two, f"{path}[{i}]")
+    elif tag == "" and isinstance(before, dict) and isinstance(after, dict):
+        yield from _fields_differ(before, after, f"{path}.")
+    else:
+        yield f"{path}: {_spell(old)} there, {_spell(new)} here"
+
+
+def _arrays_differ(old: list[Json], new: list[Json], path: str) -> Iterator[str]:
+    for part, before, after in zip(_ARRAY_PARTS, old, new, strict=True):
+        if before == after:
+            continue
+        if not isinstance(before, list) or not isinstance(after, list):
+            yield f"{path}: {part} {before} there, {after} here"
+        elif len(before) != len(after):
+            yield f"{path}: rank {len(before)} there, {len(after)} here"
+        else:
+            pairs = enumerate(zip(before, after, strict=True))
+            yield from (f"{path}: dim {i} is {one} there, {two} here" for i, (one, two) in pairs if one != two)
+
+
+# --------------------------------------------------------------------------------------------------------- spelling
+
+
+def _tagged(value: Json) -> tuple[str, Json]:
+    """Return the tag of a value and what it is about; the tag of a plain value is ""."""
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, content),) = value.items()
+        if name.startswith("$"):
+            return name[1:], content
+    return "", value
+
+
+def _spell(value: Json) -> str:
+    tag, content = _tagged(value)
+    if tag == "":
+        return _spell_plain(content)
+    if tag == "bucket":
+        return f"~{_spell(content)}"
+    if isinstance(content, list):
+        return _spell_list(tag, content)
+    return str(content)
+
+
+def _spell_plain(value: Json) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_spell, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_spell(item)}" for name, item in value.items()) + "}"
+    return repr(value)
+
+
+def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one per tag
+    last = content[-1] if content else None
+    match tag, content:
+        case "array", [library, dtype, list(shape), layout, device]:
+            at = f" on {device}" if device else ""
+            return f"{library} {dtype}[{', '.join(map(str, shape))}]" + (f" {layout}" if layout else "") + at
+        case "tuple", _:
+            return f"({', '.join(map(_spell, content))}{',' if len(content) == 1 else ''})"
+        case (("set" | "frozenset"), _):
+            return "{" + ", ".join(map(_spell, content)) + "}"
+        case "enum", [str(name), _]:
+            return f"{_last_name(name)}.{last if isinstance(last, str) else _spell(last)}"
+        case "object", [str(name), dict(fields)]:
+            return f"{_last_name(name)}({', '.join(f'{field}={_spell(item)}' for field, item in fields.items())})"
+        case "scalar", [dtype, number]:
+            return f"{dtype}({_spell(number)})"
+        case "function", [name, str(digest)]:
+            return f"function {name} ({digest[:8]})"
+        case "closure", [function, values]:
+            return f"{_spell(function)} with {_spell(values)}"
+        case _:
+            return f"{tag}({', '.join(map(_spell, content))})"
+
+
+def _last_name(name: str) -> str:
+    return name.rpartition(".")[2]

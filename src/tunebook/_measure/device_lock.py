@@ -1,0 +1,288 @@
+"""One process at a time measures on a physical device of this host; others wait for their turn, but not for ever.
+
+A lock is a byte of a file, locked by `fcntl`. On one host that is sound, unlike for leases (see `_pending`), which
+reach over hosts and mounts: the kernel lets go of it when the process ends, however it ends, and a forked child does
+not have it, so that no worker that outlives its parent holds up the others. The files are in a directory of the user's
+own on this host, because a home directory may be on a mount without working locks, and because another host's GPU is
+another GPU. Who is in another container, or another user, is not seen here; probes on the ground may see their work.
+
+The lock is held while candidates run, not while they compile. Whoever waits longer than is allowed measures all the
+same, and both say that the ground was shared. So nothing waits for ever, not even two processes of which one has this
+lock and the other a lease that it needs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._arrays.describe import devices_in, platform_of
+from tunebook._base.environment_variables import lock_root
+from tunebook._base.errors import warn_once
+from tunebook._base.hashing import blake2b
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+_POLL_S: Final = (0.002, 0.02)  # first and longest wait between two looks
+# Two bytes of the file: whoever waits for the device holds the turn. Without it, a process that tunes one problem
+# after another would have the device again before anybody else has looked.
+_TURN: Final = 0
+_DEVICE: Final = 1
+_MARK: Final = (8, 16)  # bytes of the file, from which byte: who measures without the lock writes something there
+
+# For the threads of this process: file locks are a process's. Emptied in a forked child, which holds nothing.
+_mutexes: Final[dict[str, threading.Lock]] = {}
+os.register_at_fork(after_in_child=_mutexes.clear)
+
+
+class _Hold:
+    """That devices are held; calls from within do not wait for themselves."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names: Final = frozenset(names)
+        self.over = False  # for copies of the context that outlive it
+
+
+_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("tunebook_devices", default=())
+
+
+class _Claim(NamedTuple):
+    """A device that this process holds: the file, the last intruder's mark in it, and the mutex among its threads."""
+
+    name: str
+    descriptor: int
+    mark: bytes
+    mutex: threading.Lock
+
+    @property
+    def intruded(self) -> bool:
+        """Whether somebody measures all the same."""
+        return os.pread(self.descriptor, *_MARK) != self.mark
+
+    def release(self) -> None:
+        """Let go; nothing in a forked child that has come back from its parent's work."""
+        if _mutexes.get(self.name) is self.mutex:
+            os.close(self.descriptor)  # and with it the lock: it is a process's, and this was its only descriptor
+            self.mutex.release()
+
+
+class Turn:
+    """Takes turns on devices. Also a probe of the ground: it says whether the last turn was shared."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        wait_s: float,
+        *,
+        root: Path | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`root` is where the locks are, for tests."""
+        # In one order for everybody: two processes with two devices each must not wait for one another.
+        self._names, self._wait_s, self._root = sorted(set(names)), wait_s, root
+        self._clock_s, self._sleep = clock_s, sleep
+        self._shared: list[str] = []
+        self._claims: list[_Claim] = []
+
+    @contextmanager
+    def taken(self, at_most_s: float) -> Iterator[None]:
+        """Have the devices inside the block; waits for at most `at_most_s`, or less if that is the limit."""
+        held = {name for hold in _holds.get() if not hold.over for name in hold.names}
+        wanted = [name for name in self._names if name not in held]
+        if not wanted:
+            yield
+            return
+        self._shared.clear()
+        hold = _Hold(wanted)
+        deadline_s = self._clock_s() + min(self._wait_s, max(at_most_s, 0.0))
+        with ExitStack() as claims:
+            for name in wanted:
+                self._claim(name, deadline_s, claims)
+            token = _holds.set((*_holds.get(), hold))
+            try:
+                yield
+            finally:
+                hold.over = True
+                _holds.reset(token)
+                self._claims.clear()
+
+    def start(self) -> None:
+        """Do nothing: what counts is the turn, which has begun before."""
+
+    def disturbances(self) -> Iterable[str]:
+        """Say who measures at the same time; asked within the turn."""
+        intruded = [f"another process measured on {claim.name} meanwhile" for claim in self._claims if claim.intruded]
+        return (*self._shared, *intruded)
+
+    def _claim(self, name: str, deadline_s: float, claims: ExitStack) -> None:
+        mutex = _mutexes.setdefault(name, threading.Lock())
+        if not mutex.acquire(timeout=max(deadline_s - self._clock_s(), 0.0)):
+            self._shared.append(f"another thread of this process measured on {name} at the same time")
+            return
+        with ExitStack() as unless_claimed:
+            unless_claimed.callback(mutex.release)
+            claim = self._locked(name, deadline_s, mutex)
+            if claim is not None:
+                unless_claimed.pop_all()
+                claims.callback(claim.release)
+                self._claims.append(claim)
+
+    def _locked(self, name: str, deadline_s: float, mutex: threading.Lock) -> _Claim | None:
+        """Return the claim; None if the time was up, or there can be no locks."""
+        root = self._root or lock_root()
+        try:
+            descriptor = _opened(root, name)
+        except OSError as error:
+            message = f"processes that tune at the same time cannot wait for each other: {error}. See TUNEBOOK_LOCKS."
+            warn_once("device-lock", str(root), message)
+            return None
+        with ExitStack() as unless_locked:
+            unless_locked.callback(os.close, descriptor)
+            if self._wait(descriptor, _TURN, deadline_s) and self._wait(descriptor, _DEVICE, deadline_s):
+                fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _TURN)
+                claim = _Claim(name, descriptor, _signed(descriptor), mutex)
+                unless_locked.pop_all()
+                return claim
+            self._shared.append(_intruded(descriptor, name))
+        return None
+
+    def _wait(self, descriptor: int, byte: int, deadline_s: float) -> bool:
+        wait_s, longest_s = _POLL_S
+        while not _try_lock(descriptor, byte):
+            left_s = deadline_s - self._clock_s()
+            if left_s <= 0:
+                return False
+            self._sleep(min(wait_s, left_s))
+            wait_s = min(2 * wait_s, longest_s)
+        return True
+
+
+def _opened(root: Path, name: str) -> int:
+    """Open the file of a device, in a directory that nobody else can write to."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(directory)
+        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{root} belongs to another user, or others may write to it")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(f"{name}.lock", flags, 0o600, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _try_lock(descriptor: int, byte: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):  # which of them, POSIX leaves open
+        return False
+    return True
+
+
+def _signed(descriptor: int) -> bytes:
+    """Say in the file who holds the device, and return the mark of the last intruder: the next makes another."""
+    # Over what is there: a file that is cut and written anew, ext4 writes to the disk when it is closed, for 1.6 ms.
+    os.pwrite(descriptor, b"%-15d\n" % os.getpid(), 0)
+    return os.pread(descriptor, *_MARK)
+
+
+def _intruded(descriptor: int, name: str) -> str:
+    """Leave a mark for the holder, and say who that is."""
+    holder = os.pread(descriptor, 15, 0).decode("ascii", "replace").strip()
+    os.pwrite(descriptor, os.urandom(_MARK[0]), _MARK[1])
+    return f"process {holder} measured on {name} at the same time, and was not waited for any longer"
+
+
+# -------------------------------------------------------------------------------------------------- which device it is
+
+
+def turn_for(arguments: object, platform: str, ordinal: int | None, wait_s: float) -> Turn:
+    """Return what takes turns on the devices of some arguments; `ordinal` is that of a GPU if they do not say."""
+    return Turn(physical_devices(arguments, platform, ordinal), wait_s)
+
+
+def physical_devices(arguments: object, platform: str, ordinal: int | None = None) -> tuple[str, ...]:
+    """Return the names of the devices that calls with some arguments run on, equal in all processes of a host.
+
+    The host's processor is one device, "cpu": kernels on it use the caches and the memory bus of all of its cores.
+    """
+    if platform == "cpu":
+        return ("cpu",)
+    if ordinal is not None:
+        return (physical_name(platform, ordinal),)
+    found = {_name_of(device) for device in devices_in(arguments) if platform_of(device) == platform}
+    return tuple(sorted(found)) or (physical_name(platform, 0),)
+
+
+def _name_of(device: Any) -> str:
+    kind = platform_of(device)
+    ordinal = getattr(device, "local_hardware_id", None)  # jax
+    for attribute in ("index", "id"):  # torch, cupy
+        ordinal = getattr(device, attribute, None) if ordinal is None else ordinal
+    if isinstance(ordinal, int):
+        return physical_name(kind, ordinal)
+    # OpenCL's devices have no number. Two of one model wait for each other, which costs time and spoils nothing.
+    text = getattr(device, "name", None) or str(device)
+    return f"{kind}-{blake2b(str(text).encode(), digest_size=8).hexdigest()}"
+
+
+@cache
+def physical_name(platform: str, ordinal: int) -> str:
+    """Return the name of the device that a process knows by a number, which may be another one in another process."""
+    uuid = cuda_uuid(ordinal) if platform == "gpu" else None
+    return f"{platform}-{ordinal}" if uuid is None else f"{platform}-{uuid}"
+
+
+def cuda_uuid(ordinal: int, library: str = "libcuda.so.1") -> str | None:
+    """Return the id of an NVIDIA GPU by its number in this process; None without a driver.
+
+    From the driver itself, because it counts the devices as frameworks do: those in CUDA_VISIBLE_DEVICES, in its order.
+    A slice of a GPU (MIG) has an id of its own, and its own ground.
+    """
+    driver = _driver(library)
+    if driver is None:
+        return None
+    import ctypes  # noqa: PLC0415 - loaded by then
+
+    device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetUuid_v2(uuid, device):
+        return None
+    return bytes(uuid).hex()
+
+
+def cuda_names(library: str = "libcuda.so.1") -> tuple[str, ...]:
+    """Return the names of the NVIDIA GPUs that this process may use, as frameworks give them; none without a driver."""
+    driver = _driver(library)
+    if driver is None:
+        return ()
+    import ctypes  # noqa: PLC0415 - loaded by then
+
+    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return tuple(
+        name.value.decode("utf-8", "replace")
+        for ordinal in range(count.value)
+        if not driver.cuDeviceGet(ctypes.byref(device), ordinal) and not driver.cuDeviceGetName(name, 256, device)
+    )
+
+
+@cache
+def _driver(library: str) -> Any:
+    import ctypes  # noqa: PLC0415 - 2 ms, for those alone who measure on a GPU
+
+    try:
+        driver = ctypes.CDLL(library)
+        ready = driver.cuInit(0) == 0 and driver.cuDeviceGetUuid_v2 is not None
+    except (OSError, AttributeError):  # no driver, or one from before 11.4
+        return None
+    return driver if ready else None

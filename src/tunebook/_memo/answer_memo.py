@@ -1,0 +1,200 @@
+"""Whether an answer may be given without asking the tiers again.
+
+A tuned kernel's hot path is one dict lookup with no other check (see `_dispatch`). That is exact only because
+whatever could change an answer either is in the dict's key, or comes here: it *holds* the gate for as long as it lasts
+(a live overlay or policy override in any context, a recording), which empties the dicts and keeps them from filling; or
+it *invalidates* what is already known (a changed policy, a new entry, a new listener).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from tunebook._base.vocabulary import Problem
+
+# Shapes that keep changing must not grow the memo for ever; 4096 signatures of one kernel are about 2 MB.
+CAPACITY: Final = 4096
+
+
+class Answers:
+    """The memoised answers of one kernel: `fast` is read by the hot path, `known` by the path that checks its context.
+
+    `explored` are the calls that have no answer yet, and are run by what looks for one. `problems` says which problem
+    a call is, which depends on the call alone and never becomes wrong. All are read without a lock, and written under
+    the gate's.
+    """
+
+    __slots__ = ("__weakref__", "_keys_of", "explored", "fast", "known", "problems")
+
+    def __init__(self) -> None:
+        self.fast: Final[dict[Hashable, Any]] = {}
+        self.known: Final[dict[Hashable, Any]] = {}
+        self.explored: Final[dict[Hashable, Any]] = {}
+        self.problems: Final[dict[Hashable, Problem]] = {}
+        self._keys_of: dict[Problem, list[Hashable]] = {}
+
+    def clear(self) -> None:
+        """Forget every answer."""
+        self.fast.clear()
+        self.known.clear()
+        self.explored.clear()
+        self._keys_of.clear()
+
+    def drop(self, problem: Problem) -> None:
+        """Forget the answers to one problem."""
+        for key in self._keys_of.pop(problem, ()):
+            self.known.pop(key, None)
+            self.explored.pop(key, None)
+            self.fast.pop(key, None)
+
+    def note(self, key: Hashable, problem: Problem) -> None:
+        """Remember which problem a call is."""
+        if len(self.problems) >= CAPACITY:
+            self.problems.clear()
+        self.problems[key] = problem
+
+    def add(self, problem: Problem, key: Hashable, answer: object) -> None:
+        """Remember an answer for calls that check their context."""
+        self._add(self.known, problem, key, answer)
+
+    def explore(self, problem: Problem, key: Hashable, explored: object) -> None:
+        """Remember who runs a call, for calls that check their context."""
+        self._add(self.explored, problem, key, explored)
+
+    def _add(self, memo: dict[Hashable, Any], problem: Problem, key: Hashable, answer: object) -> None:
+        if len(memo) >= CAPACITY:
+            self.clear()
+        memo[key] = answer
+        self._keys_of.setdefault(problem, []).append(key)
+
+
+class Gate:
+    """The switch over every kernel's memoised answers. One per process: `GATE`."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a scope is released by the garbage collector, which may run while this thread holds the lock.
+        self._lock = threading.RLock()
+        self._all: weakref.WeakSet[Answers] = weakref.WeakSet()
+        self.holds = 0
+        self.epoch = 0
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.RLock()
+
+    def register(self, answers: Answers) -> None:
+        """Put a kernel's answers under this gate."""
+        with self._lock:
+            self._all.add(answers)
+
+    def hold(self) -> None:
+        """Keep every hot path from answering by itself."""
+        with self._lock:
+            self.holds += 1
+            self.epoch += 1
+            for each in self._all:
+                each.fast.clear()
+
+    def release(self) -> None:
+        """End a hold; the hot paths fill again with the next calls."""
+        with self._lock:
+            self.holds -= 1
+
+    def invalidate(self, problem: Problem | None = None) -> None:
+        """Forget the answers to one problem, or all answers."""
+        with self._lock:
+            self.epoch += 1
+            for each in self._all:
+                if problem is None:
+                    each.clear()
+                else:
+                    each.drop(problem)
+
+    def forget(self, answers: Answers) -> None:
+        """Forget one kernel's answers, because their keys have a new form; the answers themselves are still right."""
+        with self._lock:
+            answers.clear()
+            answers.problems.clear()
+
+    def note(self, answers: Answers, key: Hashable, problem: Problem) -> None:
+        """Memoise which problem a call is."""
+        with self._lock:
+            answers.note(key, problem)
+
+    def remember(self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int) -> None:
+        """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out."""
+        with self._lock:
+            if epoch == self.epoch:
+                answers.add(problem, key, answer)
+
+    def explore(self, answers: Answers, problem: Problem, key: Hashable, explored: object, *, epoch: int) -> None:
+        """Memoise who runs a call, under the same condition."""
+        with self._lock:
+            if epoch == self.epoch:
+                answers.explore(problem, key, explored)
+
+    def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:
+        """Let the hot path give an answer by itself, unless something holds it or another answer is known by now."""
+        with self._lock:
+            known = answers.known.get(key)
+            if known is not None and known is answer and not self.holds:
+                answers.fast[key] = known.config
+
+
+class Epoch:
+    """Counts the answers that were replaced by better ones while the program ran. One per process: `EPOCH`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: tuple[Callable[[int], object], ...] = ()
+        self.number = 0
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.Lock()
+
+    def advance(self) -> None:
+        """Count one more, and tell the listeners."""
+        with self._lock:
+            self.number += 1
+            number, listeners = self.number, self._listeners
+        for listener in listeners:
+            listener(number)
+
+    def listen(self, listener: Callable[[int], object]) -> Callable[[], None]:
+        """Tell one more listener from now on, until what is returned is called."""
+        mine = partial(listener)  # an object of its own: one function may listen twice, and stop once
+        with self._lock:
+            self._listeners = (*self._listeners, mine)
+        return partial(self._unlisten, mine)
+
+    def _unlisten(self, listener: Callable[[int], object]) -> None:
+        with self._lock:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+
+GATE: Final = Gate()
+EPOCH: Final = Epoch()
+# A lock that another thread held at a fork would stay locked in the child for ever.
+os.register_at_fork(after_in_child=GATE.renew_lock)
+os.register_at_fork(after_in_child=EPOCH.renew_lock)
+
+
+def epoch() -> int:
+    """Return a number that grows when tuning in the background, or by the user's calls, has changed an answer.
+
+    Whoever keeps what was made from an answer, such as a compiled program, makes it anew when the number has changed.
+    """
+    return EPOCH.number
+
+
+def on_epoch(callback: Callable[[int], object]) -> Callable[[], None]:
+    """Call `callback(epoch)` whenever the epoch grows, from whichever thread that happens in; return what ends it."""
+    return EPOCH.listen(callback)

@@ -1,0 +1,137 @@
+"""One tuning in detail: every candidate, how the best was found, and what made it fast."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tunebook._keys.call_key import spell_out
+from tunebook._report.entry import Facts, config_text, entry_of, value_of
+from tunebook._report.importance import HeatMap, Importance, axes_of, heat_maps, importances
+from tunebook._selection.trusted_entries import environments_verified, ground_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tunebook._report.entry import Entry
+
+FINALISTS: Final = 8
+LATE: Final = 8  # who has as many samples was in the race until late
+HEAT_MAPS: Final = 6
+SAMPLES: Final = 120  # drawn of one candidate; more are a blot
+CANDIDATES: Final = 500  # listed of one tuning, the fastest first
+
+
+class Candidate(NamedTuple):
+    """What one configuration did. `tried_s` counts from the beginning of the tuning; 0 if it was known before."""
+
+    config: str
+    axes: dict[str, object]
+    value_s: float | None
+    samples_s: tuple[float, ...]
+    compile_s: float | None
+    tried_s: float
+    failure: str
+    role: str  # "chosen", "default", "finalist" or ""
+
+
+class Detail(NamedTuple):
+    """One tuning. `candidates` are the fastest first, then those that failed; `left_out` more are not listed."""
+
+    entry: Entry
+    call: tuple[str, ...]
+    rule: str
+    notes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    left_out: int
+    importances: tuple[Importance, ...]
+    heat_maps: tuple[HeatMap, ...]
+
+    @property
+    def finalists(self) -> list[Candidate]:
+        """Those whose samples are worth a look: the chosen one, the default, and the last ones in the race."""
+        shown = [c for c in self.candidates if c.role or len(c.samples_s) >= LATE]
+        shown = [c for c in shown if c.samples_s and c.value_s is not None]
+        others = [c for c in shown if c.role not in ("chosen", "default")]
+        left_out = {id(c) for c in others[FINALISTS - (len(shown) - len(others)) :]}
+        return [c for c in shown if id(c) not in left_out]
+
+    @property
+    def best_so_far(self) -> list[tuple[float, float]]:
+        """When a candidate was tried that was faster than all before, and its time."""
+        found: list[tuple[float, float]] = []
+        for tried_s, value_s in sorted((c.tried_s, c.value_s) for c in self.candidates if c.value_s is not None):
+            if not found or value_s < found[-1][1]:
+                found.append((tried_s, value_s))
+        return found
+
+
+def detail_of(facts: Facts) -> Detail:
+    """Return a record in detail."""
+    entry = entry_of(facts.record)
+    candidates = sorted(
+        _candidates(facts, entry), key=lambda c: (c.value_s is None, c.value_s or 0.0, c.failure, c.config)
+    )
+    valid = [c for c in candidates if c.value_s is not None]
+    weights = importances([c.axes for c in valid], [c.value_s or math.nan for c in valid])
+    order = [weight.axis for weight in weights]
+    maps = heat_maps([c.axes for c in candidates], [c.value_s for c in candidates], order, HEAT_MAPS)
+    rule = facts.body.provenance.get("rule")
+    return Detail(
+        entry=entry,
+        call=tuple(spell_out(facts.record.problem.call_key)),
+        rule=rule if isinstance(rule, str) else "",
+        notes=tuple(_notes(facts)),
+        candidates=tuple(candidates[:CANDIDATES]),
+        left_out=max(len(candidates) - CANDIDATES, 0),
+        importances=tuple(weights),
+        heat_maps=tuple(maps),
+    )
+
+
+def _candidates(facts: Facts, entry: Entry) -> Iterable[Candidate]:
+    began = _began(facts, entry)
+    for m in facts.current:
+        failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
+        yield Candidate(
+            config=config_text(m.config),
+            axes=axes_of(m.config),
+            value_s=value_of(m),
+            samples_s=_some(m.valid_samples_s) if m.failure is None else (),
+            compile_s=m.compile_s,
+            tried_s=max(m.when - began, 0.0),
+            failure=failure,
+            role=_role(facts, m.fingerprint, dropped=m.dropped or m.failure is not None),
+        )
+
+
+def _role(facts: Facts, fingerprint: str, *, dropped: bool) -> str:
+    if fingerprint == facts.chosen:
+        return "chosen"
+    if fingerprint == facts.default:
+        return "default"
+    return "" if dropped else "finalist"
+
+
+def _some(samples: Sequence[float]) -> tuple[float, ...]:
+    step = max(math.ceil(len(samples) / SAMPLES), 1)
+    return tuple(samples[::step])
+
+
+def _began(facts: Facts, entry: Entry) -> float:
+    """Return when the tuning began that chose: what was measured before was known by then."""
+    whens = [m.when for m in facts.current]
+    ended = entry.when or max(whens, default=0.0)
+    return ended - entry.seconds if entry.seconds else min(whens, default=0.0)
+
+
+def _notes(facts: Facts) -> Iterable[str]:
+    others = len(facts.body.measurements) - len(facts.current)
+    if facts.body.provenance.get("complete") is False:
+        yield "The budget ended this tuning: the best so far stands."
+    for reason in ground_of(facts.body):
+        yield f"Disturbed while it was measured: {reason}."
+    if environments_verified(facts.body):
+        yield "Verified: the finalists were measured again under other versions, and the choice held."
+    if others:
+        yield f"{others} measurements under other versions, or of other code, are kept and not shown."

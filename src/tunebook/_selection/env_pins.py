@@ -1,0 +1,131 @@
+"""Configurations that the environment pins, for a comparison of two runs: `TUNEBOOK_PIN="matmul:block_m=64; ..."`."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._base.config_codec import decode, encode
+from tunebook._base.errors import CodecError, DefinitionError, warn_once
+from tunebook._space.space import Space
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tunebook._base.vocabulary import Json
+    from tunebook._kernel.kernel import Invocation, Kernel
+
+_FORM: Final = 'TUNEBOOK_PIN="kernel:name=value,name=value; kernel:..."'
+# Commas and semicolons inside brackets or quotes belong to a value: order=(0, 1), or layout='a;b'.
+_PART: Final = r"""(?:[^{0}()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+"""
+_KERNELS: Final = re.compile(_PART.format(";"))
+_VALUES: Final = re.compile(_PART.format(","))
+
+
+@cache
+def parse_pins(text: str) -> Mapping[str, Mapping[str, str]]:
+    """Return `{kernel: {name: value}}`, values as they were written.
+
+    >>> parse_pins("matmul:block_m=64,order=(0, 1); softmax@v2:rows=4")
+    {'matmul': {'block_m': '64', 'order': '(0, 1)'}, 'softmax@v2': {'rows': '4'}}
+    """
+    pins: dict[str, dict[str, str]] = {}
+    for part in filter(str.strip, _KERNELS.findall(text)):
+        kernel, colon, values = (piece.strip() for piece in part.partition(":"))
+        named = [tuple(piece.strip() for piece in value.partition("=")) for value in _VALUES.findall(values)]
+        if not (kernel and colon and named and all(name and equals and value for name, equals, value in named)):
+            raise DefinitionError(f"TUNEBOOK_PIN has {part.strip()!r}, which pins nothing; write {_FORM}")
+        if kernel in pins:
+            raise DefinitionError(f"TUNEBOOK_PIN pins {kernel!r} twice; write all its values after one name")
+        pins[kernel] = {name: value for name, _, value in named}
+    return pins
+
+
+@cache
+def names_of(op: str) -> tuple[str, ...]:
+    """Return the names that people have for a kernel, the most exact first: its version and its module may be left out.
+
+    >>> names_of("mylib.matmul@v0")
+    ('mylib.matmul@v0', 'mylib.matmul', 'matmul@v0', 'matmul')
+    """
+    name, _, version = op.rpartition("@") if "@" in op else (op, "", "")
+    plain = name.rpartition(".")[2]
+    return (op, name, f"{plain}@{version}" if version else plain, plain)
+
+
+def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Any | None:
+    """Return the candidate that is pinned for a kernel by one of its names, the most exact first; None if none is."""
+    pins = parse_pins(text)
+    wanted = next((pins[name] for name in names_of(kernel.op_id_v) if name in pins), None)
+    if wanted is None:
+        _warn_of_misspelling(pins, kernel.op_id_v)
+        return None
+    found = list(islice(_fitting(kernel, inv, wanted), 2))
+    if len(found) == 1:
+        return found[0]
+    asked = ",".join(f"{name}={value}" for name, value in wanted.items())
+    what = f"fits several candidates, such as {found}" if found else f"fits none of {_some(kernel, inv)}"
+    raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
+
+
+def _warn_of_misspelling(pins: Mapping[str, object], op: str) -> None:
+    """Say so if a pin is nearly the name of a kernel that is called: kernels that are not, nobody knows of."""
+    import difflib  # noqa: PLC0415 - only who pins needs it
+
+    for name in names_of(op):
+        for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
+            warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
+
+
+def _fitting(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], wanted: Mapping[str, str]) -> Iterable[Any]:
+    candidates: Iterable[Any] = kernel.candidates(inv)
+    if isinstance(candidates, Space) and wanted.keys() <= candidates.axes.keys():
+        for name, value in wanted.items():  # one by one, so that a space of any size is cut down axis by axis
+            candidates = candidates.where(partial(_has, name, value))
+    heuristic = kernel.heuristic(inv)
+    seen: list[Any] = []
+    for config in (*(() if heuristic is None else (heuristic,)), *candidates):
+        if config not in seen and _fits(config, wanted):
+            seen.append(config)
+            yield config
+
+
+def _has(name: str, value: str, config: Any) -> bool:
+    return _is_written(config[name], value)
+
+
+def _fits(config: object, wanted: Mapping[str, str]) -> bool:
+    try:
+        return fits(encode(config), wanted)
+    except CodecError:
+        return False
+
+
+def fits(encoded: Json, wanted: Mapping[str, str]) -> bool:
+    """Return whether an encoded configuration has these values, as people write them."""
+    fields = fields_of(encoded)
+    return all(name in fields and _is_written(fields[name], value) for name, value in wanted.items())
+
+
+def fields_of(encoded: Json) -> dict[str, object]:
+    """Return a configuration's fields, with those of a dict inside beside them, as triton.Config has them."""
+    try:
+        plain = decode(encoded)
+    except CodecError:
+        return {}
+    if not isinstance(plain, dict):
+        return {"config": plain}
+    inside = [value for value in plain.values() if isinstance(value, dict)]
+    return {name: value for fields in (*inside, plain) for name, value in fields.items()}
+
+
+def _is_written(value: object, text: str) -> bool:
+    spaceless = text.replace(" ", "")
+    return spaceless in (str(value).replace(" ", ""), repr(value).replace(" ", ""))
+
+
+def _some(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> str:
+    shown = [str(config) for config in islice(kernel.candidates(inv), 4)]
+    return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")

@@ -1,0 +1,196 @@
+"""The persistent tier: configurations in a store, as the types that kernels use."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from tunebook._base.config_codec import classes_of, decode, encode, fingerprint_of
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, remote_url, signing_key
+from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Json, Problem
+from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+C = TypeVar("C")
+
+_open_books: Final[dict[tuple[Path | None, str | None, bytes | None], Store]] = {}
+_open_lock = threading.Lock()
+
+
+def default_book() -> Store:
+    """Return the user's book, opened once per process and root; memory where the user has no home.
+
+    If `TUNEBOOK_REMOTE` names a shared book, the user's own is in front of that.
+    """
+    return book_before(remote_url())
+
+
+def book_before(url: str | None) -> Store:
+    """Return the user's book in front of the shared one at an address; the user's book alone if that is None."""
+    root = book_root()
+    if root is None and url is None:
+        warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
+        return MemoryStore()
+    key = None if url is None else signing_key()
+    with _open_lock:
+        if (root, url, key) not in _open_books:
+            front = MemoryStore() if root is None else open_store(None, default_root=root)
+            _open_books[root, url, key] = (
+                front if url is None else open_shared(front, url, root=root, key=key, may_write=_writes)
+            )
+        return _open_books[root, url, key]
+
+
+def _writes() -> bool:
+    return mode() == "normal"
+
+
+def store_at(place: str | os.PathLike[str]) -> Store:
+    """Return the store at a path; at the address of a shared book, that with the user's own in front of it."""
+    return book_before(str(place)) if is_address(place) else open_store(Path(place))
+
+
+class PersistentCache(Generic[C]):
+    """Configurations that outlive the process.
+
+    `path` is a directory of records, a `.json` file, a `.db` pack (read-only), the address of a shared book (`redis://`,
+    `s3://`, ..., with the user's own in front of it), or None for the user's own book.
+    `opname` stands in messages. Neither `get` nor `put` raises because the store is damaged, full, read-only or away:
+    that is one warning and a miss. A value that cannot be written is a `CodecError` at `put`.
+
+    `dumper` turns a configuration into plain values and `loader` turns them back; without them the configuration's own
+    fields are written, and `cfg_type` says what to build from them. With neither, objects come back as dicts.
+    """
+
+    def __init__(
+        self,
+        opname: str,
+        path: str | os.PathLike[str] | None = None,
+        loader: Callable[[Any], C] | None = None,
+        dumper: Callable[[C], Any] | None = None,
+        cfg_type: type[C] | None = None,
+    ) -> None:
+        self.opname: Final = opname
+        self._loader, self._dumper, self._cfg_type = loader, dumper, cfg_type
+        self._classes = None if cfg_type is None else classes_of([cfg_type])
+        self._given = None if path is None else store_at(path)
+
+    @property
+    def store(self) -> Store:
+        """The store behind it. The user's own book is found anew each time, because its root can change."""
+        return default_book() if self._given is None else self._given
+
+    def get(self, dev: str, op: str, key: str) -> C | None:
+        """Return the configuration of a problem, or None."""
+        record = self.read(Problem(dev, op, key))
+        if record is None or not record.head.decided:
+            return None
+        try:
+            return self.config_of(record)
+        except CodecError as error:
+            self._warn_unreadable(record, error)
+            return None
+
+    def put(self, dev: str, op: str, key: str, cfg: C) -> None:
+        """Keep a configuration that was found elsewhere; what the selector tunes is written with its measurements."""
+        problem, config = Problem(dev, op, key), self.encode(cfg)
+        earlier = self.read(problem)
+        # Under its generation, or the store would take this for a late result of somebody who lost the lease.
+        generation = 0 if earlier is None else earlier.head.generation
+        head = Head(problem=problem, config=config, checksum="", origin="imported", generation=generation)
+        self.write(Record(head, Body(provenance={"when": time.time()})))
+
+    def encode(self, cfg: C) -> Json:
+        """Return a configuration as it is written; `CodecError` if it cannot be, or would not come back equal."""
+        if self._dumper is not None:
+            return encode(self._dumper(cfg))
+        encoded = encode(cfg)
+        if self._cfg_type is not None and self._loader is None:
+            again = encode(decode(encoded, {**classes_of([cfg]), **(self._classes or {})}))
+            if fingerprint_of(again) != fingerprint_of(encoded):
+                raise CodecError(f"{cfg!r} would not come back from the book as it went in")
+        return encoded
+
+    def config_of(self, record: Record) -> C:
+        """Return the configuration in a record; `CodecError` if it is not one of this cache's type."""
+        stored = record.head.config
+        if self._loader is not None:
+            loaded = _call(self._loader, decode(stored))
+        elif self._cfg_type is None:
+            loaded = decode(stored)
+        else:
+            loaded = _shape(decode(stored, self._classes), self._cfg_type)
+        if self._cfg_type is not None and not isinstance(loaded, self._cfg_type):
+            raise CodecError(f"expected a {self._cfg_type.__name__}, found a {type(loaded).__name__}")
+        return typing.cast("C", loaded)
+
+    def read(self, problem: Problem) -> Record | None:
+        """Return the record of a problem, or None; never raises for what is wrong with the store."""
+        try:
+            return self.store.get(problem)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            return None
+
+    def write(self, record: Record) -> bool:
+        """Keep a record; False, after one warning, if the store cannot."""
+        try:
+            self.store.put(record)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            return False
+        return True
+
+    def leases(self) -> LeaseBoard | None:
+        """Return the board for single flight among processes; None, after one warning, where there can be none."""
+        try:
+            return self.store.leases()
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            return None
+
+    def _warn_unreadable(self, record: Record, error: CodecError) -> None:
+        message = f"{self.opname}: the stored configuration of {record.problem.op!r} is not usable here: {error}"
+        warn_once("unusable", f"{self.store.where}:{record.problem.op}", message)
+
+
+def _call(loader: Callable[[Any], object], plain: object) -> object:
+    """Call the user's loader on what other versions, or other people, wrote."""
+    try:
+        return loader(plain)
+    except Exception as error:  # the user's code over unknown data may raise anything; that is a miss
+        raise CodecError(f"the loader raised {type(error).__name__}: {error}") from error
+
+
+def _shape(value: object, hint: Any) -> Any:
+    """Give plain values the type that is wanted: files written by other tools know only JSON's.
+
+    Lists become tuples and dicts become dataclasses or models where an annotation says so; everything else is left
+    alone.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, list) and (origin or hint) is tuple:
+        inner = parts[:1] * len(value) if len(parts) == 2 and parts[1] is Ellipsis else parts or (Any,) * len(value)
+        return tuple(_shape(item, part) for item, part in zip(value, inner, strict=False))
+    if not isinstance(value, dict) or not isinstance(hint, type):
+        return value
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return _build(hint, {name: _shape(item, hints.get(name, Any)) for name, item in value.items()})
+    return value if issubclass(dict, hint) or issubclass(hint, dict) else _build(hint, value)
+
+
+def _build(kind: type, fields: dict[str, Any]) -> object:
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{kind.__name__} cannot be made from {sorted(fields)}: {error}") from error

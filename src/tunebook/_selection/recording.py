@@ -1,0 +1,381 @@
+"""Recorded calls: which problems a program has, without keeping its arrays alive."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import json
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, ModuleType, NoneType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._arrays.describe import ArraySpec, DeviceOrdinals, arrays_in, describe, device_of, is_array, materialise
+from tunebook._arrays.device_fingerprint import device_fingerprint
+from tunebook._arrays.framework import framework_for, mesh_classes, surroundings_of
+from tunebook._base.config_codec import classes_of, decode, encode
+from tunebook._base.errors import CodecError, DefinitionError, StoreError
+from tunebook._base.record_format import canonical_json
+from tunebook._base.vocabulary import Json, Problem
+from tunebook._kernel.kernel import LIVE, Invocation, Kernel
+from tunebook._memo.answer_memo import GATE
+from tunebook._memo.context_stack import INNERMOST, scoped
+from tunebook.stores._files import replace_file
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+# A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
+CAPACITY: Final = 10_000
+
+_FORMAT: Final = "tunebook-recording/1"
+_PLAIN: Final = (bool, int, float, complex, str, bytes, range, slice, NoneType, EllipsisType)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """A kind of call that was seen: arrays as specs, how often, and the seconds it took in total.
+
+    Seconds are what the caller waited; where calls return before the work is done, they say how often, not how long.
+    `kernel` is None in a recording that was read from a file in a process that does not define the kernel. `placement`
+    is `Invocation.placement`.
+    """
+
+    problem: Problem
+    kernel: Kernel[Any, Any] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    module: str = ""
+    count: int = 1
+    seconds: float = 0.0
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)
+
+    def invocation(self, kernel: Kernel[Any, Any]) -> Invocation[Any, Any]:
+        """Return the call as one of a kernel, with specs in place of arrays."""
+        return Invocation(kernel.op_id, self.args, self.kwargs, surroundings=self.surroundings, **self.placement)
+
+
+class Recording:
+    """The calls of a program, one entry per problem, most expensive first. Bounded; safe to share between threads."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._calls: dict[Problem, RecordedCall] = {}
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def __iter__(self) -> Iterator[RecordedCall]:
+        with self._lock:
+            calls = list(self._calls.values())
+        return iter(sorted(calls, key=lambda call: (-call.seconds, call.problem)))
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def observe(
+        self,
+        problem: Problem,
+        kernel: Kernel[Any, Any] | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seconds: float = 0.0,
+        placement: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Count one call."""
+        with self._lock:
+            seen = self._calls.get(problem)
+            if seen is None and len(self._calls) >= self._capacity:
+                self.dropped += 1
+                return
+            if seen is None:
+                specs = abstract((args, dict(kwargs)))
+                seen = RecordedCall(
+                    problem=problem,
+                    kernel=kernel,
+                    args=specs[0],
+                    kwargs=specs[1],
+                    module=_module_of(kernel),
+                    count=0,
+                    surroundings=surroundings_of((args, kwargs)),
+                    placement=placement,
+                )
+            self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recording to a JSON file, all or nothing."""
+        entries: list[Json] = [_to_json(call) for call in self]
+        text = json.dumps({"format": _FORMAT, "calls": entries}, indent=1)
+        target = Path(path)
+        try:
+            replace_file(target, text.encode())
+        except OSError as error:
+            raise StoreError("write", str(target), f"cannot save the recording: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recording:
+        """Read a recording; kernels are found among those that this process has defined."""
+        recording = cls()
+        for entry in _entries(path):
+            call = _from_json(entry, str(path))
+            recording._calls[call.problem] = call
+        return recording
+
+
+def _entries(path: str | os.PathLike[str]) -> list[Any]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError("read", str(path), f"cannot read the recording: {error}") from error
+    except ValueError as error:
+        raise CodecError(f"{path} is not a recording: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
+    return list(content.get("calls", []))
+
+
+class SavedCall(NamedTuple):
+    """A recorded call as text, for a process that need not know its kernel nor the classes of its arguments."""
+
+    problem: Problem
+    module: str
+    times: int
+    seconds: float
+    text: str
+
+    def restored(self) -> RecordedCall:
+        """Return the call, in a process that defines its kernel."""
+        return _from_json(json.loads(self.text), "the recording")
+
+
+def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall]:
+    """Return the calls of a recording, or of the file of one, the most expensive first."""
+    if isinstance(recording, Recording):
+        entries: list[Any] = [_to_json(call) for call in recording]
+    else:
+        entries = _entries(recording)
+    return sorted((_saved(entry, recording) for entry in entries), key=lambda call: (-call.seconds, call.problem))
+
+
+def _saved(entry: Any, source: object) -> SavedCall:
+    try:
+        problem = Problem(*map(str, entry["problem"]))
+        facts = str(entry["module"]), int(entry["count"]), float(entry["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"{source} holds a call that cannot be read ({error}): {repr(entry)[:200]}") from error
+    return SavedCall(problem, *facts, json.dumps(entry))
+
+
+def abstract(value: Any, devices: DeviceOrdinals | None = None) -> Any:
+    """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
+    devices = devices or DeviceOrdinals()
+    if is_array(value):
+        return describe(value, devices)
+    if isinstance(value, tuple):
+        parts = [abstract(item, devices) for item in value]
+        return type(value)(*parts) if type(value) is not tuple else tuple(parts)
+    if isinstance(value, list):
+        return [abstract(item, devices) for item in value]
+    if isinstance(value, dict):
+        return {key: abstract(item, devices) for key, item in value.items()}
+    return value
+
+
+def concrete(value: Any, seed: int = 0) -> Any:
+    """Return a value with every array spec in it replaced by an array of made-up values; what `abstract` took away."""
+    if isinstance(value, ArraySpec):
+        return materialise(value, seed)
+    if isinstance(value, (tuple, list)):
+        parts = [concrete(item, seed) for item in value]
+        return type(value)(parts) if type(value) in (tuple, list) else type(value)(*parts)
+    if isinstance(value, dict):
+        return {key: concrete(item, seed) for key, item in value.items()}
+    return value
+
+
+def opaque_part(value: object) -> str | None:
+    """Return the class of something that `abstract` cannot take apart, and that is no plain value; None if all is.
+
+    Such a thing may hold arrays of the user's, or change while another thread looks at it.
+    """
+    if isinstance(value, ArraySpec) or is_array(value) or _is_plain(value):
+        return None
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return next(filter(None, map(opaque_part, value)), None)
+    if type(value) is dict:
+        return next(filter(None, map(opaque_part, value.values())), None)
+    if is_dataclass(value):
+        inside = [getattr(value, each.name) for each in fields(value)]
+        if not any(map(is_array, inside)):
+            return next(filter(None, map(opaque_part, inside)), None)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value cannot change: numbers, texts, dtypes, classes, functions and modules."""
+    numpy = sys.modules.get("numpy")
+    return (
+        isinstance(value, (*_PLAIN, enum.Enum, type, FunctionType, BuiltinFunctionType, ModuleType))
+        or "dtype" in type(value).__name__.lower()
+        or (numpy is not None and isinstance(value, numpy.generic))
+    )
+
+
+def _module_of(kernel: object) -> str:
+    return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
+
+
+def _to_json(call: RecordedCall) -> Json:
+    try:
+        args, kwargs, placement = encode(call.args), encode(dict(call.kwargs)), encode(dict(call.placement))
+    except CodecError as error:
+        raise CodecError(f"the call of {call.problem.op!r} cannot be saved: {error}") from error
+    return {
+        "problem": list(call.problem),
+        "module": call.module,
+        "args": args,
+        "kwargs": kwargs,
+        "count": call.count,
+        "seconds": call.seconds,
+        "surroundings": dict(call.surroundings),
+        **({"placement": placement} if call.placement else {}),
+    }
+
+
+def _from_json(entry: Any, path: str) -> RecordedCall:
+    try:
+        problem = Problem(*map(str, entry["problem"]))
+        kernel = live_kernel(problem.op, str(entry["module"]))
+        classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
+        return RecordedCall(
+            problem=problem,
+            kernel=kernel,
+            args=tuple(decode(entry["args"], classes)),
+            kwargs=dict(decode(entry["kwargs"], classes)),
+            module=str(entry["module"]),
+            count=int(entry["count"]),
+            seconds=float(entry["seconds"]),
+            surroundings=dict(entry.get("surroundings", {})),
+            placement=_placement(entry),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        text = canonical_json(entry)[:200] if isinstance(entry, dict) else repr(entry)[:200]
+        raise CodecError(f"{path} holds a call that cannot be read ({error}): {text}") from error
+
+
+def _placement(entry: Mapping[str, Any]) -> dict[str, Any]:
+    placement = entry.get("placement")
+    return {} if placement is None else dict(decode(placement, classes_of(mesh_classes())))
+
+
+# ------------------------------------------------------------------------------------ the kernels of this process
+
+
+def live_kernel(op_id_v: str, module: str = "") -> Kernel[Any, Any] | None:
+    """Return the kernel that this process defines under a name, or None.
+
+    One that is alive; else one of a class in `module`, if that is imported and the class needs no arguments: programs
+    that make a kernel anew for every call have none that is alive.
+    """
+    kernel = LIVE.get(op_id_v)
+    if kernel is not None or module not in sys.modules:
+        return kernel
+    kinds = [kind for kind in vars(sys.modules[module]).values() if _is_plain_kernel(kind, module)]
+    return next((made for made in (kind() for kind in kinds) if made.op_id_v == op_id_v), None)
+
+
+def _is_plain_kernel(kind: object, module: str) -> bool:
+    if not isinstance(kind, type) or not issubclass(kind, Kernel) or kind.__module__ != module:
+        return False
+    needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    return all(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in needed)
+
+
+def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:
+    """Return the problem that a recorded call is on this machine.
+
+    The specs of its arrays say "gpu", but not which: an array of no size is made to find out. One of each library, for
+    their versions count too, and a process that has just started need not have loaded them.
+    """
+    specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
+    # The last one of each library that is not on the host, if there is one.
+    by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
+    for library in by_library:
+        framework_for(library)
+    made = [materialise(replace(spec, shape=(), layout="C")) for spec in by_library.values()]
+    problem = kernel.problem(inv)
+    return problem._replace(device=device_fingerprint(device_of(made))) if made else problem
+
+
+# --------------------------------------------------------------------------------------------- what is recorded now
+
+_registry: Final = Recording()
+_active: tuple[Recording, ...] = ()
+_active_lock = threading.Lock()
+
+
+class Apart:
+    """Marks that calls are recorded apart: they are made to find something out, and are no part of the program."""
+
+    def __init__(self) -> None:
+        self.recording: Final = Recording()
+
+    def content(self) -> str:
+        """Return what is equal for all of them."""
+        return "recorded apart"
+
+
+def recordings() -> tuple[Recording, ...]:
+    """Return the recordings that are on here."""
+    apart = None if INNERMOST.get() is None else next(scoped(Apart), None)
+    return _active if apart is None else (apart.recording,)
+
+
+@contextmanager
+def record(capacity: int = CAPACITY) -> Iterator[Recording]:
+    """Collect every tunable call of the program, in all its threads, without tuning anything while it lasts.
+
+    Calls run with what is known already, else with the heuristic, else with the first candidate.
+    """
+    global _active  # noqa: PLW0603 - process-wide on purpose: frameworks run backward passes in threads of their own
+    if capacity < 1:
+        raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
+    recording = Recording(capacity)
+    GATE.hold()
+    with _active_lock:
+        _active = (*_active, recording)
+    # Memoised answers are given without a look at what is recorded. While a recording is on, none is memoised.
+    GATE.invalidate()
+    try:
+        yield recording
+    finally:
+        with _active_lock:
+            _active = tuple(r for r in _active if r is not recording)
+        GATE.release()
+
+
+def record_invocation(
+    dev: str, op_id_v: str, call_key: str, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Remember a call in the process's registry, with specs in place of arrays."""
+    _registry.observe(Problem(dev, op_id_v, call_key), kernel, args, kwargs)
+
+
+def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Return what was remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
+    found: dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {}
+    for call in _registry:
+        if call.problem.device == dev:
+            by_key = found.setdefault(call.problem.op, {})
+            by_key[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
+    return found
+
+
+def clear_invocations() -> None:
+    """Forget what `record_invocation` remembered."""
+    with _registry._lock:  # noqa: SLF001 - the registry is this module's own
+        _registry._calls.clear()  # noqa: SLF001 - as above

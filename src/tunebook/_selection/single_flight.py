@@ -1,0 +1,484 @@
+"""One job per key: among the threads of a process by `Flights`, among processes by leases on a `LeaseBoard`.
+
+A lease is a slip named `<id>.<generation>` that can be created once only. Whoever creates the generation after the
+highest, when there is none or all present are dead, holds the lease. A slip is dead when its bytes have not changed for
+the lease's time by the waiter's own clock, or when a process of this host made it that no longer exists; its holder
+changes them four times in that time. A slip that looks alive is never removed or renamed by another: stealing that
+way made two holders overlap in 9 % of kills, generations in none of 585. flock is no substitute: a forked child keeps
+it alive, and on many network mounts it means nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import random
+import re
+import threading
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+
+from tunebook._base.errors import StoreError, TunebookError, warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from tunebook.stores._protocol import LeaseBoard
+
+T = TypeVar("T")
+
+LEASE_S: Final = 10.0  # how long a holder on another host is waited for after its last sign of life
+_BEATS: Final = 4  # per lease time: three may be late or lost before anyone takes over
+_POLL_S: Final = (0.005, 0.05)  # first and longest wait between two looks; a takeover costs one of them
+# A slip that stays empty was made by a process that died before its one write. It may be passed over long before the
+# lease's time, because its maker, if it only paused there, does not hold until it has found nobody ahead of it.
+_EMPTY_S: Final = 0.25
+_UNKNOWN_HOST: Final = "unknown"
+
+
+class _Forks:
+    """Counts the forks since this module was imported: what an ancestor's threads hold, a forked child does not.
+
+    Not the pid: parent and child can have the same one, across pid namespaces.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        os.register_at_fork(after_in_child=self._add)
+
+    def _add(self) -> None:
+        self.count += 1
+
+
+_FORKS: Final = _Forks()
+
+
+class _Leading:
+    """While entered, calls from within know that they are part of the work for a key.
+
+    "Within" is the context: this thread, and what it starts by a fork or with a copy of its context.
+    """
+
+    def __init__(self, scope: object, key: Hashable) -> None:
+        self._scope: Final = scope
+        self._key: Final = key
+        self._over = False  # for copies of the context that outlive the work
+
+    def __enter__(self) -> None:
+        self._token = _leading.set((*_leading.get(), self))
+
+    def __exit__(self, *_: object) -> None:
+        _leading.reset(self._token)
+        self._over = True
+
+    def covers(self, scope: object, key: Hashable) -> bool:
+        return self._scope is scope and self._key == key and not self._over
+
+
+_leading: ContextVar[tuple[_Leading, ...]] = ContextVar("tunebook_leading", default=())
+
+
+def _leads(scope: object, key: Hashable) -> bool:
+    return any(entered.covers(scope, key) for entered in _leading.get())
+
+
+class _Flight(Generic[T]):
+    """One run of the work of one key, for all who ask meanwhile. Entered by the thread that does the work.
+
+    A context manager, because it has to see every error and must not catch any.
+    """
+
+    def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
+        self.up: Final = up
+        # With the number of forks, so that a forked child does not wait for its parent's threads.
+        self.key: Final = (_FORKS.count, key)
+        self.landed: Final = threading.Event()
+        self.result: tuple[T] | None = None
+        self.error: Exception | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self.error = error
+        # Forgotten before it lands: a waiter that tries again must not find it still up.
+        self.up.pop(self.key, None)
+        # If the work forked, this may be the child, where a thread that no longer exists may own the event's lock.
+        if self.key[0] == _FORKS.count:
+            self.landed.set()
+
+    def outcome(self) -> tuple[T] | None:
+        """Wait; return the result in a tuple, or None if the leader was interrupted and somebody must try again."""
+        self.landed.wait()
+        if isinstance(self.error, TunebookError):
+            # Ours can be copied, as they can be pickled. One object raised in 32 threads has a traceback of them all.
+            raise copy.copy(self.error) from self.error
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Flights(Generic[T]):
+    """Work that many threads ask for and one does. In a forked child it starts empty."""
+
+    def __init__(self) -> None:
+        # No lock: `setdefault` and `pop` are atomic, and a lock that another thread held at a fork would stay locked
+        # in the child.
+        self._up: Final[dict[tuple[int, Hashable], _Flight[T]]] = {}
+
+    def busy(self, key: Hashable) -> bool:
+        """Whether a thread of this process is at work for the key."""
+        return (_FORKS.count, key) in self._up
+
+    def run(self, key: Hashable, work: Callable[[], T]) -> tuple[T, bool]:
+        """Return the result of `work`, and whether this call did it rather than wait for the thread that did.
+
+        An error is raised in every thread that waited, and then forgotten: the next call tries again. The library's
+        own errors are copied for each waiter; of another class nobody knows how to make a second object, so that one
+        is shared. What is no `Exception` (KeyboardInterrupt) ends the leader's call only: a waiter does the work then.
+        A call from within the work would wait for itself: it does the work instead.
+        """
+        if _leads(self, key):
+            return work(), True
+        while True:
+            mine = _Flight(self._up, key)
+            flight = self._up.setdefault(mine.key, mine)
+            if flight is mine:
+                with mine, _Leading(self, key):
+                    result = work()
+                    mine.result = (result,)
+                return result, True
+            if (landed := flight.outcome()) is not None:
+                return landed[0], False
+
+
+class Maker(NamedTuple):
+    """The process that made a slip. With its start time, because pids come back."""
+
+    host: str
+    pid: int
+    started: str
+
+    def is_gone(self, proc: Path = Path("/proc")) -> bool:
+        """Whether this was a process of this host and no longer exists; False if that cannot be known."""
+        if self.host != this_process(proc).host or self.host == _UNKNOWN_HOST:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # another user's, and there; what /proc hides from us may be there too, so that alone proves nothing
+        seen = _state_and_start(self.pid, proc)
+        # A zombie holds nothing: its parent may never ask how it died.
+        return seen is not None and (seen[0] in {"Z", "X"} or seen[1] != self.started)
+
+
+def this_process(proc: Path = Path("/proc")) -> Maker:
+    """Return the maker that this process is; its host is "unknown" where there is no usable /proc."""
+    return _identify(proc, _FORKS.count)
+
+
+@functools.lru_cache(maxsize=4)
+def _identify(proc: Path, _forks: int) -> Maker:
+    pid = os.getpid()
+    try:
+        # Containers on one machine share its boot, but not their process numbers.
+        boot = (proc / "sys/kernel/random/boot_id").read_text("utf-8").strip()
+        namespace = (proc / "self/ns/pid").readlink()
+        seen_as = str((proc / "self").readlink())
+    except OSError:
+        seen_as = ""
+    seen = _state_and_start(pid, proc)
+    # A /proc of another namespace shows other processes under our numbers.
+    if seen is None or seen_as != str(pid):
+        return Maker(host=_UNKNOWN_HOST, pid=pid, started="0")
+    return Maker(host=f"{boot}/{namespace}", pid=pid, started=seen[1])
+
+
+def _state_and_start(pid: int, proc: Path) -> tuple[str, str] | None:
+    try:
+        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    # The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+# The content of a slip: host, pid, start time, a number that no other slip has, and the heartbeat's count.
+_SLIP: Final = re.compile(rb"(\S+) ([1-9][0-9]{0,8}) ([0-9]+) [0-9a-f]{16} [0-9]{12}\n")
+
+
+def maker_of(content: bytes) -> Maker | None:
+    """Return who made a slip, from its content; None if that says nothing of the kind."""
+    match = _SLIP.fullmatch(content)
+    if match is None:
+        return None
+    return Maker(host=match[1].decode("ascii", "replace"), pid=int(match[2]), started=match[3].decode())
+
+
+class _Slip:
+    """A slip that this process made. Its heartbeat ends when it is withdrawn, lost, or forgotten by its owner."""
+
+    def __init__(self, board: LeaseBoard, lease_id: str, generation: int, maker: Maker) -> None:
+        self.generation: Final = generation
+        self._board: Final = board
+        self._lease_id: Final = lease_id
+        self._name: Final = f"{lease_id}.{generation}"
+        self._signature: Final = f"{maker.host} {maker.pid} {maker.started} {os.urandom(8).hex()} ".encode()
+        self._beats = 0
+        self._forks: Final = _FORKS.count
+        self._withdrawn: Final = threading.Event()
+        self._lock: Final = threading.Lock()  # a beat that ends after the removal could mark the next holder's slip
+
+    def post(self) -> bool:
+        """Put the slip on the board; False if somebody else did."""
+        return self._board.create(self._name, self.content())
+
+    def keep(self, lease_s: float) -> None:
+        """Beat in a thread from now on."""
+        beat = threading.Thread(
+            target=_keep_alive,
+            args=(weakref.ref(self), self._withdrawn, lease_s / _BEATS),
+            name=f"tunebook lease {self._name}",
+            daemon=True,
+        )
+        # At interpreter exit no thread can be started. The lease may lapse then, which costs a second tuning at most.
+        with suppress(RuntimeError):
+            beat.start()
+
+    def renew(self) -> bool:
+        """Change the slip's bytes; False if it is no longer ours to change."""
+        with self._lock:
+            if self._withdrawn.is_set() or not self._is_ours():
+                return False
+            self._beats += 1
+            return self._board.rewrite(self._name, self.content())
+
+    def withdraw(self, *, lower: bool) -> None:
+        """Take the slip off the board, after all lower generations if asked to; nothing in a forked child."""
+        if self._forks != _FORKS.count:
+            return
+        self._withdrawn.set()
+        with self._lock:
+            if not self._is_ours():
+                return
+            if lower:
+                # Ours goes last: while it is there nobody else can hold the lease, so none of these is a new holder's.
+                for generation in self._board.generations(self._lease_id):
+                    if generation < self.generation:
+                        self._board.remove(f"{self._lease_id}.{generation}")
+            self._board.remove(self._name)
+
+    def content(self) -> bytes:
+        """Return the bytes that the slip has, or gets next."""
+        return b"%s%012d\n" % (self._signature, self._beats)
+
+    def _is_ours(self) -> bool:
+        # Paused past its lease, taken over and released since, the same name can be another's slip by now.
+        return (self._board.read(self._name) or b"").startswith(self._signature)
+
+
+def _keep_alive(slip_ref: weakref.ref[_Slip], withdrawn: threading.Event, every_s: float) -> None:
+    while not withdrawn.wait(every_s):
+        slip = slip_ref()
+        if slip is None:
+            return
+        # A beat that fails is not worth a warning: the next may succeed, and what the holder publishes is fenced.
+        with suppress(StoreError):
+            if not slip.renew():
+                return
+        del slip
+
+
+class Found(NamedTuple, Generic[T]):
+    """The result was there."""
+
+    result: T
+
+
+class Busy(NamedTuple):
+    """Somebody else is at work, and the caller would wait no longer."""
+
+
+class Held(NamedTuple):
+    """The lease, or the leave to go on without one (generation 0). Released once what it was held for is published.
+
+    Who takes over has the higher generation. After a release they start again at 1, so a holder publishes under its
+    own plus that of the record as it found it when it began. (As it finds it when it publishes would not do: that may
+    be the record of who took over from it, which it must not replace.)
+    """
+
+    generation: int
+    slip: _Slip | None = None
+
+    def release(self) -> None:
+        """Let others hold it. Does nothing the second time, nor in a forked child."""
+        if self.slip is None:
+            return
+        try:
+            self.slip.withdraw(lower=True)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{error} Others wait until the lease has lapsed.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Claim:
+    """One waiter's view of one lease: the slips present, and for how long it has seen each of them unchanged."""
+
+    def __init__(
+        self,
+        *,
+        board: LeaseBoard,
+        lease_id: str,
+        lease_s: float,
+        clock: Callable[[], float],
+        maker: Maker,
+        is_gone: Callable[[Maker], bool],
+    ) -> None:
+        self.board, self.lease_id, self.lease_s = board, lease_id, lease_s
+        self.clock, self.maker, self.is_gone = clock, maker, is_gone
+        self.looked_at_s = 0.0
+        self.still_s: dict[tuple[int, bytes], float] = {}
+
+    def attempt(self) -> _Slip | None:
+        """Create the next generation if all present are dead; None if somebody else holds the lease or was faster."""
+        present = self._present()
+        if not self._all_dead(present):
+            return None
+        slip = _Slip(self.board, self.lease_id, max(present, default=0) + 1, self.maker)
+        if not slip.post():
+            return None
+        # Meanwhile another may have taken over, failed and released, and a third begun at generation 1 again: two
+        # different names, both free. Of two such, the later sees the other here; without this look both would hold.
+        if self._present() == {**present, slip.generation: slip.content()}:
+            return slip
+        slip.withdraw(lower=False)
+        return None
+
+    def _present(self) -> dict[int, bytes]:
+        # What is listed but cannot be read (removed just now, or a dangling link) counts as an empty slip.
+        present = self.board.generations(self.lease_id)
+        return {generation: self.board.read(f"{self.lease_id}.{generation}") or b"" for generation in present}
+
+    def _all_dead(self, present: dict[int, bytes]) -> bool:
+        """Whether nobody holds the lease. The highest slip alone would not tell.
+
+        It may have been left by a process that was killed before it could see that a lower one was alive.
+        """
+        now = self.clock()
+        # A longer gap counts as one beat's: if this process was stopped, perhaps the holder was too (a frozen
+        # container), and must have the time to show that it lives.
+        passed_s = min(now - self.looked_at_s, self.lease_s / _BEATS)
+        self.looked_at_s = now
+        known = self.still_s
+        self.still_s = {slip: known[slip] + passed_s if slip in known else 0.0 for slip in present.items()}
+        return all(self._is_dead(content, still_s) for (_, content), still_s in self.still_s.items())
+
+    def _is_dead(self, content: bytes, still_s: float) -> bool:
+        if still_s >= (self.lease_s if content else min(_EMPTY_S, self.lease_s)):
+            return True
+        maker = maker_of(content)
+        return maker is not None and self.is_gone(maker)
+
+
+def acquire(
+    board: LeaseBoard | None,
+    lease_id: str,
+    *,
+    look: Callable[[], T | None],
+    lease_s: float = LEASE_S,
+    deadline_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    jitter: Callable[[], float] = random.random,
+    maker: Maker | None = None,
+    is_gone: Callable[[Maker], bool] = Maker.is_gone,
+) -> Held | Found[T] | Busy:
+    """Wait until `look` returns something or the lease can be held, for `deadline_s` at most (None: as long as needed).
+
+    Where there is no board, or it fails (one warning), the caller goes on without a lease. A holder that asks again for
+    what it holds waits for itself.
+    """
+    if board is None:
+        return _unless_found(Held(0), look)
+    claim = _Claim(
+        board=board, lease_id=lease_id, lease_s=lease_s, clock=clock, maker=maker or this_process(), is_gone=is_gone
+    )
+    wait_s, longest_s = _POLL_S
+    give_up = None if deadline_s is None else clock() + deadline_s
+    while (found := look()) is None:
+        try:
+            slip = claim.attempt()
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
+            return Held(0)
+        if slip is not None:
+            slip.keep(lease_s)
+            return _unless_found(Held(slip.generation, slip), look)
+        if give_up is not None and clock() >= give_up:
+            return Busy()
+        # Jittered, or a hundred waiters would all list the directory at the same moment.
+        sleep(wait_s * (0.5 + jitter() / 2))
+        wait_s = min(2 * wait_s, longest_s)
+    return Found(found)
+
+
+def _unless_found(held: Held, look: Callable[[], T | None]) -> Held | Found[T]:
+    """Look once more: a holder may have published and released since the last look."""
+    with ExitStack() as unless_returned:
+        unless_returned.callback(held.release)
+        if (found := look()) is not None:
+            return Found(found)
+        unless_returned.pop_all()
+    return held
+
+
+def single_flight(
+    flights: Flights[Found[T] | Busy],
+    key: Hashable,
+    board: LeaseBoard | None,
+    lease_id: str,
+    *,
+    look: Callable[[], T | None],
+    work: Callable[[int], T],
+    instead: Callable[[], T] | None = None,
+    lease_s: float = LEASE_S,
+) -> T:
+    """Return what `look` finds, or else the result of `work`, done once among threads and among processes.
+
+    `work` gets the generation to publish under, and publishes before it returns, so that the next holder finds it.
+    With `instead`, that is called rather than waiting for whoever is at work. A call from within the work under the
+    same lease id would wait for itself: it does the work, without a lease.
+    """
+    if _leads(single_flight, lease_id):
+        return work(0)
+
+    def lead() -> Found[T] | Busy:
+        claimed = acquire(board, lease_id, look=look, lease_s=lease_s, deadline_s=None if instead is None else 0.0)
+        if not isinstance(claimed, Held):
+            return claimed
+        with claimed, _Leading(single_flight, lease_id):
+            return Found(work(claimed.generation))
+
+    while instead is None or not flights.busy(key):
+        outcome, _ = flights.run(key, lead)
+        if isinstance(outcome, Found):
+            result: T = outcome.result
+            return result
+        # Busy though this call would wait: the thread that led it would not. Then this one leads, or waits for another.
+        if instead is not None:
+            break
+    return instead()

@@ -1,0 +1,365 @@
+"""The persistent tier as the selector sees it: which entries may be trusted, and what is written after tuning."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from tunebook._base.config_codec import TAG, encode, fingerprint_of
+from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import Body, Head, Record, identity
+from tunebook._base.vocabulary import Problem
+from tunebook._space.space import Space
+from tunebook._tuning.job import History
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tunebook._base.vocabulary import Json, Measurement
+    from tunebook._selection.persistent_cache import PersistentCache
+    from tunebook._statistics.roofline import Roofline
+    from tunebook._tuning.job import Call, Tuned
+    from tunebook.search import Nearest, Search
+
+C = TypeVar("C")
+
+# Measurements under other code or in other environments are kept, because a later one may return to them; but an
+# entry that is tuned anew after every edit must not grow without end.
+KEPT_MEASUREMENTS: Final = 2000
+_INDEXES: Final = 64
+
+
+class Trusted(NamedTuple, Generic[C]):
+    """An entry that may be used."""
+
+    config: C
+    record: Record
+
+
+class Refused(NamedTuple, Generic[C]):
+    """Why there is no entry that may be used. `outdated` is one that only the environment speaks against."""
+
+    reason: str
+    outdated: Trusted[C] | None = None
+
+
+class Book(Generic[C]):
+    """Reads and writes one `PersistentCache` on behalf of kernels."""
+
+    def __init__(self, persistent: PersistentCache[C], now_s: Callable[[], float] = time.time) -> None:
+        self.persistent: Final = persistent
+        self._now_s = now_s
+        self._indexes: dict[str, dict[str, C]] = {}
+
+    def find(self, call: Call[C]) -> Trusted[C] | Refused[C]:
+        """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
+        record = self.persistent.read(call.problem)
+        if record is None:
+            return Refused(f"no entry in {self.persistent.store.where}")
+        head = record.head
+        if not head.decided:
+            return Refused("no decision, because every candidate failed")
+        try:
+            checksum = call.kernel.checksum(call.inv)
+            # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
+            # user who imported it vouches for it.
+            if head.checksum and head.checksum != checksum:
+                return Refused("the entry was made by other code or other candidates, so it is tuned anew")
+            entry = self._match(call, record, checksum)
+        except CodecError as error:
+            return Refused(f"the entry is not a configuration of this kernel: {error}")
+        environment = call.kernel.environment(call.inv)
+        if isinstance(entry, Trusted) and head.environment not in {"", environment}:
+            reason = f"the entry was made under {head.environment}; this is {environment}, so it must be verified first"
+            return Refused(reason, entry)
+        return entry
+
+    def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
+        """Find the stored configuration among the live candidates.
+
+        That is lossless whatever the class, and it is what a poisoned book fails at.
+        """
+        candidates = call.kernel.candidates(call.inv)
+        if isinstance(candidates, Space):
+            # It may have any size, and need not be listed to tell whether a configuration is in it.
+            member: Any = candidates.decoded(record.head.config)
+            if member is not None:
+                return Trusted(member, record)
+        index = self._indexes.get(checksum)
+        if index is None:
+            if len(self._indexes) >= _INDEXES:
+                self._indexes.clear()
+            index = self._indexes[checksum] = self._index(call)
+        if not index:
+            return Trusted(self.persistent.config_of(record), record)
+        found = index.get(fingerprint_of(record.head.config))
+        if found is None and not record.head.checksum:
+            found = index.get(fingerprint_of(encode(self.persistent.config_of(record))))
+        if found is None:
+            return Refused("the stored configuration is not among the kernel's candidates")
+        return Trusted(found, record)
+
+    def _index(self, call: Call[C]) -> dict[str, C]:
+        given = call.kernel.candidates(call.inv)
+        # Of a space, members are told without a list; only what may have won besides is left.
+        candidates = list(islice(given, 1)) if isinstance(given, Space) else list(given)
+        heuristic = call.kernel.heuristic(call.inv)
+        if candidates and heuristic is not None:
+            candidates.append(heuristic)  # it is in every race, so it may have won
+        index: dict[str, C] = {}
+        for config in candidates:
+            try:
+                index[fingerprint_of(self.persistent.encode(config))] = config
+            except CodecError:
+                continue  # what cannot be written cannot be in the book
+        return index
+
+    def history(self, call: Call[C]) -> History:
+        """Return what is known about a call's problem before it is tuned."""
+        record = self.persistent.read(call.problem)
+        if record is None:
+            return History()
+        body = body_of(record)
+        complete = body.provenance.get("complete") is not False and not ground_of(body)
+        known = body.measurements
+        if record.head.environment == (environment := call.kernel.environment(call.inv)):
+            known += tuple(_carried_over(known, environments_verified(body), environment))
+        return History(known, winner_of(body), record.head.generation, complete)
+
+    def start_for(self, call: Call[C], search: Search) -> Search:
+        """Return a search that begins with what the book knows of the same kernel on other shapes and devices."""
+        from tunebook.search._warm_start import start_from  # noqa: PLC0415 - only big spaces need it
+
+        try:
+            records = list(self.persistent.store.items(call.problem.op))
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
+            return search
+        return search._replace(start=start_from(records, call.problem, search.space))
+
+    def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
+        """Return the candidate that was best for the nearest sizes, with how sure that is; None if there is none."""
+        from tunebook.search._nearest import nearest  # noqa: PLC0415 - only who asks for it needs it
+
+        try:
+            found = nearest(self.persistent.store.items(call.problem.op), call.problem)
+        except StoreError as error:
+            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
+            return None
+        if found is None:
+            return None
+        candidates = call.kernel.candidates(call.inv)
+        if isinstance(candidates, Space):
+            member: Any = candidates.decoded(found.config)
+        else:
+            member = self._index(call).get(fingerprint_of(found.config))
+        return None if member is None else (member, found)
+
+    def to_verify(self, call: Call[C], *, again: bool = False) -> Trusted[C] | None:
+        """Return the entry whose finalists may be measured again, instead of everything; None if there is none.
+
+        That is an outdated one, unless all that is known was measured here as well; with `again`, any.
+        """
+        entry = self.find(call)
+        found = entry if isinstance(entry, Trusted) else entry.outdated
+        if found is None:
+            return None
+        body = body_of(found.record)
+        code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
+        valid = [m for m in body.measurements if m.code == code and m.failure is None]
+        here = {m.fingerprint for m in valid if m.environment == environment}
+        nothing_new = all(m.fingerprint in here for m in valid)
+        return None if winner_of(body) is None or (nothing_new and not again) else found
+
+    def publish(self, call: Call[C], tuned: Tuned[C], generation: int, *, verified: Trusted[C] | None = None) -> C:
+        """Write what a tuning found, and return the configuration that stands.
+
+        That is an earlier one if it may be used, and is pinned, or nothing disturbed its tuning, as something did this
+        one. `verified` is the entry whose choice was found to hold here too. A configuration that cannot be written
+        costs one warning and stays in memory. `generation` is that of the record as it was before the tuning, plus the
+        lease's: a holder that was paused past its lease so comes out below the one that took over, and the store
+        refuses its late record.
+        """
+        earlier = self.persistent.read(call.problem)
+        pinned = earlier is not None and earlier.head.origin == "pinned"
+        standing: Trusted[C] | Refused[C] = Refused("") if tuned.ground.quiet and not pinned else self.find(call)
+        if isinstance(standing, Trusted) and pinned:
+            return self._beside_pin(standing, tuned, generation)
+        if isinstance(standing, Trusted) and not ground_of(body_of(standing.record)):
+            clean: C = standing.config
+            return clean
+        try:
+            head = self._head(call, self.persistent.encode(tuned.config), generation)
+        except CodecError as error:
+            warn_once("unwritable", call.problem.op, f"{call.problem.op}: tuned, but not written down: {error}")
+            return tuned.config
+        provenance = _provenance(tuned, self._now_s())
+        if verified is not None:
+            provenance |= _restamped(verified.record, tuned, self._now_s())
+        self._write(head, tuned.measurements, provenance, earlier)
+        return tuned.config
+
+    def _beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
+        """Keep what was measured, and leave the choice with who pinned it."""
+        head = replace(pin.record.head, generation=generation)
+        self._write(head, tuned.measurements, dict(body_of(pin.record).provenance), pin.record)
+        return pin.config
+
+    def publish_failures(self, call: Call[C], measurements: Sequence[Measurement], generation: int) -> None:
+        """Write down how every candidate failed. There is no decision in that, and an earlier one stays as it is."""
+        earlier = self.persistent.read(call.problem)
+        if earlier is not None and earlier.head.decided:
+            head, provenance = replace(earlier.head, generation=generation), dict(body_of(earlier).provenance)
+        else:
+            try:
+                head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
+            except CodecError:
+                return  # what cannot be written could not be told from another candidate later
+        if measurements:
+            self._write(head, measurements, provenance, earlier)
+
+    def _head(self, call: Call[C], config: Json, generation: int) -> Head:
+        return Head(
+            problem=call.problem,
+            config=config,
+            checksum=call.kernel.checksum(call.inv),
+            origin="tuned",
+            environment=call.kernel.environment(call.inv),
+            generation=generation,
+        )
+
+    def _write(
+        self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
+    ) -> None:
+        before = Body() if earlier is None else body_of(earlier)
+        written = [m for m in new if not _is_nameless(m)]
+        body = Body(measurements=_kept(before.measurements, written), provenance=provenance, extra=before.extra)
+        self.persistent.write(Record(head if earlier is None else replace(head, extra=earlier.head.extra), body))
+
+
+def body_of(record: Record) -> Body:
+    """Return a record's body, or an empty one if it cannot be read: the head alone answers calls."""
+    try:
+        return record.body
+    except CodecError:
+        return Body()
+
+
+def winner_of(body: Body) -> str | None:
+    """Return the fingerprint of the configuration that was chosen on these measurements, if that was written down."""
+    winner = body.provenance.get("winner")
+    return winner if isinstance(winner, str) else None
+
+
+def ground_of(body: Body) -> tuple[str, ...]:
+    """Return what disturbed the tuning that chose; nothing if nothing did."""
+    reasons = body.provenance.get("ground")
+    return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
+
+
+def environments_verified(body: Body) -> tuple[str, ...]:
+    """Return the environments whose choice was found to hold in the record's own."""
+    verified = body.provenance.get("verified")
+    earlier = verified.get("environments") if isinstance(verified, dict) else None
+    return tuple(map(str, earlier)) if isinstance(earlier, list) else ()
+
+
+def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    """Return the facts of a choice that was found to hold; those that were not measured now were as complete before."""
+    facts = body_of(record).provenance
+    environments: list[Json] = [*environments_verified(body_of(record))]
+    if record.head.environment not in environments:
+        environments.append(record.head.environment)
+    return {
+        "verified": {"when": now_s, "tuned": facts.get("when"), "environments": environments},
+        "complete": tuned.complete and facts.get("complete") is not False,
+    }
+
+
+def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
+    """Yield what was measured where the choice was found to hold since, as if it had been dropped from a race here.
+
+    Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
+    """
+    here = {identity(m) for m in known}
+    latest = {
+        (m.fingerprint, m.code, m.policy): m
+        for m in sorted(known, key=lambda m: m.when)
+        if m.environment in verified and m.failure is None
+    }
+    for m in latest.values():
+        carried = m._replace(environment=environment, dropped=True, extra={**m.extra, "measured_under": m.environment})
+        if identity(carried) not in here:
+            yield carried
+
+
+def _is_nameless(m: Measurement) -> bool:
+    """Whether it is of a configuration that cannot be written: it goes by its place in a list, which may change."""
+    return isinstance(m.config, dict) and m.config.get(TAG) == "unwritable"
+
+
+def _kept(known: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    fresh = {identity(m) for m in new}
+    older = sorted((m for m in known if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
+    return (*new, *older[: max(0, KEPT_MEASUREMENTS - len(new))])
+
+
+def _when_and_where(now_s: float) -> dict[str, Json]:
+    return {"when": now_s, "host": os.uname().nodename}
+
+
+def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
+    facts = _when_and_where(now_s)
+    facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
+    facts["found"] = _found(tuned)
+    if tuned.default is not None:
+        facts["default"] = tuned.default
+    if tuned.roofline is not None:
+        facts["roofline"] = _written_down(tuned.roofline)
+    if not tuned.ground.quiet:
+        facts["ground"] = list(tuned.ground.reasons)
+    if tuned.verdict is not None:
+        facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
+    return facts
+
+
+def _found(tuned: Tuned[Any]) -> dict[str, Json]:
+    """Return a tuning in a few numbers, so that a list of many need not read their measurements."""
+    kinds = Counter(m.failure.kind for m in tuned.measurements if m.failure is not None)
+    failed: dict[str, Json] = {str(kind): count for kind, count in kinds.items()}
+    compile_s = math.fsum(m.compile_s for m in tuned.measurements if m.compile_s)
+    found: dict[str, Json] = {"tried": len(tuned.measurements), "failed": failed, "compile_s": compile_s}
+    if tuned.verdict is not None:
+        values = {ranked.measurement.fingerprint: ranked.value_s for ranked in tuned.verdict.ranking}
+        found["best_s"] = tuned.verdict.winner.value_s
+        if (default_s := values.get(tuned.default or "")) is not None:
+            found["default_s"] = default_s
+    return found
+
+
+def _written_down(roofline: Roofline) -> dict[str, Json]:
+    amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
+    # An amount may be anything that counts, such as an integer of numpy's.
+    return {name: float(amount) for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
+
+
+def record_of_tuning(tuned: Tuned[Any]) -> Record:
+    """Return what a tuning found as a record, for whoever shows records; it is not for a store."""
+    best = None if tuned.verdict is None else tuned.verdict.winner.measurement
+    try:
+        config = encode(tuned.config) if best is None else best.config
+    except CodecError:
+        config = repr(tuned.config)
+    head = Head(
+        problem=tuned.problem or Problem("", "several calls", ""),
+        config=config,
+        checksum="",
+        origin="tuned",
+        environment="" if best is None else best.environment,
+    )
+    return Record(head, Body(measurements=tuned.measurements, provenance=_provenance(tuned, tuned.when)))

@@ -1,0 +1,134 @@
+"""The axes of a space: what kind of values one has, which are next to each other, and where a model sees them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+from tunebook._base.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Kind: TypeAlias = Literal["ordered", "log", "categorical", "permutation"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+# Values that span this factor are compared by their ratios: from 16 to 32 is as far as from 128 to 256.
+_WIDE: Final = 4.0
+# The largest value of an axis of sizes is at least this; numbers of stages or of unrolled steps are smaller.
+_SIZE: Final = 16
+# What is a multiple of this is as round as hardware asks for: the lanes of a warp or wavefront, or a cache line.
+_ROUND: Final = 64
+# On an axis with more values than this, a neighbour is at most a jump of a power of two away, not any other value.
+_MANY: Final = 32
+
+
+class Axis(NamedTuple):
+    """One axis, its values in canonical order: ascending if they are ordered, else as they were given."""
+
+    name: str
+    values: tuple[Any, ...]
+    kind: Kind
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether one value is more than another."""
+        return self.kind in {"ordered", "log"}
+
+    def beside(self, index: int) -> Iterator[int]:
+        """Yield the positions one step away: the next values, a swap of two neighbours, or any other category."""
+        if self.is_ordered:
+            yield from (at for at in (index - 1, index + 1) if 0 <= at < len(self.values))
+        elif self.kind == "permutation":
+            yield from _swapped(self.values, index)
+        else:
+            yield from (at for at in range(len(self.values)) if at != index)
+
+    def others(self, index: int) -> Iterator[int]:
+        """Yield the positions that one change of this axis can reach; of many ordered values, not all of them."""
+        count = len(self.values)
+        if count <= _MANY or not self.is_ordered:
+            yield from (at for at in range(count) if at != index)
+            return
+        jump = 1
+        while jump < count:
+            yield from (at for at in (index - jump, index + jump) if 0 <= at < count)
+            jump *= 2
+
+    def positions(self) -> list[tuple[float, ...]]:
+        """Return where a model sees each value: on a line of length 1, or each category in a direction of its own."""
+        if len(self.values) == 1:
+            return [(0.0,)]
+        if not self.is_ordered and len(self.values) > 2:
+            return [tuple(float(at == i) for i in range(len(self.values))) for at in range(len(self.values))]
+        last = len(self.values) - 1
+        ranks = [at / last for at in range(last + 1)]
+        if self.kind != "log":
+            return [(rank,) for rank in ranks]
+        # Half by rank and half by ratio: neither alone tells 16, 32, 48, ... 256 as kernels see them.
+        low, high = math.log(self.values[0]), math.log(self.values[-1])
+        return [((rank + (math.log(v) - low) / (high - low)) / 2,) for rank, v in zip(ranks, self.values, strict=True)]
+
+    def roundness(self) -> list[tuple[float, ...]] | None:
+        """Return how round each value is, from 0 to 1; None if its position on the axis says as much.
+
+        A block of 96 fills warps and cache lines as one of 64 does, and one of 72 does not; and 64 divides most
+        problems without a rest, which 96 does not. To a model that sees only how large they are, times would look like
+        noise.
+        """
+        parts = [part for part in (self._halvings(), self.powers_of_two()) if part is not None]
+        return [tuple(value / math.sqrt(len(parts)) for value in values) for values in zip(*parts, strict=True)] or None
+
+    def powers_of_two(self) -> list[float] | None:
+        """Return 1 for each value that is a power of two, and 0 for the others; None if all are alike."""
+        if len(self.values) < 3 or not self._has_counts():
+            return None
+        powers = [float(v.bit_count() == 1) for v in self.values]
+        return powers if len(set(powers)) > 1 else None
+
+    def _halvings(self) -> list[float] | None:
+        """Return how often each size can be halved, from 0 to 1; None for what is no size, or if all are alike."""
+        if not self._has_counts() or self.values[-1] < _SIZE or all(v.bit_count() == 1 for v in self.values):
+            return None
+        halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
+        low, high = min(halvings), max(halvings)
+        return [(count - low) / (high - low) for count in halvings] if low < high else None
+
+    def _has_counts(self) -> bool:
+        return self.is_ordered and all(type(v) is int and v > 0 for v in self.values)
+
+
+def axis_of(name: str, values: Sequence[Any], kind: str | None = None) -> Axis:
+    """Return an axis; its kind is told from the values unless it is given."""
+    if kind is not None and kind not in KINDS:
+        raise DefinitionError(f"{name!r} cannot be {kind!r}; an axis is one of {', '.join(KINDS)}")
+    found = _kind_of(values)
+    if kind in {"ordered", "log"} and found not in {"ordered", "log"}:
+        raise DefinitionError(f"axis {name!r} has values that are no numbers, so it cannot be {kind!r}")
+    if kind == "log" and min(values) <= 0:
+        raise DefinitionError(f"axis {name!r} has values of zero or less, so it cannot be 'log'; write 'ordered'")
+    if kind == "permutation" and found != "permutation":
+        raise DefinitionError(f"axis {name!r} has values that are not all orders of the same things")
+    chosen: Kind = kind or found  # type: ignore[assignment] # checked above
+    return Axis(name, tuple(sorted(values)) if chosen in {"ordered", "log"} else tuple(values), chosen)
+
+
+def _kind_of(values: Sequence[Any]) -> Kind:
+    if all(type(v) in (int, float) and math.isfinite(v) for v in values):
+        low, high = min(values), max(values)
+        return "log" if low > 0 and high / low >= _WIDE else "ordered"
+    if len(values) > 1 and all(isinstance(v, tuple) for v in values):
+        first = Counter(values[0])
+        if len(values[0]) > 1 and all(Counter(v) == first for v in values):
+            return "permutation"
+    return "categorical"
+
+
+def _swapped(values: tuple[Any, ...], index: int) -> Iterator[int]:
+    place = {value: at for at, value in enumerate(values)}
+    order = values[index]
+    for i in range(len(order) - 1):
+        swapped = (*order[:i], order[i + 1], order[i], *order[i + 2 :])
+        at = place.get(swapped, index)
+        if at != index:
+            yield at

@@ -1,0 +1,134 @@
+"""Choosing among whole implementations of one operation."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from tunebook._base.errors import DefinitionError
+from tunebook._base.hashing import blake2b
+from tunebook._code.checksum import code_checksum
+from tunebook._space.space import Config, Space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+
+WAY: Final = "way"
+_REMEMBERED: Final = 1024  # a service that overrides every call makes a new configuration each time
+
+
+class Option(NamedTuple):
+    """One way to do an operation, which takes `config` if it has a `space` of its own.
+
+    A way is tried only if none in a group of a lower number gave a right result. In a group the highest `priority` is
+    tried first; it may be a function of the call's arguments, and a negative one leaves the way out. `heuristic` is
+    the configuration that stands for the way before anything is measured.
+    """
+
+    function: Callable[..., Any]
+    space: Space | None = None
+    group: int = 0
+    priority: int | Callable[..., int] = 0
+    heuristic: Mapping[str, Any] | None = None
+
+
+@final
+class Choice:
+    """Ways to do one operation. `choice(config, *args)` goes the way that a configuration names.
+
+    >>> ways = choice(builtin=sum, loop=lambda values: max(values) * 3)
+    >>> ways(Config(way="builtin"), [1, 2, 3]), [dict(config) for config in ways]
+    (6, [{'way': 'builtin'}, {'way': 'loop'}])
+    """
+
+    def __init__(self, options: dict[str, Option]) -> None:
+        if not options:
+            raise DefinitionError("a choice needs ways to choose from: choice(fast=..., plain=...)")
+        for name, option in options.items():
+            if not callable(option.function):
+                raise DefinitionError(f"{name}={option.function!r} cannot be called; give a function or an Option")
+            if option.space is not None and WAY in option.space.axes:
+                raise DefinitionError(f"the space of {name!r} has an axis {WAY!r}, which names the way; rename it")
+        self.options: Final = dict(options)
+
+    def __call__(self, config: Config, /, *args: Any, **kwargs: Any) -> Any:
+        option = self.options[config[WAY]]
+        if option.space is None:
+            return option.function(*args, **kwargs)
+        return option.function(*args, config=self._own(config), **kwargs)
+
+    def __iter__(self) -> Iterator[Config]:
+        for name, option in self.options.items():
+            points: Iterable[Mapping[str, Any]] = ({},) if option.space is None else option.space
+            yield from (Config(**{WAY: name, **point}) for point in points)
+
+    def option(self, config: Config) -> Option:
+        """Return the way that a configuration names."""
+        return self.options[config[WAY]]
+
+    @property
+    def default(self) -> Config | None:
+        """The first way of the first group, if it needs no configuration of its own or has a heuristic's."""
+        name, option = min(self.options.items(), key=lambda item: item[1].group)
+        own = {} if option.space is None else option.heuristic
+        return None if own is None else Config(**{WAY: name, **own})
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the choice as one function with the signature of the first way, and `config`."""
+        first = next(iter(self.options.values())).function
+
+        def chosen(*args: Any, config: Config, **kwargs: Any) -> Any:
+            return self(config, *args, **kwargs)
+
+        chosen.__name__ = chosen.__qualname__ = name.rpartition(".")[2]
+        chosen.__module__ = getattr(first, "__module__", None) or "builtins"
+        chosen.__doc__ = f"Goes one of these ways: {', '.join(self.options)}."
+        chosen.__signature__ = _with_config(name, first)  # type: ignore[attr-defined] # what inspect looks for
+        return chosen
+
+    def __tunebook_checksum__(self) -> str:
+        """Return a digest of what every way does."""
+        return self._code
+
+    @cached_property
+    def _code(self) -> str:
+        parts = [f"{name}={code_checksum(option.function)}" for name, option in self.options.items()]
+        return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()
+
+    def _own(self, config: Config) -> Config:
+        """Return a way's own part of a configuration: the same object each time, by which it may look things up."""
+        key = (*config.items(), *map(type, config.values()))  # 1 == 1.0, and a kernel may divide by it
+        own = self._parts.get(key)
+        if own is None:
+            if len(self._parts) >= _REMEMBERED:
+                self._parts.clear()
+            own = self._parts[key] = Config(**{axis: value for axis, value in config.items() if axis != WAY})
+        return own
+
+    @cached_property
+    def _parts(self) -> dict[Hashable, Config]:
+        return {}
+
+
+def choice(**ways: Callable[..., Any] | Option) -> Choice:
+    """Let a tunable function be one of several implementations: plain functions, or an `Option` each.
+
+    `tunable(choice(...), name="attention")` makes one function of them. The first way is what runs while nothing is
+    measured.
+    """
+    return Choice({name: way if isinstance(way, Option) else Option(way) for name, way in ways.items()})
+
+
+def _with_config(name: str, first: Callable[..., Any]) -> inspect.Signature:
+    try:
+        signature = inspect.signature(first)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(
+            f"{name!r}: the first way, {first!r}, has no signature that could be read. Put a way written in Python "
+            "first, or wrap it: lambda a, b: ..."
+        ) from error
+    parameters = [p for p in signature.parameters.values() if p.name != "config"]
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY)
+    at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    return signature.replace(parameters=[*parameters[:at], config, *parameters[at:]])

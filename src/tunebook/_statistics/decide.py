@@ -1,0 +1,154 @@
+"""From measurements to a choice: a pure function, so that the same measurements always give the same decision."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tunebook._base.record_format import canonical_json
+from tunebook._statistics.race import ENOUGH, Objective, paired, pooled_uncertainty, typical_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tunebook._base.vocabulary import Measurement
+
+# Candidates closer than this to the best one may be tied, however quiet the samples look: what the next process would
+# measure differs by as much.
+TIE: Final = 0.015
+# No rule but the incumbent's may choose a candidate that could be slower than the best by more than this...
+REGRET: Final = 0.02
+# ...or by this, if a device's own clock took the times: those repeat better (0.5 % on an H200)...
+REGRET_BY_DEVICE: Final = 0.01
+# ...by so many standard errors of the difference.
+SURE: Final = 3.5
+# A gap as wide as this between neighbours is seen in the next tuning too.
+CLEAR: Final = 0.004
+# Very noisy measurements must not declare everything tied.
+TIE_CEILING: Final = 0.10
+
+
+class Ranked(NamedTuple):
+    """A measurement with its value under the objective."""
+
+    measurement: Measurement
+    value_s: float
+
+
+class Verdict(NamedTuple):
+    """The choice and what it rests on. `tied` cannot be told apart: they are within `band` of the fastest.
+
+    `ranking` is fastest first, finalists before those that were dropped from the race.
+    """
+
+    winner: Ranked
+    rule: str
+    band: float
+    tied: tuple[Ranked, ...]
+    ranking: tuple[Ranked, ...]
+
+
+def decide(
+    measurements: Iterable[Measurement],
+    *,
+    incumbent: str | None = None,
+    heuristic: str | None = None,
+    objective: Objective = typical_s,
+) -> Verdict | None:
+    """Choose among measurements, or return None if none has a valid time.
+
+    `incumbent` and `heuristic` are fingerprints. An incumbent that cannot be told apart from the fastest stays. Else,
+    among those that are surely as good as the fastest, it is the heuristic, or the first by the text of the
+    configuration, so that neither noise nor the order of the candidates decides.
+    """
+    ranking = sorted(
+        (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
+        key=lambda r: (r.measurement.dropped, r.value_s, _text(r)),
+    )
+    if not ranking:
+        return None
+    finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
+    others = ranking[len(finalists) :]
+    finalists, error = _compared(finalists, objective)
+    bands = _bands(finalists, objective, error)
+    tied = [r for r in finalists if _behind(r, finalists[0]) <= bands.alike]
+    good = [r for r in tied if _behind(r, finalists[0]) <= bands.as_good]
+    winner, rule = _break_tie(tied, good, incumbent, heuristic)
+    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=(*finalists, *others))
+
+
+def _compared(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
+    """Return finalists by their samples beside those of the others, with the error of that, if it is more certain.
+
+    Their race took them in rounds: the i-th samples of all are neighbours in time.
+    """
+    # Candidates that compile to the same program have the same samples: they say nothing about each other.
+    distinct = list(dict.fromkeys(r.measurement.valid_samples_s for r in finalists))
+    counts = set(map(len, distinct))
+    found = None
+    if objective is typical_s and len(counts) == 1 and min(counts) >= ENOUGH:
+        found = paired([run for taken in zip(*distinct, strict=True) for run in enumerate(taken)], range(len(distinct)))
+    if found is None:
+        return list(finalists), None
+    # The fastest by its samples keeps its time, and so the others have times like it.
+    scale = finalists[0].value_s / found.times[0]
+    times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
+    compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
+    return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
+
+
+class _Bands(NamedTuple):
+    """How far behind the fastest a candidate may be and still not be told apart from it, or surely be as good."""
+
+    alike: float
+    as_good: float
+
+
+def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> _Bands:
+    behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
+    samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
+    # Of a difference, hence the square root.
+    error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
+    alike = min(max(TIE, 2 * error), TIE_CEILING)
+    if min(map(len, samples)) < ENOUGH:
+        # Too few to tell noise: what is nearly as fast is as good.
+        return _Bands(_edge(behind, alike, alike), _edge(behind, TIE, TIE))
+    clear = max(CLEAR, 2 * error)
+    by_device = ranking[0].measurement.policy.startswith("device-events")
+    as_good = min(max(0.0, (REGRET_BY_DEVICE if by_device else REGRET) - SURE * error), TIE)
+    return _Bands(_edge(behind, alike, clear), _edge(behind, as_good, clear))
+
+
+def _edge(behind: Sequence[float], limit: float, clear: float) -> float:
+    """Return how far behind the last one is before the first clear gap between neighbours, or before the limit.
+
+    At a fixed edge, a candidate that happens to lie there would be tied in one tuning and not in the next.
+    """
+    edge = 0.0
+    for gap in behind:
+        if gap > limit or gap - edge > clear:
+            break
+        edge = gap
+    return edge
+
+
+def _behind(ranked: Ranked, best: Ranked) -> float:
+    """Return how much slower than the best one it is, as a part of the best one's time."""
+    if ranked.value_s == best.value_s:
+        return 0.0
+    return (ranked.value_s - best.value_s) / abs(best.value_s) if best.value_s else math.inf
+
+
+def _break_tie(
+    tied: Sequence[Ranked], good: Sequence[Ranked], incumbent: str | None, heuristic: str | None
+) -> tuple[Ranked, str]:
+    by_rules = (("tie, kept the incumbent", tied, incumbent), ("tie, kept the heuristic", good, heuristic))
+    for rule, among, fingerprint in by_rules:
+        for ranked in among:
+            if ranked.measurement.fingerprint == fingerprint and len(among) > 1:
+                return ranked, rule
+    return (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first in canonical order")
+
+
+def _text(ranked: Ranked) -> str:
+    return canonical_json(ranked.measurement.config)

@@ -1,0 +1,186 @@
+"""What is seen of a tuning while it runs: on a terminal, in a notebook, in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tunebook._base.vocabulary import FailureKind
+    from tunebook._tuning.job import Step
+
+Progress: TypeAlias = "Callable[[Step], None]"
+
+_BAR: Final = 24
+_LOGGED_S: Final = 10.0
+_DRAWN_S: Final = 0.05  # faster than this nobody reads, and drawing takes from the measuring
+FAILED: Final[Mapping[FailureKind, str]] = {
+    "compile": "did not compile",
+    "launch": "did not run",
+    "timeout": "timed out",
+    "crash": "crashed",
+    "memory": "out of memory",
+    "wrong-result": "wrong",
+    "nan": "gave NaN",
+}
+
+
+def progress_for(
+    asked: Progress | bool | None,  # noqa: FBT001 - True, False and a function are what users pass
+    title: str,
+    stream: TextIO | None = None,
+) -> Progress | None:
+    """Return what shows progress: a function is used as it is, True shows it, None does so where somebody looks.
+
+    On a terminal that is a line drawn over itself, in colour where rich is installed; in a notebook an output that
+    changes. Elsewhere there is a line every ten seconds, if asked for, and one at the end.
+    """
+    stream = stream or sys.stderr
+    if callable(asked):
+        return asked
+    if asked is False:
+        return None
+    if stream.isatty():
+        return _rich_line(title, stream) or ProgressLine(title, stream)
+    display = _notebook_display() if stream is sys.stderr else None
+    if display is not None:
+        return NotebookLine(title, display)
+    return LogLines(title, stream) if asked else None
+
+
+def is_last(step: Step) -> bool:
+    """Whether a job has no step after this one."""
+    return step.done == step.total and step.doing == "racing"
+
+
+class _Pace:
+    """Says when enough time has passed to show something again."""
+
+    def __init__(self, every_s: float, clock_s: Callable[[], float], *, at_once: bool) -> None:
+        self._every_s, self._clock_s = every_s, clock_s
+        self._due_s = clock_s() + (0.0 if at_once else every_s)
+
+    def __call__(self, step: Step) -> bool:
+        if self._clock_s() < self._due_s and not is_last(step):
+            return False
+        self._due_s = self._clock_s() + self._every_s
+        return True
+
+
+class ProgressLine:
+    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left` over itself."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+
+    def __call__(self, step: Step) -> None:
+        self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if is_last(step) else ""))
+        self._stream.flush()
+
+
+class LogLines:
+    """Writes such a line, without the bar, now and then: what is logged is not drawn over."""
+
+    def __init__(self, title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._title, self._stream = title, stream
+        self._is_due = _Pace(_LOGGED_S, clock_s, at_once=False)
+
+    def __call__(self, step: Step) -> None:
+        if self._is_due(step):
+            self._stream.write("  ".join(text for text, _ in _parts(self._title, step)) + "\n")
+            self._stream.flush()
+
+
+class NotebookLine:
+    """Changes one output of a notebook's cell. `display` is IPython's."""
+
+    def __init__(self, title: str, display: Callable[..., Any], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._title, self._display = title, display
+        self._handle: Any = None
+        self._is_due = _Pace(_DRAWN_S, clock_s, at_once=True)
+
+    def __call__(self, step: Step) -> None:
+        if not self._is_due(step):
+            return
+        content = {"text/plain": progress_text(self._title, step)}
+        if self._handle is None:
+            self._handle = self._display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return what shows an output in a notebook, or None where there is none; IPython is loaded there already."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # A console's shell has its own terminal, and is not meant.
+    if all(kind.__name__ != "ZMQInteractiveShell" for kind in type(shell).__mro__):
+        return None
+    from IPython.display import display  # noqa: PLC0415 - it is there
+
+    return display  # type: ignore[no-any-return] # a function of theirs
+
+
+def _rich_line(title: str, stream: TextIO) -> Progress | None:
+    """Return a line in colour, cut to the width of the terminal; None where rich is not installed."""
+    try:
+        from rich.console import Console  # noqa: PLC0415 - optional
+        from rich.text import Text  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "rich":
+            raise
+        return None
+    # Not rich's own progress bar: it hides the cursor and runs a thread until it is stopped, and a tuning that ends in
+    # an error has no last step.
+    console = Console(file=stream, highlight=False)
+    is_due = _Pace(_DRAWN_S, time.monotonic, at_once=True)
+
+    def draw(step: Step) -> None:
+        if not is_due(step):
+            return
+        line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _bar(step)))
+        stream.write("\r\x1b[2K")
+        console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
+        stream.flush()
+
+    return draw
+
+
+def _bar(step: Step) -> str:
+    filled = _BAR * step.done // max(step.total, 1)
+    return f"{'━' * filled}{' ' * (_BAR - filled)}"
+
+
+def _parts(title: str, step: Step, bar: str = "") -> list[tuple[str, str]]:
+    """Return what is to be said of a step, each part with its style."""
+    heading = " ".join(filter(None, (title, step.doing, bar, f"{step.done}/{step.total}")))
+    parts = [(heading, "bold" if is_last(step) else "")]
+    if step.best_s is not None:
+        parts.append((f"best {seconds_text(step.best_s)}", "green"))
+    parts.extend((f"{count} {FAILED.get(kind, kind)}", "red") for kind, count in sorted(step.failures.items()))
+    parts.append((seconds_text(step.elapsed_s), "dim"))
+    if step.left_s:
+        parts.append((f"about {seconds_text(step.left_s)} left", "dim"))
+    return parts
+
+
+def progress_text(title: str, step: Step) -> str:
+    """Return the line for one step."""
+    return "  ".join(text for text, _ in _parts(title, step, _bar(step)))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
+    ('1.23 ms', '250 ms', '1 min 15 s')
+    """
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

@@ -1,0 +1,179 @@
+"""Times on a device, as jax's profiler sees them: how long its streams were busy with a program.
+
+The host's clock times the way to the device too, 20 to 50 us through Python, which is longer than many kernels run. A
+profile costs something as well (2 ms on a CPU, to start, stop, write and read it), so one holds several runs, and makes
+one sample of them. Whether a process can afford it is tried out once. Confirming only the finalists by it would be
+cheaper, but the host's clock has put out the best by then if all of them are shorter than the way.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import jax
+
+from tunebook._measure.stopwatch import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# What compiled candidates are called in a profile. Other threads may run programs meanwhile, which do not count.
+CANDIDATE: Final = "jit_candidate"
+# One sample is of this many runs, or of as many as fit into so long: what a profile costs is spread over them.
+_RUNS: Final = 8
+_RUNS_NS: Final = 2_000_000
+# A race takes some hundreds of samples. If each one took longer than this, tuning would be slower than what it saves.
+LONGEST_PROFILE_NS: Final = 50_000_000
+# Another profile may be running, the user's own; jax has one at a time.
+_PATIENCE_S: Final = 60.0
+_one_at_a_time: Final = threading.Lock()
+
+
+class _Span(NamedTuple):
+    module: str
+    start_ns: float
+    end_ns: float
+
+
+def record_profile(work: Callable[[], object], patience_s: float = 0.0) -> Any:
+    """Do some work under jax's profiler, and return what it saw; `RuntimeError` if it stays busy with another one."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # every call of a Python function would be an event
+    options.host_tracer_level = 1
+    options.enable_hlo_proto = False  # the text of all programs
+    with _one_at_a_time, tempfile.TemporaryDirectory(prefix="tunebook-profile-") as folder:
+        _start(folder, options, time.monotonic() + patience_s)
+        try:
+            work()
+        finally:
+            jax.profiler.stop_trace()
+        found = next(Path(folder).rglob("*.xplane.pb"), None)
+        if found is None:
+            raise RuntimeError("jax's profiler wrote nothing")
+        return jax.profiler.ProfileData.from_file(str(found))
+
+
+def _start(folder: str, options: Any, until_s: float) -> None:
+    while True:
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except RuntimeError:
+            if time.monotonic() >= until_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def on_a_device(plane: str, line: str) -> bool:
+    """Whether a line of a profile shows what a device did: a GPU's streams, a TPU's programs."""
+    return plane.startswith(("/device:GPU:", "/device:TPU:")) and line.startswith(("Stream ", "XLA Modules"))
+
+
+def busy_ns(profile: Any, counts: Callable[[str, str], bool] = on_a_device) -> float:
+    """Return how long the slowest device was busy with candidates, or with anything if none is seen; 0 if it was not.
+
+    `counts(plane, line)` says which lines are those of devices. What ran at the same time counts once.
+    """
+    return max((_covered_ns(_of_candidates(_spans(plane, counts))) for plane in profile.planes), default=0.0)
+
+
+def _spans(plane: Any, counts: Callable[[str, str], bool]) -> list[_Span]:
+    events = [event for line in plane.lines if counts(plane.name, line.name) for event in line.events]
+    with warnings.catch_warnings():
+        # jax 0.11 makes a class when this is first read, which Python 3.12 warns about; where warnings are errors, that
+        # one would end the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        stats = [dict(event.stats) for event in events]
+    # A GPU's events are kernels, and say of which program; a TPU's are programs, named "jit_f(123)".
+    modules = [str(found.get("hlo_module", event.name)) for found, event in zip(stats, events, strict=True)]
+    return [
+        _Span(module.partition("(")[0], event.start_ns, event.start_ns + event.duration_ns)
+        for module, event in zip(modules, events, strict=True)
+    ]
+
+
+def _of_candidates(spans: Iterable[_Span]) -> list[_Span]:
+    every = list(spans)
+    return [span for span in every if span.module == CANDIDATE] or every
+
+
+def _covered_ns(spans: Iterable[_Span]) -> float:
+    covered, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        covered += max(0.0, span.end_ns - max(span.start_ns, until))
+        until = max(until, span.end_ns)
+    return covered
+
+
+@final
+class ProfilerTimer:
+    """A `Timer` by the profiler. `record(work)` does some work and returns the profile of it."""
+
+    name: Final = "device-profiler/warm-cache"
+
+    def __init__(
+        self,
+        record: Callable[[Callable[[], object]], Any] = lambda work: record_profile(work, _PATIENCE_S),
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        counts: Callable[[str, str], bool] = on_a_device,
+    ) -> None:
+        self._record, self._clock_ns, self._counts = record, clock_ns, counts
+
+    def wait(self, result: Any) -> None:
+        """Block until a result is there, on all of its devices."""
+        wait_for(result)
+
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
+        """Return the seconds of one run on the slowest device, as the mean of so many, or of more if they are short."""
+        done = 0
+
+        def several() -> None:
+            nonlocal done
+            start_ns = self._clock_ns()
+            while done < runs or (done < _RUNS and self._clock_ns() - start_ns < _RUNS_NS):
+                wait_for(launch())
+                done += 1
+
+        found_ns = busy_ns(self._record(several), self._counts)
+        if not found_ns:
+            # A program that the device had nothing to do for, or a profile that was lost: no time is better than none
+            # at all, by which it would win.
+            raise RuntimeError("jax's profiler saw nothing of a run on the device")
+        return found_ns * 1e-9 / done
+
+
+_affordable: Final[dict[str, bool]] = {}
+
+
+def timer_on(
+    device: Any,
+    record: Callable[[Callable[[], object]], Any] = record_profile,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+) -> ProfilerTimer | None:
+    """Return what times runs on a device by the profiler; None if that does not see it, or takes too long."""
+    platform = device.platform
+    if platform not in _affordable:
+        try:
+            # A thread of our own is in no trace, whatever the caller is in.
+            with ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax") as pool:
+                _affordable[platform] = pool.submit(_is_affordable, device, record, clock_ns).result()
+        except RuntimeError:
+            return None  # the user's own profile is running: next time, perhaps
+    return ProfilerTimer() if _affordable[platform] else None
+
+
+def _is_affordable(device: Any, record: Callable[[Callable[[], object]], Any], clock_ns: Callable[[], int]) -> bool:
+    x = jax.device_put(jax.numpy.ones(1024), device)
+    run = jax.jit(lambda x: x + 1)
+    wait_for(run(x))
+    record(lambda: wait_for(run(x)))  # the first profile of a process also loads the device's library for it
+    start_ns = clock_ns()
+    profile = record(lambda: wait_for(run(x)))
+    return busy_ns(profile) > 0 and clock_ns() - start_ns < LONGEST_PROFILE_NS

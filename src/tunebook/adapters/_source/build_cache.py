@@ -1,0 +1,161 @@
+"""Compiled libraries on disk, shared by every process of the user."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, final
+
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root
+from tunebook._base.errors import StoreError, warn_once
+from tunebook._base.hashing import blake2b
+from tunebook.stores._files import make_directory, replace_file, writing
+from tunebook.stores._trust import distrust
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# At the end of every file: loading a library that was cut short does not fail, it kills the process (SIGBUS). What
+# follows the sections of a library is ignored by the loader.
+_SEAL: Final = b"tunebook"
+_DIGEST_BYTES: Final = 16
+_SUFFIX: Final = ".so"
+# Some 16,000 kernels of the usual 16 kB; beyond it the longest unused go first.
+MAX_BYTES: Final = 256 << 20
+_STALE_TEMP_S: Final = 3600
+
+
+@final
+class BuildCache:
+    """Libraries by digest. Safe to share between threads and processes: a file is replaced whole, or not at all.
+
+    `directory=None` is `native` in the user's book, found anew each time because its root can change. A directory that
+    others can write to is not used, since what is in it is run; then, and where nothing can be written, libraries go
+    into a directory of this process, after one warning.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._given = None if directory is None else directory.absolute()
+        self._locks: dict[str, threading.Lock] = {}
+        self._not_shared: dict[str, Path] = {}
+        self._tidied = False
+
+    def get(self, digest: str, build: Callable[[Path], None], *, afresh: bool = False) -> Path:
+        """Return the library of a digest; if there is no whole one, or `afresh`, `build` writes it to a given path."""
+        with self._locks.setdefault(digest, threading.Lock()):
+            shared = self._directory()
+            for path in (None if shared is None else shared / f"{digest}{_SUFFIX}", self._not_shared.get(digest)):
+                if path is not None and not afresh and _is_whole(path):
+                    return path
+            content = _built(build)
+            if shared is not None:
+                try:
+                    with writing(str(shared)):
+                        self._tidy_once(shared)
+                        return _put(shared, digest, content)
+                except StoreError as error:
+                    _warn_not_kept(error)
+            path = self._not_shared[digest] = _put(_own_directory(os.getpid()), digest, content)
+            return path
+
+    def _tidy_once(self, directory: Path) -> None:
+        if not self._tidied:
+            self._tidied = True
+            _tidy(directory)
+
+    def _directory(self) -> Path | None:
+        """Return the directory that outlives this process, or None if there is none that may be used."""
+        root = book_root() if self._given is None else self._given
+        if root is None:
+            message = f"no home directory: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
+            warn_once("no-home", "native", message)
+            return None
+        directory = root.absolute() / "native" if self._given is None else root
+        try:
+            with writing(str(directory)):
+                make_directory(directory, _no_sync)
+                unsafe = distrust(str(root)) or distrust(str(directory))
+            if unsafe is None:
+                return directory
+        except StoreError as error:
+            unsafe = error
+        _warn_not_kept(unsafe)
+        return None
+
+
+def _no_sync(_descriptor: int) -> None:
+    """Leave it to the system: a directory that is lost with the power is made again."""
+
+
+def _warn_not_kept(error: StoreError) -> None:
+    warn_once(error.kind, error.path, f"compiled kernels are not kept for the next process: {error}")
+
+
+@cache
+def _own_directory(pid: int) -> Path:
+    """Return this process's own directory, removed when it ends; the number is there for the children of a fork."""
+    path = Path(tempfile.mkdtemp(prefix="tunebook-native-"))
+    atexit.register(_remove, path, pid)
+    return path
+
+
+def _remove(path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _built(build: Callable[[Path], None]) -> bytes:
+    # In a directory of our own, so that a full cache is no reason for the compiler to fail.
+    path = _own_directory(os.getpid()) / f"build-{secrets.token_hex(8)}{_SUFFIX}"
+    try:
+        build(path)
+        content = path.read_bytes()
+    finally:
+        path.unlink(missing_ok=True)
+    return content + _SEAL + blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _put(directory: Path, digest: str, content: bytes) -> Path:
+    path = directory / f"{digest}{_SUFFIX}"
+    # Not synced: what a power loss leaves of it has no seal, and is built again.
+    replace_file(path, content, mode=0o644, temporary=directory / f"tmp-{secrets.token_hex(8)}")
+    return path
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False  # not there, or not readable: it is built
+    end = len(content) - _DIGEST_BYTES - len(_SEAL)
+    seal = _SEAL + blake2b(content[: max(end, 0)], digest_size=_DIGEST_BYTES).digest()
+    return end > 0 and content[end:] == seal
+
+
+def _tidy(directory: Path) -> None:
+    """Remove what killed processes left, and the longest unused libraries beyond the limit."""
+    libraries: list[tuple[float, int, str]] = []
+    now = time.time()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another process is tidying as well
+                facts = entry.stat(follow_symlinks=False)
+                if entry.name.startswith("tmp-") and facts.st_mtime < now - _STALE_TEMP_S:
+                    Path(entry.path).unlink()
+                elif entry.name.endswith(_SUFFIX):
+                    libraries.append((max(facts.st_atime, facts.st_mtime), facts.st_size, entry.path))
+    excess = sum(size for _, size, _ in libraries) - MAX_BYTES
+    for _, size, path in sorted(libraries):
+        if excess <= 0:
+            return
+        with suppress(OSError):
+            Path(path).unlink()
+        excess -= size

@@ -1,0 +1,249 @@
+"""A kernel of Triton's as the core knows it: its key, its candidates, its code, and how one is compiled."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
+
+from tunebook._api.function_kernel import default_name
+from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu
+from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._base.vocabulary import Problem
+from tunebook._code.checksum import code_checksum
+from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._keys.call_key import call_key
+from tunebook.adapters._triton.candidate import Candidate, Launch
+from tunebook.adapters._triton.device import architecture, current_device, device_name, driver_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import triton
+
+
+class Pruning(NamedTuple):
+    """Which configurations are worth a try for a launch, as `prune_configs_by` says."""
+
+    early: Callable[..., Any] | None = None
+    perf_model: Callable[..., float] | None = None
+    top_k: float = 1.0
+
+    def __call__(
+        self, configs: Sequence[triton.Config], named: Mapping[str, Any], keywords: Mapping[str, Any]
+    ) -> Sequence[triton.Config]:
+        """Return those that are left."""
+        left = configs
+        if self.early is not None:
+            left = self.early(configs, named, **keywords)
+            if not left:
+                raise DefinitionError("early_config_prune left no configuration; let it keep at least one")
+        kept = self._kept(len(configs))
+        model = self.perf_model
+        if model is None or len(left) <= kept:
+            return left
+        return sorted(left, key=lambda config: model(**named, **keywords, **config.all_kwargs()))[:kept]
+
+    def _kept(self, configs: int) -> int:
+        if isinstance(self.top_k, float) and self.top_k <= 1.0:
+            return max(1, int(configs * self.top_k))
+        if isinstance(self.top_k, int):
+            return self.top_k
+        raise DefinitionError(f"top_k={self.top_k!r}: write a part such as 0.2, or a number such as 10")
+
+
+class Hooks(NamedTuple):
+    """What the user wants to run around every run of a candidate, instead of what resets and restores arguments."""
+
+    before: Callable[..., object] | None = None
+    after: Callable[..., object] | None = None
+
+
+class TritonKernel(Kernel[Candidate, Any]):
+    """Its invocations hold one `Launch`. `fn` is what is tuned: a jitted function, or one with heuristics around it."""
+
+    checks = False  # `triton.autotune` knows no reference, and of its configurations none is more right than the others
+
+    def __init__(
+        self,
+        fn: Any,
+        configs: Sequence[triton.Config],
+        key: Sequence[str],
+        *,
+        pruning: Pruning,
+        hooks: Hooks,
+        reset_to_zero: Sequence[str],
+        restore_value: Sequence[str],
+        heuristic: triton.Config | Callable[..., triton.Config] | None = None,
+        version: str = "0",
+    ) -> None:
+        self.fn: Final = fn
+        self.chain: Final = tuple(_chain(fn))
+        self.function: Final = self.chain[-1]
+        self.names: Final[tuple[str, ...]] = tuple(fn.arg_names)
+        self.key: Final = tuple(key)
+        self.pruning, self.hooks = pruning, hooks
+        self.reset_to_zero, self.restore_value = tuple(reset_to_zero), tuple(restore_value)
+        self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
+        self.compiles = not self.interpreted
+        self._heuristic = heuristic
+        self._known = {id(config): Candidate(config) for config in configs}
+        self._configs = list(configs)
+        super().__init__(default_name(self.function), version)
+
+    @property
+    def module(self) -> str:
+        """The module to import so that this kernel is defined."""
+        return self.function.__module__  # type: ignore[no-any-return]
+
+    @property
+    def supplied(self) -> frozenset[str]:
+        """The parameters that configurations and heuristics give values to."""
+        given = {name for config in self._configs for name in config.kwargs}
+        return frozenset(given.union(*(link.values for link in self.chain[:-2])))
+
+    def invocation(self, launch: Launch) -> Invocation[Candidate, Any]:
+        """Return a launch as a call."""
+        return Invocation(self.op_id, (launch,), {})
+
+    # ------------------------------------------------------------------------------------------------ what it is about
+
+    def problem(self, inv: Invocation[Candidate, Any]) -> Problem:
+        """Return what a launch's configuration is looked up by: the device, and what Triton would key it by."""
+        launch: Launch = inv.args[0]
+        device = host_cpu() if self.interpreted else device_name(current_device())
+        arguments = launch.positional(self.names) | launch.kwargs
+        key = {name: arguments[name] for name in self.key if name in arguments}
+        dtypes = {
+            f"{name}.dtype": str(argument.dtype)
+            for name, argument in sorted(arguments.items())
+            if name in self.names and getattr(argument, "dtype", None) is not None
+        }
+        return Problem(device, self.op_id_v, call_key({**key, **dtypes}))
+
+    def environment(self, inv: Invocation[Candidate, Any]) -> str:  # noqa: ARG002 - the same for all
+        """Return the software that a measurement depends on: Triton, its settings, and the driver."""
+        if self.interpreted:
+            return environment_fingerprint(["triton"], {"target": "interpreter"})
+        facts = {
+            "driver": driver_version(),
+            "target": architecture(current_device()),
+            **{f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()},
+        }
+        return environment_fingerprint(["triton"], facts)
+
+    @cached_property
+    def code_checksum(self) -> str:
+        """The digest over the function, those that it calls, their constants, and what heuristics compute."""
+        heuristics = [link.values for link in self.chain[:-2]]
+        return code_checksum(self.function, version=self.version, extra=heuristics)
+
+    def checksum(self, inv: Invocation[Candidate, Any]) -> str:
+        """Return the digest over code and candidates; worked out once unless these depend on the launch."""
+        return super().checksum(inv) if self._prunes else self._static_checksum
+
+    @property
+    def _prunes(self) -> bool:
+        return self.pruning.early is not None or self.pruning.perf_model is not None
+
+    @cached_property
+    def _static_checksum(self) -> str:
+        return self._checksum_over(self._known.values())
+
+    # ----------------------------------------------------------------------------------------------------- candidates
+
+    def candidate_cfgs(self, inv: Invocation[Candidate, Any]) -> Iterable[Candidate]:
+        """Return the configurations for a launch."""
+        return self.of_launch(inv.args[0])
+
+    def of_launch(self, launch: Launch) -> list[Candidate]:
+        """Return the configurations that pruning leaves for a launch."""
+        if not self._prunes:
+            return list(self._known.values())
+        left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
+        return [self.candidate(config) for config in left]
+
+    def candidate(self, config: triton.Config) -> Candidate:
+        """Return a configuration as a candidate; the same object for each of those that the kernel was given."""
+        return self._known.get(id(config)) or Candidate(config)
+
+    def heuristic_cfg(self, inv: Invocation[Candidate, Any]) -> Candidate:
+        """Return the configuration that the user gave as a heuristic."""
+        if self._heuristic is None:
+            return super().heuristic_cfg(inv)
+        if not callable(self._heuristic):
+            return self.candidate(self._heuristic)
+        return self.candidate(self._heuristic(inv.args[0].named(self.names)))
+
+    def compile_cfg(self, inv: Invocation[Candidate, Any], cfg: Candidate) -> bytes | None:
+        """Compile a candidate into Triton's own caches; return what tells apart what a launch of it does."""
+        launch: Launch = inv.args[0]
+        try:
+            compiled = self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
+        except (CompilationError, PTXASError) as error:
+            raise CompileError(f"{type(error).__name__}: {error}") from error
+        if compiled is None or cfg.pre_hook is not None or self.hooks != Hooks():
+            return None
+        # The program alone does not say how many of it run: a grid may depend on what the code does not read.
+        grid = self.grid_of(launch, cfg)
+        return b"\0".join([compiled.kernel, repr((grid, compiled.packed_metadata)).encode()])
+
+    def grid_of(self, launch: Launch, cfg: Candidate) -> tuple[int, ...]:
+        """Return the grid that a launch has with a configuration."""
+        return tuple(launch.grid(self.bound(launch, cfg)) if callable(launch.grid) else launch.grid)
+
+    def bound(self, launch: Launch, cfg: Candidate | None = None) -> dict[str, Any]:
+        """Return the arguments by name, with defaults; with a configuration, also what it and heuristics supply."""
+        values = {**self._defaults, **launch.named(self.names)}
+        if cfg is not None:
+            values |= cfg.meta
+            for link in self.chain[:-2]:
+                for name, compute in link.values.items():
+                    values[name] = compute(values)
+        return {name: value for name, value in values.items() if name in self.names}
+
+    def variables(self, launch: Launch, cfg: Candidate | None = None) -> dict[str, Any]:
+        """Return the same, without what is compiled in."""
+        constants = {parameter.name for parameter in self.chain[-2].params if parameter.is_constexpr}
+        return {name: value for name, value in self.bound(launch, cfg).items() if name not in constants}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    # -------------------------------------------------------------------------------------------------------- running
+
+    def run(self, *call: Any, cfg: Candidate, **_named: Any) -> Any:
+        """Launch with a configuration; the first argument unpacks to grid, positional and keyword arguments."""
+        grid, args, kwargs = call[0]
+        if cfg.pre_hook is not None:
+            cfg.pre_hook({**Launch(grid, args, kwargs).named(self.names), **cfg.meta})
+        return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **cfg.meta)
+
+    def mutated(self, inv: Invocation[Candidate, Any]) -> Sequence[object]:  # noqa: ARG002 - as it says
+        """Return nothing: what runs write to is put back where they are measured, outside of the timed window."""
+        return ()
+
+
+SCALARS: Final = (bool, int, float, str, type(None))
+
+
+def what_cannot_be_sent(kernel: TritonKernel, launch: Launch) -> str | None:
+    """Return which argument has no place in another process, or None."""
+    for name, value in kernel.variables(launch).items():
+        if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
+            return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
+    return None
+
+
+def _chain(fn: Any) -> Iterable[Any]:
+    """Yield what is tuned, then what is inside of it, down to the function that the user wrote."""
+    while not inspect.isfunction(fn):
+        yield fn
+        fn = fn.fn
+    yield fn

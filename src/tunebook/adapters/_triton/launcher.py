@@ -1,0 +1,151 @@
+"""The launch of a tuned kernel: one function generated per kernel, which reads what the key needs and looks it up.
+
+For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, once it has seen its arguments::
+
+    def bind(grid):
+        def launch(x_ptr, y_ptr, n, **kwargs):
+            if x_ptr.__class__ is _Tensor and y_ptr.__class__ is _Tensor and n.__class__ is _int:
+                return _call((grid, (x_ptr, y_ptr, n), kwargs), _facts((1, x_ptr.dtype, y_ptr.dtype, n)))
+            return _other(grid, (x_ptr, y_ptr, n), kwargs)
+        return launch
+
+`_call` is the function that `_dispatch` generates: it looks the facts up, and launches with what it finds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any, Final, final
+
+from tunebook._hotpath.codegen import told_apart_by_value
+from tunebook._keys.fast_key import exact_leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+_PLAIN: Final = frozenset({int, bool, str, type(None)})
+
+
+@final
+class Facts(tuple[Any, ...]):
+    """All that a launch is looked up by; equal only if the launches have the same key."""
+
+    __slots__ = ()
+
+
+told_apart_by_value(Facts)
+
+
+@final
+class Launcher:
+    """Owns a kernel's generated function. `call` is the dispatcher's; `device` is None if there is one only."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        names: Sequence[str],
+        *,
+        key: Sequence[str],
+        supplied: frozenset[str],
+        call: Callable[..., Any],
+        device: Callable[[], Hashable],
+    ) -> None:
+        self._parameters = _leading(function, names, supplied)
+        self._names = [p.name for p in self._parameters]
+        self._key = frozenset(key)
+        self._call, self._device = call, device
+        self._seen: dict[str, type | None] = {}  # None: seen with several classes
+        self._typed: set[str] = set()  # those with a dtype
+        self._one_device: bool | None = None
+        self._form = 0
+        self._lock = threading.Lock()
+        self.bind: Any = self._generate()
+
+    def _generate(self) -> Any:
+        namespace: dict[str, Any] = {
+            "_tb_call": self._call,
+            "_tb_facts": Facts,
+            "_tb_other": self._other,
+            "_tb_exact": exact_leaf,
+            "_tb_kind": kind_of,
+            "_tb_named": self._named_facts,
+            "_tb_device": self._device,
+            **{f"_tb_default_{p.name}": p.default for p in self._parameters if p.default is not p.empty},
+            **{f"_tb_class_{name}": kind for name, kind in self._seen.items()},
+        }
+        exec(compile(self._source(), "<tunebook launch>", "exec"), namespace)  # noqa: S102 - as dataclasses do
+        return namespace["bind"]
+
+    def _source(self) -> str:
+        declared = [p.name if p.default is p.empty else f"{p.name}=_tb_default_{p.name}" for p in self._parameters]
+        leaves = [self._leaf(name, self._seen.get(name)) for name in self._names]
+        guards = [f"{n}.__class__ is _tb_class_{n}" for n in self._names if self._seen.get(n) is not None]
+        facts = [str(self._form), *(leaf for leaf in leaves if leaf)]
+        facts += [] if self._one_device else ["_tb_device()"]
+        facts += ["*(_tb_named(_tb_kwargs) if _tb_kwargs else ())"]
+        arguments = "".join(f"{name}, " for name in self._names)
+        call = f"_tb_call((_tb_grid, ({arguments}), _tb_kwargs), _tb_facts(({', '.join(facts)},)))"
+        fast = " and ".join(guards) or "True"
+        return "\n".join(
+            [
+                "def bind(_tb_grid):",
+                f" def launch({', '.join([*declared, '**_tb_kwargs'])}):",
+                f"  if {fast if self._form else 'False'}:",
+                f"   return {call}",
+                f"  return _tb_other(_tb_grid, ({arguments}), _tb_kwargs)",
+                " return launch",
+            ]
+        )
+
+    def _leaf(self, name: str, kind: type | None) -> str:
+        """Return how an argument is read: a key's value, a tensor's dtype; the class of the rest is in the guard."""
+        if name in self._key:
+            return name if kind is not None else f"_tb_exact({name})"
+        if kind is None:
+            return f"_tb_kind({name})"
+        return f"{name}.dtype" if name in self._typed else ""
+
+    def _other(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch what the generated code is not for yet: the first call, or arguments of other classes."""
+        self._note(args)
+        facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
+        # With -1, because generated code counts its forms from 1, and puts other facts in other places.
+        return self._call((grid, args, kwargs), Facts((-1, *facts, self._device(), *self._named_facts(kwargs))))
+
+    def _general(self, name: str, value: object) -> Hashable:
+        return exact_leaf(value) if name in self._key else kind_of(value)
+
+    def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
+        return tuple((name, self._general(name, value)) for name, value in kwargs.items())
+
+    def _note(self, args: tuple[Any, ...]) -> None:
+        with self._lock:
+            before = dict(self._seen)
+            for name, value in zip(self._names, args, strict=True):
+                kind = type(value) if name not in self._key or type(value) in _PLAIN else None
+                known = self._seen.setdefault(name, kind)
+                self._seen[name] = kind if known is kind else None
+                if getattr(value, "dtype", None) is not None:
+                    self._typed.add(name)
+            if before != self._seen or not self._form:
+                self._form += 1
+                self._one_device = self._device() is None
+                self.bind = self._generate()
+
+
+def _leading(function: Callable[..., Any], names: Sequence[str], supplied: frozenset[str]) -> list[inspect.Parameter]:
+    """Return the parameters that calls pass by position: those before the first that a configuration supplies."""
+    leading: list[inspect.Parameter] = []
+    for name, p in zip(names, inspect.signature(function).parameters.values(), strict=False):
+        if name in supplied or p.kind is not p.POSITIONAL_OR_KEYWORD:
+            break
+        leading.append(p)
+    return leading
+
+
+def kind_of(value: Any) -> Hashable:
+    """Return a tensor's dtype, or the class of what has none."""
+    dtype: Any = getattr(value, "dtype", None)
+    found: Any = type(value) if dtype is None else dtype  # not "or": numpy's dtypes are false
+    return found  # type: ignore[no-any-return] # all of them are hashable

@@ -1,0 +1,201 @@
+"""Bundles: records in one signed file, to carry what was tuned to another machine; and merging them into a book."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import hmac
+import json
+import os
+import time
+import zlib
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.record_format import Record, canonical_json, merge
+from tunebook._selection.single_flight import Held, acquire
+from tunebook.stores import problem_id
+from tunebook.stores._files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tunebook._base.vocabulary import Json, Problem
+    from tunebook.stores import Store
+
+_FORMAT: Final = "tunebook-bundle/1"
+# Each problem's lease is held while it is merged, with a thread to keep it alive: so many at a time, and one sync.
+_AT_ONCE: Final = 64
+
+
+class Bundle(NamedTuple):
+    """What a bundle holds. `signed` says that its signature was checked with the key."""
+
+    records: tuple[Record, ...]
+    made: float
+    host: str
+    signed: bool
+
+
+def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, key: bytes | None = None) -> int:
+    """Write records to one file, all or nothing, and return how many; a name that ends in .gz is compressed.
+
+    With a key the bundle is signed: who imports it with the same key knows that nobody else wrote it.
+    """
+    lines = [record.to_bytes() for record in records]
+    about: dict[str, Json] = {
+        "format": _FORMAT,
+        "made": time.time(),
+        "host": os.uname().nodename,
+        "records": len(lines),
+    }
+    content = b"".join([canonical_json(about).encode() + b"\n", *lines])
+    content += canonical_json(_seal(content, key)).encode() + b"\n"
+    target = Path(path)
+    try:
+        # mtime=0: the same records give the same file.
+        replace_file(target, gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
+    except OSError as error:
+        raise StoreError("write", str(target), f"cannot write the bundle {target}: {error}") from error
+    return len(lines)
+
+
+def import_bundle(path: str | os.PathLike[str], *, key: bytes | None = None, allow_unsigned: bool = False) -> Bundle:
+    """Read a bundle; `CodecError` if it is not one, was altered, or is not signed with the key.
+
+    Without a key a signed bundle is not read either, unless `allow_unsigned` says that its origin does not matter.
+    """
+    try:
+        raw = Path(path).read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except OSError as error:
+        raise StoreError("read", str(path), f"cannot read the bundle {path}: {error}") from error
+    except (EOFError, zlib.error) as error:
+        raise CodecError(f"{path} is not a whole bundle: {error}") from error
+    body, newline, seal = content.removesuffix(b"\n").rpartition(b"\n")
+    about = _object(content.partition(b"\n")[0], path)
+    if about.get("format") != _FORMAT:
+        raise CodecError(f"{path} is not a bundle of this version ({_FORMAT})")
+    signed = _checked(body + newline, _object(seal, path), key, str(path), allow_unsigned=allow_unsigned)
+    lines = body.split(b"\n")[1:]
+    records = tuple(Record.from_bytes(b"\n".join([*lines[at : at + 2], b""])) for at in range(0, len(lines), 2))
+    if len(records) != about.get("records"):
+        raise CodecError(f"{path} says that it has {about.get('records')} records, and has {len(records)}")
+    made = about.get("made")
+    return Bundle(records, made if isinstance(made, float) else 0.0, str(about.get("host", "")), signed)
+
+
+def _seal(content: bytes, key: bytes | None) -> dict[str, Any]:
+    signature = None if key is None else hmac.new(key, content, hashlib.sha256).hexdigest()
+    return {"digest": hashlib.sha256(content).hexdigest(), "signature": signature}
+
+
+def _checked(content: bytes, seal: Mapping[str, Any], key: bytes | None, path: str, *, allow_unsigned: bool) -> bool:
+    """Return whether a bundle's signature was checked; `CodecError` if it is not what it should be."""
+    if seal.get("digest") != hashlib.sha256(content).hexdigest():
+        raise CodecError(f"{path} was cut short or altered: its digest does not match")
+    signature = seal.get("signature")
+    if key is not None and isinstance(signature, str):
+        if not hmac.compare_digest(signature, str(_seal(content, key)["signature"])):
+            raise CodecError(f"{path} is signed with another key than TUNEBOOK_SIGNING_KEY")
+        return True
+    if allow_unsigned or (key is None and signature is None):
+        return False
+    found, wanted = ("signed", "no key is set") if key is None else ("not signed", "a key is set")
+    raise CodecError(
+        f"{path} is {found}, and {wanted}. Set TUNEBOOK_SIGNING_KEY to the key that it was made with, "
+        "or say that its origin does not matter: allow_unsigned=True, --allow-unsigned"
+    )
+
+
+def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise CodecError(f"{path} is not a bundle: {error}") from error
+    if not isinstance(value, dict):
+        raise CodecError(f"{path} is not a bundle: it has {type(value).__name__} where an object should be")
+    return value
+
+
+# --------------------------------------------------------------------------------------------------------- merging
+
+
+class Merged(NamedTuple):
+    """What merging did, or would do: problems by what became of them.
+
+    `kept_pinned` are those where somebody pinned a configuration here, so that another one stays out.
+    """
+
+    added: tuple[Problem, ...] = ()
+    changed: tuple[Problem, ...] = ()
+    same: tuple[Problem, ...] = ()
+    kept_pinned: tuple[Problem, ...] = ()
+
+
+def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:
+    """Merge records into a store: measurements of both, and the decision that `merge` prefers.
+
+    Each problem is merged under its lease, so that nothing that is tuned meanwhile is lost; one that is being tuned is
+    waited for, at the end.
+    """
+    found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
+    busy: list[Record] = []
+    by_id = {problem_id(record.problem): record for record in _without_doubles(records)}
+    ordered = [by_id[identifier] for identifier in sorted(by_id)]  # as everywhere, so that nobody waits in a ring
+    for at in range(0, len(ordered), _AT_ONCE):
+        busy += _merge_group(store, ordered[at : at + _AT_ONCE], found, dry_run=dry_run, wait=False)
+    for record in busy:
+        _merge_group(store, [record], found, dry_run=dry_run, wait=True)
+    return Merged(**{name: tuple(problems) for name, problems in found.items()})
+
+
+def _without_doubles(records: Iterable[Record]) -> Iterable[Record]:
+    first: dict[Problem, Record] = {}
+    for record in records:
+        earlier = first.get(record.problem)
+        first[record.problem] = record if earlier is None else merge(earlier, record)
+    return first.values()
+
+
+def _merge_group(
+    store: Store, group: Sequence[Record], found: dict[str, list[Problem]], *, dry_run: bool, wait: bool
+) -> list[Record]:
+    """Merge some records, and return those whose problem somebody is working on."""
+    board = None if dry_run else store.leases()
+    busy, ready = [], []
+    with ExitStack() as held:
+        for theirs in group:
+            lease: object = acquire(board, problem_id(theirs.problem), look=_nothing, deadline_s=None if wait else 0.0)
+            if not isinstance(lease, Held):
+                busy.append(theirs)
+                continue
+            held.enter_context(lease)
+            outcome, merged = _merged(store.get(theirs.problem), theirs)
+            found[outcome].append(theirs.problem)
+            if merged is not None:
+                ready.append(merged)
+        if ready and not dry_run:
+            store.put_many(ready)
+    return busy
+
+
+def _nothing() -> None:
+    """Find nothing: merging does not depend on what others found."""
+
+
+def _merged(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
+    """Return what becomes of a problem, and the record to write, if any."""
+    if mine is None:
+        return "added", theirs
+    both = merge(mine, theirs)
+    other = theirs.head.decided and theirs.head.config != mine.head.config
+    kept = mine.head.origin == "pinned" and other and both.head.config == mine.head.config
+    if both == merge(mine, mine):  # as it is, though its measurements may be in another order
+        return ("kept_pinned" if kept else "same"), None
+    # A store refuses what has a lower generation than its own; the preferred decision may have one.
+    generation = max(mine.head.generation, theirs.head.generation)
+    return ("kept_pinned" if kept else "changed"), both.replace(head=replace(both.head, generation=generation))

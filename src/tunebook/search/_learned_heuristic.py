@@ -1,0 +1,267 @@
+"""A heuristic from the book: a small decision tree over sizes, written as Python that can be read and shipped."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import math
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from tunebook._base.config_codec import decode
+from tunebook._base.errors import CodecError, DefinitionError
+from tunebook.search._warm_start import times_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tunebook._base.record_format import Record
+
+# A split must have so many problems on each side, and win so much of the mean regret: else it learns noise.
+_FEWEST: Final = 2
+_WORTH: Final = 0.002
+_FOLDS: Final = 10
+# What a configuration that was not measured on a problem is taken to cost there: eight times the best.
+_UNMEASURED: Final = 7.0
+# Products and ratios are made of so many sizes at most: there are twice as many of them as pairs.
+_PAIRED: Final = 8
+
+
+class Example(NamedTuple):
+    """One problem: its sizes by how they are written in Python, and seconds by configuration, as a key of `configs`."""
+
+    sizes: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+class Leaf(NamedTuple):
+    """The configuration that is best on the whole for the problems that come here."""
+
+    config: str
+
+
+class Split(NamedTuple):
+    """Problems whose size, or product or ratio of sizes, is at most `limit` go to `below`, the others to `above`."""
+
+    size: str
+    limit: float
+    below: Tree
+    above: Tree
+
+
+Tree: TypeAlias = "Leaf | Split"
+
+
+class Fit(NamedTuple):
+    """A learnt heuristic. `regret` is how much slower than the best measured it is on the mean; 0.1 is 10 %.
+
+    `held_out` is the same on problems that it was not learnt from, and what counts. `source` is the Python of it.
+    """
+
+    tree: Tree
+    source: str
+    regret: float
+    held_out: float
+    problems: int
+
+
+def fit(
+    examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], *, name: str = "heuristic", depth: int = 4
+) -> Fit:
+    """Learn a heuristic of sizes from measured problems, and write it as a Python function.
+
+    `held_out` is found by learning ten times, each time without a tenth of the problems.
+    """
+    if len(examples) < 2 * _FEWEST:
+        raise DefinitionError(f"a heuristic needs at least {2 * _FEWEST} tuned problems; there are {len(examples)}")
+    table = _table(examples)
+    every = range(len(examples))
+    tree = _grown(table, every, depth)
+    folds = min(_FOLDS, len(examples))
+    missed = []
+    for fold in range(folds):
+        without = _grown(table, [row for row in every if row % folds != fold], depth)
+        missed += [regret_of(without, examples[row]) for row in every if row % folds == fold]
+    own = [regret_of(tree, example) for example in examples]
+    held_out, regret = _mean(missed), _mean(own)
+    source = _python(tree, examples, configs, name, held_out)
+    return Fit(tree, source, regret, held_out, len(examples))
+
+
+def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int = 4) -> Fit:
+    """Learn a heuristic from the records of one kernel on one device."""
+    examples: list[Example] = []
+    configs: dict[str, Mapping[str, Any]] = {}
+    devices: set[str] = set()
+    for record in records:
+        try:
+            times, sizes = times_of(record), dict(_sizes(json.loads(record.problem.call_key)))
+        except (CodecError, ValueError, RecursionError):
+            continue  # not whole, or not a key of ours
+        seconds = {fp: s for fp, s in times.seconds.items() if math.isfinite(s)}
+        if seconds and sizes:
+            devices.add(record.problem.device)
+            examples.append(Example(sizes, seconds))
+            configs |= {fp: _plain(times.configs[fp]) for fp in seconds}
+    if len(devices) > 1:
+        raise DefinitionError(
+            f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. What is fast on one is not on "
+            "another; pass the records of one, as in [r for r in store.items(op) if r.problem.device == device]"
+        )
+    return fit(examples, configs, name=name, depth=depth)
+
+
+def _plain(encoded: Any) -> Mapping[str, Any]:
+    decoded = decode(encoded)
+    return decoded if isinstance(decoded, dict) else {"config": decoded}
+
+
+def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a call key as they are written in the kernel's own body."""
+    for argument, value in arguments.items() if isinstance(arguments, dict) else ():
+        parts = value.get("$array") if isinstance(value, dict) else None
+        if isinstance(parts, list) and len(parts) > 2 and isinstance(parts[2], list):
+            for at, size in enumerate(parts[2]):
+                number = int(size[1:]) if isinstance(size, str) and size[1:].isdigit() else size
+                if type(number) is int:
+                    yield f"{argument}.shape[{at}]", float(number)
+        elif type(value) in (int, float):
+            yield argument, float(value)
+
+
+# ---------------------------------------------------------------------------------------------------------- learning
+
+
+class _Table(NamedTuple):
+    """Problems as rows: what can be asked about each, and how far behind its best each configuration is there."""
+
+    questions: Mapping[str, Sequence[float]]
+    configs: Sequence[str]
+    behind: Sequence[Sequence[float]]
+
+
+def _table(examples: Sequence[Example]) -> _Table:
+    configs = sorted({config for example in examples for config in example.seconds})
+    # Far behind is far behind: one strange time must not outweigh all other problems.
+    behind = [[min(_regret(config, example), _UNMEASURED) for config in configs] for example in examples]
+    return _Table(_questions(examples), configs, behind)
+
+
+def _questions(examples: Sequence[Example]) -> dict[str, list[float]]:
+    """Return what a split may ask, by how it is written: sizes, and products and ratios of two of them.
+
+    How many tiles there are to share out goes with a product, and whether they are flat with a ratio: without these, a
+    tree over the sizes of a matmul was 13 % behind on shapes that it had not seen, and with them 4 %.
+    """
+    names = [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]
+    plain: dict[str, list[float]] = {}
+    for name in names:
+        values = [e.sizes[name] for e in examples]
+        if len(set(values)) > 1 and values not in plain.values():  # two arguments often share a size
+            plain[name] = values
+    asked = dict(plain)
+    positive = [name for name, values in plain.items() if min(values) > 0]
+    for one, other in combinations(positive[:_PAIRED], 2):
+        both = list(zip(plain[one], plain[other], strict=True))
+        asked[f"{one} * {other}"] = [a * b for a, b in both]
+        asked[f"{one} / {other}"] = [a / b for a, b in both]
+    return asked
+
+
+def choose(tree: Tree, sizes: Mapping[str, float]) -> str:
+    """Return the configuration that a tree gives to a problem."""
+    while isinstance(tree, Split):
+        tree = tree.below if _answer(tree.size, sizes) <= tree.limit else tree.above
+    return tree.config
+
+
+def _answer(question: str, sizes: Mapping[str, float]) -> float:
+    one, sign, other = question.partition(" * " if " * " in question else " / ")
+    if not sign:
+        return sizes[question]
+    return sizes[one] * sizes[other] if sign == " * " else sizes[one] / sizes[other]
+
+
+def regret_of(tree: Tree, example: Example) -> float:
+    """Return how much slower than the best measured a tree's choice is on one problem; 0 if it is the best."""
+    return _regret(choose(tree, example.sizes), example)
+
+
+def _regret(config: str, example: Example) -> float:
+    return example.seconds[config] / min(example.seconds.values()) - 1 if config in example.seconds else _UNMEASURED
+
+
+def _grown(table: _Table, rows: Sequence[int], depth: int) -> Tree:
+    """Return the tree that asks what brings the mean regret of some problems down most, again and again."""
+    sums = [math.fsum(column) for column in zip(*(table.behind[row] for row in rows), strict=True)]
+    leaf, total = Leaf(table.configs[sums.index(min(sums))]), min(sums)
+    if depth == 0 or len(rows) < 2 * _FEWEST:
+        return leaf
+    cuts = (_best_cut(table, rows, sums, question) for question in table.questions)
+    best = min((cut for cut in cuts if cut is not None), default=None, key=lambda cut: cut[0])
+    if best is None or total - best[0] < _WORTH * len(rows):
+        return leaf
+    _, question, limit = best
+    values = table.questions[question]
+    low = _grown(table, [row for row in rows if values[row] <= limit], depth - 1)
+    high = _grown(table, [row for row in rows if values[row] > limit], depth - 1)
+    return low if low == high else Split(question, limit, low, high)
+
+
+def _best_cut(
+    table: _Table, rows: Sequence[int], sums: Sequence[float], question: str
+) -> tuple[float, str, float] | None:
+    """Return the regret that is left after the best cut of one question, the question, and where it cuts."""
+    values = table.questions[question]
+    ordered = sorted(rows, key=values.__getitem__)
+    below = [0.0] * len(sums)
+    best: tuple[float, str, float] | None = None
+    for taken, (row, following) in enumerate(pairwise(ordered), start=1):
+        below = [a + b for a, b in zip(below, table.behind[row], strict=True)]
+        if values[row] == values[following] or min(taken, len(rows) - taken) < _FEWEST:
+            continue
+        left = min(below) + min(a - b for a, b in zip(sums, below, strict=True))
+        if best is None or left < best[0]:
+            best = (left, question, _between(values[row], values[following]))
+    return best
+
+
+def _between(low: float, high: float) -> float:
+    """Return a number between two that were seen, where a ratio lies in the middle, and short to write."""
+    middle = (low + high) / 2 if low <= 0 else math.sqrt(low * high)
+    for digits in range(2, 17):
+        rounded = float(f"{middle:.{digits}g}")
+        if low < rounded < high:
+            return rounded
+    return middle if low < middle < high else low
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def _python(
+    tree: Tree, examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], name: str, held_out: float
+) -> str:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise DefinitionError(f"{name!r} is no name for a function")
+    arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
+    lines = [
+        f"def {name}({', '.join(arguments)}):",
+        f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
+        *_branches(tree, configs, "    "),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str) -> Iterator[str]:
+    if isinstance(tree, Leaf):
+        yield f"{indent}return {dict(configs[tree.config])!r}"
+        return
+    limit = int(tree.limit) if tree.limit == int(tree.limit) else tree.limit
+    yield f"{indent}if {tree.size} <= {limit}:"
+    yield from _branches(tree.below, configs, indent + "    ")
+    yield from _branches(tree.above, configs, indent)
