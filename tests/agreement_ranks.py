@@ -19,7 +19,7 @@ from pathlib import Path
 import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.agreement_hook import agreement
-from tunebook.fleet._agreement.ballot import Entry
+from tunebook.fleet._agreement.ballot import LogEntry
 from tunebook.stores import problem_id
 
 FRAMEWORK, RANK, WORLD, PLACE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -135,7 +135,7 @@ def killed_in_the_vote():
     problem = problem_id(kernel.problem(1))
     if RANK == WORLD - 1:
         board = agreement().board
-        board.first(f"agree/{problem}/0", Entry("open", RANK, "the one that is killed").text())
+        board.first(f"agree/{problem}/0", LogEntry("open", RANK, "the one that is killed").text())
         board.first("opened", "yes")
         os.kill(os.getpid(), signal.SIGKILL)
     agreement().board.wait("opened", 20.0)

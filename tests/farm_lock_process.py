@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._measure.device_lock import Turn
+from tunebook._measure.device_lock import DeviceTurn
 
 
 def note(root, event, begin=0):
@@ -22,7 +22,7 @@ def note(root, event, begin=0):
 
 def turns(root, count, seconds):
     """Have the device for a while, again and again."""
-    turn = Turn(["cpu"], 60.0, root=Path(root, "locks"))
+    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
     print("ready", flush=True)
     for _ in range(int(count)):
         note(root, "want")
@@ -36,14 +36,14 @@ def turns(root, count, seconds):
 
 def hold(root):
     """Have the device until killed."""
-    with Turn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
+    with DeviceTurn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
         print("ready", flush=True)
         time.sleep(120)
 
 
 def hold_and_tell(root):
     """Have the device, and say who disturbs: before and after a line of input."""
-    turn = Turn(["cpu"], 60.0, root=Path(root, "locks"))
+    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
     with turn.taken(60.0):
         print(turn.disturbances(), flush=True)
         sys.stdin.readline()
@@ -52,7 +52,7 @@ def hold_and_tell(root):
 
 def hold_and_fork(root):
     """Have the device until killed, with a child that outlives it."""
-    with Turn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
+    with DeviceTurn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
         child = os.fork()
         if child == 0:
             print(os.getpid(), flush=True)
@@ -62,7 +62,7 @@ def hold_and_fork(root):
 
 def fork_back(root):
     """Fork within a turn; the child comes back from it first, and leaves the parent's lock alone."""
-    turn = Turn(["cpu"], 60.0, root=Path(root, "locks"))
+    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
     parent = os.getpid()
     with turn.taken(60.0):
         child = os.fork()
@@ -71,7 +71,7 @@ def fork_back(root):
             print("ready", flush=True)
             sys.stdin.readline()
     if os.getpid() != parent:
-        with Turn(["cpu"], 0.0, root=Path(root, "locks")).taken(0.0):
+        with DeviceTurn(["cpu"], 0.0, root=Path(root, "locks")).taken(0.0):
             pass  # which closes a descriptor of the parent's file, in the child
         os._exit(0)
 

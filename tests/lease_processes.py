@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
-from tunebook._selection.single_flight import Busy, Flights, Found, Held, acquire, single_flight
+from tunebook._selection.single_flight import AlreadyThere, Busy, Flights, Lease, acquire, single_flight
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._ids import problem_id
 from tunebook.stores._leases import LeaseFiles
@@ -243,7 +243,7 @@ def _hold(root: str, key: str, lease_s: float) -> None:
     """Hold the lease; publish on the first line of input, release on the second."""
     book = Book(Path(root))
     held = acquire(book.store.leases(), book.lease_id(key), look=lambda: None, lease_s=lease_s)
-    assert isinstance(held, Held)
+    assert isinstance(held, Lease)
     print(json.dumps({"generation": held.generation}), flush=True)
     if sys.stdin.readline():
         record = book.publish(key, held.generation)
@@ -300,7 +300,7 @@ def _fork_while_holding(root: str) -> None:
 def _fork_in_work(root: str) -> None:
     """Fork in the work itself; the child comes back from the same call, while the parent still holds the lease."""
     board = LeaseFiles(Path(root))
-    flights: Flights[Found[str] | Busy] = Flights()
+    flights: Flights[AlreadyThere[str] | Busy] = Flights()
     reading, writing = os.pipe()
     parent = os.getpid()
 

@@ -19,7 +19,7 @@ from tunebook._base.errors import TunebookWarning
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import book_before
-from tunebook._selection.single_flight import Held, acquire
+from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared import PATIENT_S
 
@@ -48,7 +48,7 @@ def _hold(url: str, key: str, lease_s: float) -> None:
     """Hold the lease; publish on the first line of input, release on the second."""
     store = book_before(url)
     held = acquire(store.leases(), problem_id(problem(key)), look=lambda: None, lease_s=lease_s)
-    assert isinstance(held, Held)
+    assert isinstance(held, Lease)
     print(json.dumps({"generation": held.generation}), flush=True)
     sys.stdin.readline()
     store.put(record(key, "the first holder's", held.generation))
@@ -82,7 +82,7 @@ def _work(url: str, seconds: float, keys: int, number: int) -> None:
         store.get(problem(f"{(number + 1) % 4}-{turn % keys}"))
         store.get(problem(f"nobody-{turn}"))
         held = acquire(store.leases(), problem_id(problem(f"lease-{turn % 7}")), look=lambda: None, deadline_s=0.0)
-        if isinstance(held, Held):
+        if isinstance(held, Lease):
             held.release()
         turn += 1
         if turn == 200:  # when connections and memos are there

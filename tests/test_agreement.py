@@ -24,7 +24,7 @@ from tunebook._base.vocabulary import Measurement
 from tunebook._selection.agreement_hook import agreement
 from tunebook._selection.tiers import Found, Skipped
 from tunebook.fleet._agreement.agreement_state import Settled
-from tunebook.fleet._agreement.ballot import Entry, Vote, contenders, count, entry_from, vote_from
+from tunebook.fleet._agreement.ballot import LogEntry, Vote, contenders, count, entry_from, vote_from
 from tunebook.fleet._agreement.check import compare
 from tunebook.fleet._agreement.redis_board import RedisBoard
 from tunebook.fleet._agreement.round import Terms
@@ -133,7 +133,7 @@ def test_a_vote_is_read_as_it_was_cast(vote):
 
 @given(kinds, st.integers(0), st.text(), configs, origins, st.text(), st.lists(st.integers(0)).map(tuple))
 def test_an_entry_is_read_as_it_was_written(kind, rank, by, config, origin, why, split):
-    entry = Entry(kind, rank, by, config, origin, why, split)
+    entry = LogEntry(kind, rank, by, config, origin, why, split)
     assert entry_from(entry.text()) == entry
 
 
@@ -405,7 +405,7 @@ def test_a_tuner_of_another_kind_tunes_in_one_rank_though_it_is_to_be_split():
 
 def opened_by_a_dead_rank(shared, rank):
     problem = problem_id(rank.kernel.problem(1))
-    MemoryBoard(shared, 9, 10).first(f"agree/{problem}/0", Entry("open", 9, "dead").text())
+    MemoryBoard(shared, 9, 10).first(f"agree/{problem}/0", LogEntry("open", 9, "dead").text())
 
 
 def test_a_vote_whose_opener_is_dead_goes_on_after_its_lease():

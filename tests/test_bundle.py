@@ -18,7 +18,7 @@ from tunebook._base.config_codec import encode
 from tunebook._base.record_format import Body, Head, Record, merge
 from tunebook._base.vocabulary import Measurement, Problem
 from tunebook._cli import main
-from tunebook._selection.single_flight import Held, acquire
+from tunebook._selection.single_flight import Lease, acquire
 from tunebook.formats._bundle import export_bundle, import_bundle, merge_into
 from tunebook.stores import DirectoryStore, MemoryStore, problem_id
 
@@ -174,7 +174,7 @@ class TestMerging:
         store = DirectoryStore(tmp_path)
         busy = record("busy", measured=[measurement(1, 0.5)])
         lease = acquire(store.leases(), problem_id(busy.problem), look=lambda: None)
-        assert isinstance(lease, Held)
+        assert isinstance(lease, Lease)
         merging = threading.Thread(target=merge_into, args=(store, [busy, record("free")]))
         merging.start()
         while store.get(record("free").problem) is None:

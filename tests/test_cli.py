@@ -405,14 +405,14 @@ class TestDoctor(OnABook):
         assert re.search(r"^! quarantine +1 records that could not be read", out, re.MULTILINE)
 
     def test_leases_of_dead_processes_are_told_from_live_ones(self, place, run):
-        from tunebook._selection.single_flight import Held, acquire
+        from tunebook._selection.single_flight import Lease, acquire
 
         board = open_store(place / "home").leases()
         board.create("a.1", b"elsewhere 1 1 0123456789abcdef 000000000000\n")
         for slip in (place / "home" / "v1" / "leases").glob("*/a.1"):
             os.utime(slip, (0, 0))
         lease = acquire(board, "b", look=lambda: None)
-        assert isinstance(lease, Held)
+        assert isinstance(lease, Lease)
         with lease:
             assert "1 tunings under way; 1 left by processes that died" in run("doctor")[1]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tunebook._base.record_format import Body, Record
 from tunebook._cli._filters import Filters, age_s, age_text, size_bytes, size_text
-from tunebook._cli._terminal import Column, Terminal, clean, text_width, wrapped
+from tunebook._cli._terminal import Terminal, TextColumn, clean, text_width, wrapped
 from tunebook.stores import JsonStore, MemoryStore, open_store, problem_id, write_pack
 from tunebook.stores._listing import Catalogue, newest
 from tunebook.testing import example_record
@@ -151,7 +151,12 @@ def drawn(columns, rows, width):
     return out.getvalue().splitlines()
 
 
-COLUMNS = (Column("id"), Column("name", give=1), Column("much", "right", give=2), Column("wide", from_width=60))
+COLUMNS = (
+    TextColumn("id"),
+    TextColumn("name", give=1),
+    TextColumn("much", "right", give=2),
+    TextColumn("wide", from_width=60),
+)
 CELLS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), max_size=40)
 
 

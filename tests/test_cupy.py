@@ -14,7 +14,7 @@ from tunebook._arrays.describe import ArraySpec, describe, materialise
 from tunebook._arrays.operations import timer_for
 from tunebook._base.errors import CompileError, DefinitionError, TuningFailed
 from tunebook._kernel.output_check import difference
-from tunebook._keys.fast_key import exact_leaf
+from tunebook._keys.fast_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 from tunebook.adapters.cupy import CudaModule, CupyTimer
 
@@ -209,8 +209,8 @@ def test_hot_calls_tell_arrays_of_two_gpus_apart():
     kind = type("ndarray", (SimpleNamespace,), {"__module__": "cupy"})
     facts = {"shape": (4,), "dtype": np.dtype("float32"), "strides": (4,)}
     one, same, other = (kind(**facts, device=SimpleNamespace(id=i)) for i in (0, 0, 1))
-    assert hash(exact_leaf(one)) == hash(exact_leaf(same))
-    assert exact_leaf(one) == exact_leaf(same) != exact_leaf(other)
+    assert hash(fast_key_of(one)) == hash(fast_key_of(same))
+    assert fast_key_of(one) == fast_key_of(same) != fast_key_of(other)
 
 
 # ---------------------------------------------------------------------------------------------------------- on a GPU

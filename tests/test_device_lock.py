@@ -18,7 +18,7 @@ import pytest
 
 import tunebook as tb
 from tunebook._base.errors import TunebookWarning
-from tunebook._measure.device_lock import Turn, cuda_names, cuda_uuid, physical_devices, physical_name
+from tunebook._measure.device_lock import DeviceTurn, cuda_names, cuda_uuid, physical_devices, physical_name
 from tunebook._selection.persistent_cache import default_book
 
 SCRIPT = Path(__file__).with_name("farm_lock_process.py")
@@ -51,7 +51,7 @@ def start(tmp_path):
 
 
 def turn(tmp_path, wait_s=60.0, names=("cpu",), **options):
-    return Turn(names, wait_s, root=tmp_path / "locks", **options)
+    return DeviceTurn(names, wait_s, root=tmp_path / "locks", **options)
 
 
 def events(tmp_path):
@@ -156,8 +156,8 @@ def test_a_shared_ground_is_written_down(tmp_path, start):
         return sum(range(config.n))
 
     tuned = tb.tune(kernel, 1)
-    assert any("measured on cpu at the same time" in reason for reason in tuned.ground.reasons)
-    assert default_book().get(kernel.problem(1)).body.provenance["ground"] == list(tuned.ground.reasons)
+    assert any("measured on cpu at the same time" in reason for reason in tuned.disturbances.reasons)
+    assert default_book().get(kernel.problem(1)).body.provenance["disturbances"] == list(tuned.disturbances.reasons)
 
 
 def test_a_budget_is_not_spent_on_waiting(tmp_path, start):

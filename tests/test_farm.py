@@ -28,7 +28,7 @@ from tunebook._selection.recording import saved_calls
 from tunebook._tuning.job import Budget
 from tunebook.fleet._farm.farm import _Farm
 from tunebook.fleet._farm.task import Task, look_around, tune_call
-from tunebook.fleet._farm.workers import Seat, gpus_here
+from tunebook.fleet._farm.workers import FarmWorker, gpus_here
 
 HERE = Path(__file__).parent
 
@@ -212,7 +212,7 @@ def test_two_at_once_on_a_device_do_not_measure_at_the_same_time(tmp_path):
     (tmp_path / "log").unlink()
     assert fleet.tune_recording(calls, at_once=2).counts == {"tuned": 6}
     assert len({pid for _, _, pid, _ in log(tmp_path)}) == 2
-    said = [record.body.provenance.get("ground", ()) for record in default_book().items()]
+    said = [record.body.provenance.get("disturbances", ()) for record in default_book().items()]
     assert not any("measured on cpu" in reason for reasons in said for reason in reasons)
 
 
@@ -281,7 +281,7 @@ def test_what_the_book_knows_travels_to_workers_that_do_not(tmp_path, monkeypatc
 
 
 def seat(name, device, kind):
-    return Seat(name, None, device, kind)
+    return FarmWorker(name, None, device, kind)
 
 
 class NoEngine:

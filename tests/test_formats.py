@@ -198,11 +198,11 @@ class TestKernelTuner:
 class TestTriton:
     def test_a_configuration_is_written_as_the_adapter_writes_it(self):
         triton = pytest.importorskip("triton")
-        from tunebook.adapters._triton.candidate import Candidate
+        from tunebook.adapters._triton.candidate import LaunchConfig
 
         (record,) = formats.read("triton", SAMPLES["triton"])
         live = triton.Config({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=3)
-        assert encode(Candidate(live)) in [m.config for m in record.body.measurements]
+        assert encode(LaunchConfig(live)) in [m.config for m in record.body.measurements]
 
     def test_what_did_not_run_there_is_a_failure_and_not_a_time(self):
         (record,) = formats.read("triton", SAMPLES["triton"])

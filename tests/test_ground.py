@@ -19,10 +19,10 @@ from tunebook._measure.disturbance import (
     DRIFT,
     CpuProbe,
     CpuReading,
-    Ground,
+    Disturbances,
+    DisturbanceWatch,
     NvmlProbe,
     Thread,
-    Watch,
     cpu_disturbances,
     drift,
     nvml_probe,
@@ -137,15 +137,15 @@ def test_a_probe_compares_its_two_readings():
 
 def test_a_watch_collects_what_its_probes_and_the_samples_say():
     probe = FakeProbe("a burning GPU")
-    ground = Watch([probe]).ground([[1.0] * 20 + [1.5] * 20])
+    found = DisturbanceWatch([probe]).disturbances([[1.0] * 20 + [1.5] * 20])
     assert probe.started
-    assert ground.reasons == ("a burning GPU", "everything became at least 50% slower during the race")
-    assert not ground.quiet
-    assert Watch([]).ground([[1.5] * 20 + [1.0] * 20]).reasons == (
+    assert found.reasons == ("a burning GPU", "everything became at least 50% slower during the race")
+    assert not found.quiet
+    assert DisturbanceWatch([]).disturbances([[1.5] * 20 + [1.0] * 20]).reasons == (
         "everything became at least 33% faster during the race",
     )
-    assert Watch([FakeProbe()]).ground([]) == Ground() == Ground(())
-    assert Ground().quiet
+    assert DisturbanceWatch([FakeProbe()]).disturbances([]) == Disturbances() == Disturbances(())
+    assert Disturbances().quiet
 
 
 class FakeProbe:
@@ -301,14 +301,14 @@ def tune(chain, kernel):
 
 def stored(chain, kernel):
     record = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
-    return chain.persistent.config_of(record), record.body.provenance.get("ground")
+    return chain.persistent.config_of(record), record.body.provenance.get("disturbances")
 
 
-def test_a_record_from_a_bad_ground_says_so_and_answers_all_the_same(tmp_path):
+def test_a_record_from_a_disturbed_says_so_and_answers_all_the_same(tmp_path):
     chain, kernel, events = make(tmp_path, BUSY)
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
     assert stored(chain, kernel) == (FAST, [BUSY])
-    (told,) = [data for event, data in events if event == "bad_ground"]
+    (told,) = [data for event, data in events if event == "disturbed"]
     assert (told["cfg"], told["measured"], told["reasons"]) == (FAST, FAST, (BUSY,))
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
     assert f"disturbed  {BUSY}" in str(explain_call(chain, invocation(kernel, 1), kernel))
@@ -316,13 +316,13 @@ def test_a_record_from_a_bad_ground_says_so_and_answers_all_the_same(tmp_path):
 
 def test_on_quiet_ground_nothing_is_said(tmp_path):
     chain, kernel, events = make(tmp_path)
-    assert tune(chain, kernel).ground.quiet
+    assert tune(chain, kernel).disturbances.quiet
     assert stored(chain, kernel) == (FAST, None)
-    assert "bad_ground" not in [event for event, _ in events]
+    assert "disturbed" not in [event for event, _ in events]
     assert "disturbed" not in str(explain_call(chain, invocation(kernel, 1), kernel))
 
 
-def test_what_is_found_on_bad_ground_does_not_replace_what_was_found_on_quiet(tmp_path):
+def test_what_is_found_on_disturbed_does_not_replace_what_was_found_on_quiet(tmp_path):
     tune(*make(tmp_path)[:2])
     chain, kernel, events = make(tmp_path, BUSY, costs=OTHER)
     before = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
@@ -331,7 +331,7 @@ def test_what_is_found_on_bad_ground_does_not_replace_what_was_found_on_quiet(tm
     assert verified.tuned.ranking[0][0] == SLOW
     assert (verified.config, chain.choose(invocation(kernel, 1), kernel)) == (FAST, FAST)
     assert chain.persistent.read(kernel.problem(invocation(kernel, 1))) == before
-    (told,) = [data for event, data in events if event == "bad_ground"]
+    (told,) = [data for event, data in events if event == "disturbed"]
     assert (told["cfg"], told["measured"]) == (FAST, SLOW)
 
 
@@ -355,19 +355,19 @@ def test_a_later_tuning_on_quiet_ground_measures_the_finalists_again_and_replace
     assert same.runs == [], "what was measured on quiet ground stays"
 
 
-def test_a_second_tuning_on_bad_ground_may_replace_the_first(tmp_path):
+def test_a_second_tuning_on_disturbed_may_replace_the_first(tmp_path):
     tune(*make(tmp_path, BUSY)[:2])
     chain, kernel, _ = make(tmp_path, "heat", costs={**COSTS, FAST: 0.3, GUESS: 0.01})
     chain.verify(invocation(kernel, 1), kernel)
     assert stored(chain, kernel) == (GUESS, ["heat"])
 
 
-def test_an_entry_that_holds_on_bad_ground_after_an_update_is_marked(tmp_path):
+def test_an_entry_that_holds_on_disturbed_after_an_update_is_marked(tmp_path):
     tune(*make(tmp_path)[:2])
     chain, kernel, _ = make(tmp_path, BUSY, versions="driver 2")
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
     assert stored(chain, kernel) == (FAST, [BUSY])
-    assert chain.verify(invocation(kernel, 1), kernel).tuned.ground.reasons == (BUSY,)
+    assert chain.verify(invocation(kernel, 1), kernel).tuned.disturbances.reasons == (BUSY,)
 
 
 def test_a_probe_is_asked_about_the_platform_of_the_call(tmp_path):
@@ -379,7 +379,7 @@ def test_a_probe_is_asked_about_the_platform_of_the_call(tmp_path):
     assert asked == ["cpu"]
 
 
-def test_on_bad_ground_the_finalists_are_sampled_twice_as_often(tmp_path):
+def test_on_disturbed_the_finalists_are_sampled_twice_as_often(tmp_path):
     counts = []
     for reasons in ((), (BUSY,)):
         chain, kernel, _ = make(tmp_path / str(len(reasons)), *reasons, costs={**COSTS, Tiles(2): 0.00101})
@@ -399,5 +399,5 @@ def test_a_clock_of_ones_own_says_nothing_about_the_machine(tmp_path, monkeypatc
     monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda _: [FakeProbe(BUSY)])
     kernel = PretendKernel(FakeClock(), COSTS)
     by_fake_clock = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(kernel.clock))
-    assert tune(by_fake_clock, kernel).ground.quiet
-    assert tune(tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner()), kernel).ground.reasons[:1] == (BUSY,)
+    assert tune(by_fake_clock, kernel).disturbances.quiet
+    assert tune(tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner()), kernel).disturbances.reasons[:1] == (BUSY,)

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_only_settings_reads_the_environment_and_nothing_prints():
             assert "os.environ" not in text, path
             assert "getenv" not in text, path
         assert not re.search(r"^\s*print\(", text, re.MULTILINE), path
+
+
+def test_a_class_name_means_one_thing():
+    names = Counter(
+        node.name.lstrip("_")
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_nothing_unfinished_is_left():

@@ -17,7 +17,7 @@ from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._statistics.race import typical_s
-from tunebook._tuning.in_call_rules import Explorer
+from tunebook._tuning.in_call_rules import InCallRules
 from tunebook._tuning.job import Tuned
 from tunebook.testing import Landscape
 
@@ -28,7 +28,7 @@ INCREMENTAL = tb.AutotunePolicy(cache_miss_fallback="incremental", incremental_s
 
 
 def explorer(names, heuristic, slowdown=1.5):
-    return Explorer(names, heuristic, slowdown=slowdown, rng=random.Random(0))
+    return InCallRules(names, heuristic, slowdown=slowdown, rng=random.Random(0))
 
 
 def drive(explorer, heuristic, run, after=lambda name: None):

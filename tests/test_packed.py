@@ -28,7 +28,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import tunebook as tb
 from tunebook._hotpath.accelerator import find_pack
-from tunebook._keys.fast_key import exact_leaf
+from tunebook._keys.fast_key import fast_key_of
 
 ROOT = Path(__file__).parents[1]
 NUMPY_MAJOR = int(np.__version__.partition(".")[0])
@@ -87,7 +87,7 @@ def facts(x, *, layout=True):
         return (tuple, *(facts(item, layout=layout) for item in x))
     if type(x) is np.ndarray and (x.flags.c_contiguous or not layout):
         return np.ndarray, x.shape, x.dtype
-    return exact_leaf(x)
+    return fast_key_of(x)
 
 
 @pytest.mark.parametrize("layout", [True, False])

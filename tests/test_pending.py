@@ -20,13 +20,13 @@ from lease_processes import Book, Log, judge, kill_holders, outcome, start, tune
 from tunebook._base import errors
 from tunebook._base.errors import StoreError, TunebookWarning, TuningFailed
 from tunebook._selection.single_flight import (
+    AlreadyThere,
     Busy,
     Flights,
-    Found,
-    Held,
+    Lease,
     Maker,
-    _Claim,
-    _Slip,
+    _LeaseFile,
+    _LeaseWatch,
     acquire,
     maker_of,
     single_flight,
@@ -264,7 +264,7 @@ ELSEWHERE = Maker(host="elsewhere/pid:[1]", pid=7, started="1")
 
 
 def post(board, generation=1, maker=ELSEWHERE):
-    slip = _Slip(board, "k", generation, maker)
+    slip = _LeaseFile(board, "k", generation, maker)
     assert slip.post()
     return slip
 
@@ -277,13 +277,13 @@ def test_a_free_lease_is_held_at_once_and_leaves_nothing_behind(board):
 
 
 def test_a_result_that_is_there_needs_no_lease(board):
-    assert acquire(board, "k", look=lambda: "config") == Found("config")
+    assert acquire(board, "k", look=lambda: "config") == AlreadyThere("config")
     assert board.generations("k") == []
 
 
 def test_a_result_published_just_before_the_lease_was_had_is_found(board):
     looks = iter([None, "config"])
-    assert acquire(board, "k", look=lambda: next(looks)) == Found("config")
+    assert acquire(board, "k", look=lambda: next(looks)) == AlreadyThere("config")
     assert board.generations("k") == []
 
 
@@ -298,7 +298,7 @@ def test_a_waiter_has_the_result_as_soon_as_it_is_there_and_does_not_touch_the_l
     clock = Clock()
     post(board)
     found = acquire(board, "k", look=lambda: "config" if clock.now > 101 else None, clock=clock, sleep=clock.sleep)
-    assert found == Found("config")
+    assert found == AlreadyThere("config")
     assert board.generations("k") == [1]
 
 
@@ -399,7 +399,7 @@ def test_a_waiter_may_be_a_thread_of_the_holders_process(board):
         waiter.start()
         results.append("config")
     waiter.join()
-    assert waited == [Found("config")]
+    assert waited == [AlreadyThere("config")]
 
 
 def test_the_heartbeat_changes_the_bytes_until_release(board):
@@ -468,8 +468,8 @@ def test_a_board_that_fails_is_one_warning_and_no_lease(board, calls):
     errors.forget_warnings()
     with pytest.warns(TunebookWarning, match="other processes may do the same work"):
         held = acquire(BrokenBoard(board, calls), "k", look=nothing)
-    assert held == Held(0)
-    assert acquire(BrokenBoard(board, 0), "k", look=nothing) == Held(0)
+    assert held == Lease(0)
+    assert acquire(BrokenBoard(board, 0), "k", look=nothing) == Lease(0)
     held.release()
 
 
@@ -656,7 +656,7 @@ class Stage:
 
     def compete(self):
         maker = Maker(host="h", pid=self.me.pid, started="1")
-        claim = _Claim(
+        claim = _LeaseWatch(
             board=self.board,
             lease_id="k",
             lease_s=10,
@@ -674,7 +674,7 @@ class Stage:
             self.turn()
             self.holders.discard(self.me.pid)
             # Released without a result, as after a failure: everybody goes on competing.
-            Held(slip.generation, slip).release()
+            Lease(slip.generation, slip).release()
 
 
 STEPS = st.tuples(st.integers(0, 2), st.integers(1, 12), st.sampled_from([False, False, False, True]))

@@ -19,7 +19,7 @@ from tunebook._statistics.race import (
     STAGES,
     Lane,
     Race,
-    Stage,
+    RaceStage,
     is_settled,
     paired,
     survivors,
@@ -296,7 +296,9 @@ def test_whoever_has_samples_and_leads_stays(lanes, stage):
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_of_more_candidates_at_least_as_many_stay(count, more):
-    assert all(s.few <= s.room(count) <= s.room(count + more) for s in (Stage(8, 1.25, few=9), Stage(64, 1.03, few=2)))
+    assert all(
+        s.few <= s.room(count) <= s.room(count + more) for s in (RaceStage(8, 1.25, few=9), RaceStage(64, 1.03, few=2))
+    )
 
 
 def test_a_race_is_settled_when_its_times_are_known_well_enough():

@@ -26,7 +26,7 @@ from tunebook._report.colours import STEPS, contrast, oklch, themes
 from tunebook._report.entry import entry_of
 from tunebook._report.importance import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
 from tunebook._report.markup import tag
-from tunebook._report.model import DETAILS, Group
+from tunebook._report.model import DETAILS, KernelGroup
 from tunebook._report.scales import Scale, linear_ticks, quantile
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook.stores import MemoryStore
@@ -326,7 +326,7 @@ def test_configurations_of_any_form_have_axes(config):
 
 @pytest.fixture(scope="module")
 def page():
-    evil = record(op=EVIL, device=EVIL, failing=SPACE[:2], message=EVIL, rule=EVIL, ground=[EVIL])
+    evil = record(op=EVIL, device=EVIL, failing=SPACE[:2], message=EVIL, rule=EVIL, disturbances=[EVIL])
     odd = record(op="other@v0", space=[{EVIL: n, "block": EVIL} for n in range(9)])
     return report([evil, odd], title=EVIL).html
 
@@ -402,7 +402,7 @@ class TestPictures:
         assert "write_rows</text>" in heat_map(shown, 1.0, 2.0)
 
     def test_the_mark_among_gains_is_the_number_beside_it(self):
-        drawn = speedups([Group("k@v0", "cpu", 2, 8, 0, (1.5, 6.0), (), 1.0, 0.0, 0.0)])
+        drawn = speedups([KernelGroup("k@v0", "cpu", 2, 8, 0, (1.5, 6.0), (), 1.0, 0.0, 0.0)])
         left, right = (float(x) for x in re.findall(r'<circle[^>]* cx="([\d.]+)"', drawn))
         (mark,) = (float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]* class="middle"', drawn))
         assert mark == pytest.approx((left + right) / 2, abs=0.2), "on a log axis, the geometric mean is half way"

@@ -218,7 +218,7 @@ def test_it_prints_with_every_tuning_open_and_closes_them_again(page):
 
 
 def test_what_a_record_says_is_shown_and_never_run(browser, tmp_path):
-    evil = record(op=EVIL, device=EVIL, failing=SPACE[:3], message=EVIL, rule=EVIL, ground=[EVIL])
+    evil = record(op=EVIL, device=EVIL, failing=SPACE[:3], message=EVIL, rule=EVIL, disturbances=[EVIL])
     odd = record(op="odd@v0", space=[{EVIL: n, "block": EVIL} for n in range(9)])
     report([evil, odd], tmp_path / "evil.html", title=EVIL)
     asked = opened(browser, tmp_path / "evil.html")

@@ -24,7 +24,7 @@ from tunebook.search import (
     check_strategy,
     listed,
 )
-from tunebook.search._model import Model, load_numpy
+from tunebook.search._model import TimeModel, load_numpy
 from tunebook.search._prior import Prior
 from tunebook.search._trial_history import Ledger
 
@@ -217,7 +217,7 @@ class TestTimesElsewhere:
         by_a = dict(sorted(zip((a for a, _ in points), values.tolist(), strict=True)))
         assert values.tolist() == pytest.approx([by_a[a] for a, _ in points])  # whatever b is
         assert list(by_a.values()) == sorted(by_a.values())
-        model = Model(space.grid, random.Random(0))
+        model = TimeModel(space.grid, random.Random(0))
         model.expect([(points, values)])
         assert model._scales[0] < model._scales[1]
         assert Prior(space, [], random.Random(0)).differences() == []
@@ -263,7 +263,7 @@ def test_a_model_that_learns_bit_by_bit_predicts_as_one_that_learns_at_once(seed
     every = [space.point(c) for c in space]
     points = rng.sample(every, min(sum(cuts), len(every) - 20))
     times = load_numpy().array([rng.gauss(0, 1) for _ in points])
-    whole, steps = Model(space.grid, random.Random(0)), Model(space.grid, random.Random(0))
+    whole, steps = TimeModel(space.grid, random.Random(0)), TimeModel(space.grid, random.Random(0))
     whole.fit(points, times)
     for end in itertools.accumulate(cuts):
         steps.fit(points[:end], times[:end])

@@ -26,7 +26,7 @@ import tunebook as tb
 from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import PersistentCache, book_before, default_book, store_at
-from tunebook._selection.single_flight import Busy, Held, Maker, acquire, this_process
+from tunebook._selection.single_flight import Busy, Lease, Maker, acquire, this_process
 from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
 from tunebook.stores import _shared as shared_module
 from tunebook.stores._circuit_breaker import Breaker, within
@@ -394,11 +394,11 @@ def test_of_two_machines_one_holds_the_lease(tmp_path, url):
     first, second = hosts()
     a, b = machine(tmp_path, "a", url), machine(tmp_path, "b", url)
     held = acquire(a.leases(), "k", look=lambda: None, maker=first)
-    assert isinstance(held, Held)
+    assert isinstance(held, Lease)
     assert acquire(b.leases(), "k", look=lambda: None, maker=second, deadline_s=0.0) == Busy()
     held.release()
     with acquire(b.leases(), "k", look=lambda: None, maker=second, deadline_s=0.0) as again:
-        assert isinstance(again, Held)
+        assert isinstance(again, Lease)
 
 
 @pytest.mark.parametrize("minutes", [-30, 30])

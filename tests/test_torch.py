@@ -21,7 +21,7 @@ from tunebook._arrays.describe import ArraySpec, describe, materialise
 from tunebook._arrays.operations import timer_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._kernel.output_check import difference
-from tunebook._keys.fast_key import exact_leaf
+from tunebook._keys.fast_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunebook[torch]'")
@@ -146,9 +146,9 @@ def test_hot_calls_notice_gradients_autocast_and_precision():
 def test_leaves_are_equal_only_if_keys_are(names):
     kernel = multiplying()
     one, two = (kinds()[name] for name in names[:2])
-    assert exact_leaf(one) != exact_leaf(two)
+    assert fast_key_of(one) != fast_key_of(two)
     assert kernel.problem(one, one) != kernel.problem(two, two)
-    assert exact_leaf(one) == exact_leaf(kinds()[names[0]])
+    assert fast_key_of(one) == fast_key_of(kinds()[names[0]])
 
 
 # ------------------------------------------------------------------------------------------------------------ tuning

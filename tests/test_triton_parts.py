@@ -13,9 +13,9 @@ from hypothesis import given  # noqa: E402 - after the check that it is there
 from hypothesis import strategies as st  # noqa: E402 - as above
 
 from tunebook._base.config_codec import encode, fingerprint  # noqa: E402 - as above
-from tunebook.adapters._triton.candidate import Candidate, _read, _written  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import LaunchConfig, _read, _written  # noqa: E402 - as above
 from tunebook.adapters._triton.launcher import Launcher  # noqa: E402 - as above
-from tunebook.adapters._triton.saved_tensors import Kept  # noqa: E402 - as above
+from tunebook.adapters._triton.saved_tensors import SavedTensors  # noqa: E402 - as above
 
 # ------------------------------------------------------------------------------------------------------ configurations
 
@@ -32,7 +32,7 @@ CONFIGS = st.builds(
 
 @given(CONFIGS)
 def test_a_configuration_comes_back_from_the_book_as_it_went_in(config):
-    candidate = Candidate(config)
+    candidate = LaunchConfig(config)
     again = _read(_written(candidate))
     assert again.meta == candidate.meta
     assert fingerprint(again) == fingerprint(candidate)
@@ -41,13 +41,13 @@ def test_a_configuration_comes_back_from_the_book_as_it_went_in(config):
 @given(CONFIGS, CONFIGS)
 def test_two_configurations_are_written_alike_only_if_a_launch_cannot_tell_them_apart(one, other):
     exact = lambda config: {name: (type(value), value) for name, value in config.all_kwargs().items()}
-    assert (encode(Candidate(one)) == encode(Candidate(other))) <= (exact(one) == exact(other))
+    assert (encode(LaunchConfig(one)) == encode(LaunchConfig(other))) <= (exact(one) == exact(other))
 
 
 def test_hooks_tell_configurations_apart():
-    plain = Candidate(triton.Config({"BLOCK": 1}))
-    hooked = Candidate(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.clear()))
-    other = Candidate(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.copy()))
+    plain = LaunchConfig(triton.Config({"BLOCK": 1}))
+    hooked = LaunchConfig(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.clear()))
+    other = LaunchConfig(triton.Config({"BLOCK": 1}, pre_hook=lambda arguments: arguments.copy()))
     assert len({fingerprint(candidate) for candidate in (plain, hooked, other)}) == 3
 
 
@@ -56,7 +56,7 @@ def test_hooks_tell_configurations_apart():
 
 def test_without_memory_for_copies_only_what_is_declared_is_put_back():
     declared, other = torch.ones(4), torch.ones(4)
-    kept = Kept({"x": declared, "y": other}, (), ("x",), lambda: 0.0)
+    kept = SavedTensors({"x": declared, "y": other}, (), ("x",), lambda: 0.0)
     declared.zero_()
     other.zero_()
     kept.notice()
@@ -67,7 +67,7 @@ def test_without_memory_for_copies_only_what_is_declared_is_put_back():
 
 def test_what_was_not_written_to_in_the_first_run_is_not_copied_back_later():
     x, y = torch.ones(4), torch.ones(4)
-    kept = Kept({"x": x, "y": y, "n": 4}, (), (), lambda: 1e9)
+    kept = SavedTensors({"x": x, "y": y, "n": 4}, (), (), lambda: 1e9)
     x.zero_()
     kept.notice()
     y.zero_()
@@ -78,7 +78,7 @@ def test_what_was_not_written_to_in_the_first_run_is_not_copied_back_later():
 
 def test_a_tensor_whose_elements_share_a_place_is_left_alone():
     wide = torch.ones(1).expand(8)
-    kept = Kept({"x": wide}, ("x",), ("x",), lambda: 1e9)
+    kept = SavedTensors({"x": wide}, ("x",), ("x",), lambda: 1e9)
     kept.restore()  # writing to it would raise
     assert torch.equal(wide, torch.ones(8))
 

@@ -18,7 +18,7 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook.adapters._cuda.spawned_worker import Lost, Worker  # noqa: E402 - as above
+from tunebook.adapters._cuda.spawned_worker import SpawnedWorker, WorkerLost  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
@@ -144,11 +144,11 @@ def echo():
 
 
 def test_a_worker_answers_is_lost_and_starts_anew():
-    with Worker("test_triton_processes:echo", (), 60.0) as worker:
+    with SpawnedWorker("test_triton_processes:echo", (), 60.0) as worker:
         assert worker.ask({"a": 1}) == {"a": 1}
         worker._process.kill()
         lost = worker.ask("gone")
-        assert isinstance(lost, Lost)
+        assert isinstance(lost, WorkerLost)
         assert lost.failure.kind == "crash"
         assert "SIGKILL" in lost.failure.message
         assert worker.ask("again") == "again"
@@ -156,7 +156,7 @@ def test_a_worker_answers_is_lost_and_starts_anew():
 
 
 def test_leaving_a_worker_leaves_no_process():
-    with Worker("test_triton_processes:echo", (), 60.0) as worker:
+    with SpawnedWorker("test_triton_processes:echo", (), 60.0) as worker:
         pid = worker._process.pid
     with pytest.raises(ProcessLookupError, match="No such process"):
         os.kill(pid, 0)

@@ -390,9 +390,9 @@ def test_the_memo_does_not_grow_without_bound():
 
 
 def gate_answers():
-    from tunebook._memo.answer_memo import GATE
+    from tunebook._memo.answer_memo import MEMO
 
-    return list(GATE._all)
+    return list(MEMO._all)
 
 
 def test_tune_returns_the_measurements_and_shows_progress():

@@ -18,7 +18,7 @@ import pytest
 
 from tunebook._base.errors import CompileError, Unsupported
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.forked_worker import Job, Limits, Worker
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GOOD = 0
@@ -41,8 +41,8 @@ def run(launch):
 def worker_for(*candidates, timeout_s=60.0, memory_bytes=None, first=run, sample=times):
     """A worker whose candidate 0 is good, and whose others are those given."""
     launches = [lambda: sum(range(1000)), *candidates]
-    job = Job(build=lambda index: launches[index], first=first, sample=sample)
-    return Worker(job, Limits(timeout_s=timeout_s, memory_bytes=memory_bytes))
+    job = ChildTask(build=lambda index: launches[index], first=first, sample=sample)
+    return ForkedWorker(job, Limits(timeout_s=timeout_s, memory_bytes=memory_bytes))
 
 
 def number_of_child(worker):
@@ -243,7 +243,7 @@ def test_a_candidate_is_built_once_and_prepared_before_it_is_sampled():
         did.append(1.0)
         return lambda: did.append(2.0)
 
-    with Worker(Job(build=build, first=run, sample=lambda _, number: [*did, number])) as worker:
+    with ForkedWorker(ChildTask(build=build, first=run, sample=lambda _, number: [*did, number])) as worker:
         assert worker.sample(GOOD, 3).samples_s == (1.0, 2.0, 3.0)
         assert worker.sample(GOOD, 4).samples_s == (1.0, 2.0, 4.0)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._measure.forked_worker import Job, Limits, Worker
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
 
 
 def main(file):
@@ -19,8 +19,8 @@ def main(file):
         Path(file + ".new").rename(file)
         time.sleep(600)
 
-    job = Job(build=lambda _: forever, first=lambda launch: launch(), sample=lambda _, __: [])
-    with Worker(job, Limits(timeout_s=600)) as worker:
+    job = ChildTask(build=lambda _: forever, first=lambda launch: launch(), sample=lambda _, __: [])
+    with ForkedWorker(job, Limits(timeout_s=600)) as worker:
         worker.prepare(0)
 
 

@@ -14,7 +14,7 @@ from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Body
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.selector import NoSelection, Selection
-from tunebook._selection.trusted_entries import body_of, environments_verified, ground_of, winner_of
+from tunebook._selection.trusted_entries import body_of, disturbances_of, environments_verified, winner_of
 from tunebook._statistics.decide import Ranked, Verdict, decide
 from tunebook._tuning.progress import seconds_text
 
@@ -42,7 +42,7 @@ class NearMiss(NamedTuple):
     differences: tuple[str, ...]
 
 
-class Failed(NamedTuple):
+class FailureGroup(NamedTuple):
     """Candidates that failed for one reason; the messages may differ in their numbers, and the first is given."""
 
     reason: str
@@ -75,7 +75,7 @@ class Explanation:
         return f"<pre>{escape(str(self))}</pre>"
 
     @property
-    def failed(self) -> tuple[Failed, ...]:
+    def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first."""
         groups: dict[str, tuple[str, list[str]]] = {}
         for m in self.failures:
@@ -83,7 +83,7 @@ class Explanation:
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
             _, configs = groups.setdefault(re.sub(r"\d+", "#", reason), (reason, []))
             configs.append(_readable(m.config))
-        found = [Failed(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
+        found = [FailureGroup(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
         return tuple(sorted(found, key=lambda failed: -len(failed.configs)))
 
     def _call(self) -> Iterable[str]:
@@ -147,8 +147,8 @@ class Explanation:
             yield f"  verified   the finalists were measured again; the others only before, {under}"
         if facts.get("complete") is False:
             yield "  the budget ended this tuning: the best so far stands"
-        if ground := ground_of(body):
-            yield f"  disturbed  {'; '.join(ground)}. A tuning on quiet ground replaces it: tunebook.tune(...)"
+        if disturbances := disturbances_of(body):
+            yield f"  disturbed  {'; '.join(disturbances)}. A tuning on quiet ground replaces it: tunebook.tune(...)"
 
     def _near(self) -> Iterable[str]:
         if self.near_misses:

@@ -62,7 +62,7 @@ class Tunable(Protocol[R_co]):
         """Return what a call is looked up by."""
 
 
-class _Tunable(Generic[R]):
+class _TunableBuilder(Generic[R]):
     """Builds a generated function and what hangs on it."""
 
     def __init__(self, kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> None:
@@ -213,7 +213,7 @@ def tunable(
     selector: ConfigSelectorChain[Any] = ConfigSelectorChain(
         ConfigCache(), policy, tuner or Tuner(), persistent, on_event=on_event
     )
-    built: _Tunable[Any] = _Tunable(kernel, selector)
+    built: _TunableBuilder[Any] = _TunableBuilder(kernel, selector)
     kernel.attach(built.dispatcher.run, selector)
     return built.function()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Stage(NamedTuple):
+class TuningSite(NamedTuple):
     """A call on arrays that exist, in the place where its candidates are to run.
 
     `inv` is the call as the kernel sees it. Candidates are called with `args` and `kwargs`, which are larger where the
@@ -45,10 +45,10 @@ class Stage(NamedTuple):
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
 
-class Captured(Protocol):
+class CapturedCall(Protocol):
     """A call, kept without its arrays' data where that does not exist yet; may be tuned later and by any thread."""
 
-    def run(self, work: Callable[[Stage], T]) -> T:
+    def run(self, work: Callable[[TuningSite], T]) -> T:
         """Call `work` where candidates may run, under the settings of the caller; its result or error is this one's."""
 
 
@@ -68,7 +68,7 @@ class Framework(Protocol):
     def obstacle(self, arguments: object) -> str | None:
         """Return why such a call cannot be tuned, or None."""
 
-    def capture(self, inv: Any) -> Captured:
+    def capture(self, inv: Any) -> CapturedCall:
         """Return a call so that it can be tuned, with the settings of this thread."""
 
     def bind(self, kernel: Any, inv: Any, cfg: Any) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def obstacle_to(inv: Any) -> str | None:
     return None if framework is None else framework.obstacle((inv.args, inv.kwargs))
 
 
-def staged(inv: Any, work: Callable[[Stage | None], T]) -> T:
+def at_tuning_site(inv: Any, work: Callable[[TuningSite | None], T]) -> T:
     """Call `work` where candidates of a call may run: right here, with None, if its framework does not say."""
     framework = framework_of((inv.args, inv.kwargs))
     return work(None) if framework is None else framework.capture(inv).run(work)

@@ -31,7 +31,7 @@ def _host_clock(_arguments: object) -> None:
     """Say that a library's runs are timed by the host's clock."""
 
 
-class Access(NamedTuple):
+class ArrayOps(NamedTuple):
     """What can be done with arrays of a library. A copy shares no memory with the array, and may be elsewhere.
 
     `is_close(x, y, tolerance)` says by itself that two arrays agree, as `_check` would; False if it is not sure.
@@ -46,15 +46,15 @@ class Access(NamedTuple):
     is_close: Callable[[Any, Any, float], bool] = lambda _x, _y, _tolerance: False
 
 
-_known: Final[dict[str, Access]] = {}
+_known: Final[dict[str, ArrayOps]] = {}
 
 
-def register_access(library: str, access: Access) -> None:
+def register_ops(library: str, access: ArrayOps) -> None:
     """Let arrays of a library be arguments that kernels write to, and outputs that are compared."""
     _known[library] = access
 
 
-def access_to(x: object) -> Access | None:
+def ops_of(x: object) -> ArrayOps | None:
     """Return what can be done with an array; None if it is none, or of a library that has not said so."""
     return _known.get(root_module(type(x))) if is_array(x) else None
 
@@ -69,9 +69,9 @@ def _put_back(array: Any, copy: Any) -> None:
     array[...] = copy
 
 
-register_access(
+register_ops(
     "numpy",
-    Access(
+    ArrayOps(
         # Not a subclass: what one of those holds beside its values is its own affair.
         is_writable=lambda x: bool(
             type(x).__name__ == "ndarray" and x.flags.writeable and x.size and not x.dtype.hasobject

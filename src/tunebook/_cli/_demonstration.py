@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.tunable import tunable, tune
 from tunebook._base.config_codec import readable
-from tunebook._cli._terminal import Cell, Column, Terminal, wrapped
+from tunebook._cli._terminal import Cell, Terminal, TextColumn, wrapped
 from tunebook._cli.explain import write
 from tunebook._space.space import Space
 from tunebook._statistics.decide import decide
@@ -34,11 +34,11 @@ _SECOND: Final = "import sys; from tunebook._cli._demonstration import answer; a
 _SHOWN: Final = 6
 _BAR: Final = 14  # with what is beside it, 80 columns
 _COLUMNS: Final = (
-    Column("#", "right", style="dim"),
-    Column("time", "right", style="bold"),
-    Column("", style="green", from_width=60),
-    Column("configuration"),
-    Column("", style="cyan"),
+    TextColumn("#", "right", style="dim"),
+    TextColumn("time", "right", style="bold"),
+    TextColumn("", style="green", from_width=60),
+    TextColumn("configuration"),
+    TextColumn("", style="cyan"),
 )
 
 

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from tunebook._cli._filters import Filters
     from tunebook._cli._terminal import Terminal
     from tunebook._statistics.decide import Verdict
-    from tunebook.stores._listing import Catalogue, Group, Listed
+    from tunebook.stores._listing import Catalogue, EntryGroup, Listed
 
 SHORT_ID: Final = 8
 _NAMED: Final = 10  # entries that a message names before "and 12 more"
 _ID: Final = re.compile(r"[0-9a-f]{4,32}")
 
 
-class Found(NamedTuple):
+class NamedEntries(NamedTuple):
     """What a word means: some entries by id, or all of a kernel's."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[EntryGroup, ...] = ()
     listed: tuple[Listed, ...] = ()
 
     @property
@@ -42,16 +42,16 @@ class Found(NamedTuple):
         return list(self.listed[:count]) or newest(self.groups, count)
 
 
-def find(catalogue: Catalogue, what: str, filters: Filters) -> Found:
+def find(catalogue: Catalogue, what: str, filters: Filters) -> NamedEntries:
     """Return the entries that a word means: the beginning of an id, else the name of a kernel."""
     if _ID.fullmatch(what):
         by_id = [listed for listed in catalogue.find(what) if filters.takes(listed)]
         if by_id:
-            return Found(listed=tuple(sorted(by_id, key=lambda listed: listed.id)))
+            return NamedEntries(listed=tuple(sorted(by_id, key=lambda listed: listed.id)))
     groups = filters._replace(kernel=what).groups(catalogue)
     if not groups:
         raise NotFound(_nothing_like(catalogue, what, filters))
-    return Found(groups=tuple(groups))
+    return NamedEntries(groups=tuple(groups))
 
 
 def find_one(catalogue: Catalogue, what: str, filters: Filters) -> tuple[Listed, Record]:
@@ -145,7 +145,7 @@ def verdict_of(record: Record) -> Verdict | None:
     return decide(measured_for_choice(body), incumbent=winner_of(body))
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """What a listing shows of an entry."""
 
     id: str
@@ -157,12 +157,12 @@ class Row(NamedTuple):
     seconds: float | None
 
 
-def row_of(listed: Listed) -> Row:
+def row_of(listed: Listed) -> EntryRow:
     """Return what a listing shows; what cannot be read says so."""
     record = listed.record()
     if record is None:
-        return Row(listed.id, clean(listed.op), clean(listed.device), "unreadable", "", "", None)
-    return Row(
+        return EntryRow(listed.id, clean(listed.op), clean(listed.device), "unreadable", "", "", None)
+    return EntryRow(
         listed.id,
         clean(listed.op),
         clean(listed.device),

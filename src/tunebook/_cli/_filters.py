@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tunebook.stores import Store
-    from tunebook.stores._listing import Catalogue, Group, Listed
+    from tunebook.stores._listing import Catalogue, EntryGroup, Listed
 
 _AGE_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
 _SIZE_BYTES: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
@@ -54,7 +54,7 @@ class Filters(NamedTuple):
         """Yield the entries that are meant; directories of other kernels are not even listed."""
         return filter(self.takes, catalogue.entries(self.takes_kernel))
 
-    def groups(self, catalogue: Catalogue) -> list[Group]:
+    def groups(self, catalogue: Catalogue) -> list[EntryGroup]:
         """Return the kernels and devices with such entries, and their ids; files are looked at for an age only."""
         groups = catalogue.groups(self.takes_kernel)
         if self.older_s is None and self.newer_s is None:

@@ -15,7 +15,7 @@ from tunebook._base.record_format import Head, Record
 from tunebook._cli._entries import config_text
 from tunebook._cli._verb import UsageError
 from tunebook._selection.env_pins import fields_of, fits
-from tunebook._selection.single_flight import Held, acquire
+from tunebook._selection.single_flight import Lease, acquire
 from tunebook._selection.trusted_entries import body_of, winner_of
 from tunebook._statistics.decide import decide
 from tunebook.stores import problem_id
@@ -37,7 +37,7 @@ _NO_CHECKSUM: Final = "unpinned"
 def held(store: Store, problem: Problem) -> Iterator[Record | None]:
     """Keep other processes from tuning a problem meanwhile; gives the record as it is now."""
     lease: object = acquire(store.leases(), problem_id(problem), look=_nothing, deadline_s=_WAIT_S)
-    if not isinstance(lease, Held):
+    if not isinstance(lease, Lease):
         message = f"{problem.op} is being tuned by another process; try again when that is done"
         raise StoreError("busy", store.where, message)
     with lease:

@@ -18,7 +18,7 @@ _NARROWEST: Final = 4  # a column is never cut below this; the table is then wid
 _GAP: Final = "  "
 
 
-class Column(NamedTuple):
+class TextColumn(NamedTuple):
     """A column of a table. `give` says how readily it gives up width: 0 never; more is sooner.
 
     On a terminal narrower than `from_width` it is left out. What is cut off is the end, or the beginning if the column
@@ -105,7 +105,7 @@ class Terminal:
             self.line(f"{head}{first}")
             self.lines(f"{indent}{' ' * (names + len(_GAP))}{more}" for more in rest)
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]], indent: str = "") -> None:
+    def table(self, columns: Sequence[TextColumn], rows: Iterable[Sequence[str | Cell]], indent: str = "") -> None:
         """Write a table; columns that give way are cut where the terminal is too narrow, and marked by an ellipsis."""
         kept = [i for i, column in enumerate(columns) if column.from_width <= self.width]
         columns = [columns[i] for i in kept]
@@ -117,7 +117,7 @@ class Terminal:
         for row in listed:
             self.line((indent + _GAP.join(self._cells(columns, row, widths))).rstrip())
 
-    def _cells(self, columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
+    def _cells(self, columns: Sequence[TextColumn], row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
         for column, cell, width in zip(columns, row, widths, strict=True):
             text = _cut(cell.text[::-1], width)[::-1] if column.keeps_end else _cut(cell.text, width)
             yield self.styled(_padded(text, width, column.align), cell.style)
@@ -178,7 +178,7 @@ def _cell(given: str | Cell, style: str) -> Cell:
     return given if isinstance(given, Cell) else Cell(given, style)
 
 
-def _fitted(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:
+def _fitted(columns: Sequence[TextColumn], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:
     """Return the width of each column: what it needs, less what must be given up to fit."""
     widths = [
         max(text_width(c.title), max((text_width(row[i].text) for row in rows), default=0))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._cli._filters import add_filters, add_json, book_of, existing_book, filters_of
-from tunebook._cli._terminal import Column, clean
+from tunebook._cli._terminal import TextColumn, clean
 from tunebook._cli._verb import DONE, NO, Verb
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tunebook.stores import Store
 
 _COLUMNS: Final = (
-    Column("", style="bold"),
-    Column("id", style="cyan"),
-    Column("kernel", give=2, style="bold", keeps_end=True),
-    Column("device", give=4, from_width=90),
-    Column("call", give=4, from_width=70),
-    Column("first", give=2),
-    Column("second", give=2),
+    TextColumn("", style="bold"),
+    TextColumn("id", style="cyan"),
+    TextColumn("kernel", give=2, style="bold", keeps_end=True),
+    TextColumn("device", give=4, from_width=90),
+    TextColumn("call", give=4, from_width=70),
+    TextColumn("first", give=2),
+    TextColumn("second", give=2),
 )
 _SHOWN: Final = 50
 _MARKS: Final = {"removed": "-", "added": "+", "changed": "~"}

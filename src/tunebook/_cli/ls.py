@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tunebook._cli._filters import add_filters, add_json, age_text, book_of, filters_of
-from tunebook._cli._terminal import Column, clean
+from tunebook._cli._terminal import TextColumn, clean
 from tunebook._cli._verb import DONE, NO, Verb
 
 if TYPE_CHECKING:
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tunebook._cli._terminal import Terminal
-    from tunebook.stores._listing import Group, Listed
+    from tunebook.stores._listing import EntryGroup, Listed
 
 _SHOWN: Final = 30
 
 _COLUMNS: Final = (
-    Column("id", style="cyan"),
-    Column("kernel", give=3, style="bold", keeps_end=True),
-    Column("device", give=4, from_width=72),
-    Column("call", give=3, from_width=56),
-    Column("config", give=3, style="green"),
-    Column("time", "right"),
-    Column("origin", from_width=90),
-    Column("age", "right", from_width=50),
+    TextColumn("id", style="cyan"),
+    TextColumn("kernel", give=3, style="bold", keeps_end=True),
+    TextColumn("device", give=4, from_width=72),
+    TextColumn("call", give=3, from_width=56),
+    TextColumn("config", give=3, style="green"),
+    TextColumn("time", "right"),
+    TextColumn("origin", from_width=90),
+    TextColumn("age", "right", from_width=50),
 )
 _SUMMARY: Final = (
-    Column("kernel", give=1, style="bold", keeps_end=True),
-    Column("device", give=2),
-    Column("entries", "right"),
-    Column("changed", "right"),
+    TextColumn("kernel", give=1, style="bold", keeps_end=True),
+    TextColumn("device", give=2),
+    TextColumn("entries", "right"),
+    TextColumn("changed", "right"),
 )
 
 
@@ -86,7 +86,7 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
     terminal.table([_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
-def _foot(groups: Sequence[Group], limit: int, where: str, terminal: Terminal) -> None:
+def _foot(groups: Sequence[EntryGroup], limit: int, where: str, terminal: Terminal) -> None:
     kernels, devices = {group.op for group in groups}, {group.device for group in groups}
     count = sum(len(group.ids) for group in groups)
     total = f"{_count(count, 'entry', 'entries')} of {_count(len(kernels), 'kernel', 'kernels')} on "
@@ -98,7 +98,7 @@ def _foot(groups: Sequence[Group], limit: int, where: str, terminal: Terminal) -
         terminal.line(f"the {limit} newest are shown; --limit 0 shows all, --summary sums them up", "dim")
 
 
-def _summary(groups: Sequence[Group], terminal: Terminal) -> None:
+def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
     counts: dict[tuple[str, str], tuple[int, float]] = {}
     for group in groups:
         count, changed_s = counts.get((group.op, group.device), (0, 0.0))

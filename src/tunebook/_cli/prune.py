@@ -16,7 +16,7 @@ from tunebook._cli._filters import (
     size_bytes,
     size_text,
 )
-from tunebook._cli._terminal import Column, clean
+from tunebook._cli._terminal import TextColumn, clean
 from tunebook._cli._verb import DONE, NO, UsageError, Verb
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 _COLUMNS: Final = (
-    Column("id", style="cyan"),
-    Column("kernel", give=2, style="bold", keeps_end=True),
-    Column("device", give=2, from_width=60),
-    Column("size", "right", from_width=50),
-    Column("why"),
+    TextColumn("id", style="cyan"),
+    TextColumn("kernel", give=2, style="bold", keeps_end=True),
+    TextColumn("device", give=2, from_width=60),
+    TextColumn("size", "right", from_width=50),
+    TextColumn("why"),
 )
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._cli._filters import add_filters, add_json, book_of, filters_of, size_text
-from tunebook._cli._terminal import Column, clean
+from tunebook._cli._terminal import TextColumn, clean
 from tunebook._cli._verb import DONE, Verb
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 _COLUMNS: Final = (
-    Column("#", "right", style="dim"),
-    Column("time", "right", style="bold"),
-    Column("factor", "right"),
-    Column("samples", "right", from_width=60),
-    Column("configuration", give=2, style="green"),
-    Column("", give=1),
+    TextColumn("#", "right", style="dim"),
+    TextColumn("time", "right", style="bold"),
+    TextColumn("factor", "right"),
+    TextColumn("samples", "right", from_width=60),
+    TextColumn("configuration", give=2, style="green"),
+    TextColumn("", give=1),
 )
 
 

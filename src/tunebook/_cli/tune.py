@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._cli._filters import add_book, add_json, open_book
-from tunebook._cli._terminal import Cell, Column, clean
+from tunebook._cli._terminal import Cell, TextColumn, clean
 from tunebook._cli._verb import DONE, NO, UsageError, Verb
 
 if TYPE_CHECKING:
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._cli._terminal import Terminal
-    from tunebook.fleet import FarmStep, Report, Result
+    from tunebook.fleet import FarmReport, FarmResult, FarmStep
 
 _COLUMNS: Final = (
-    Column("kernel", give=2, style="bold", keeps_end=True),
-    Column("call", give=2, from_width=70),
-    Column("result"),
-    Column("took", align="right"),
-    Column("", give=2),
+    TextColumn("kernel", give=2, style="bold", keeps_end=True),
+    TextColumn("call", give=2, from_width=70),
+    TextColumn("result"),
+    TextColumn("took", align="right"),
+    TextColumn("", give=2),
 )
 _STYLES: Final = {"tuned": "green", "known": "dim", "new": "cyan", "failed": "red", "skipped": "yellow"}
 
@@ -102,7 +102,7 @@ def _watch(terminal: Terminal) -> Callable[[FarmStep], None]:
     return show
 
 
-def _tell(report: Report, terminal: Terminal) -> None:
+def _tell(report: FarmReport, terminal: Terminal) -> None:
     if terminal.json:
         terminal.value([_as_json(result) for result in report.results])
         return
@@ -125,7 +125,7 @@ def _tell(report: Report, terminal: Terminal) -> None:
     terminal.line(f"{counts}, in {seconds_text(report.seconds)}", "dim")
 
 
-def _as_json(result: Result) -> dict[str, Any]:
+def _as_json(result: FarmResult) -> dict[str, Any]:
     from tunebook.stores import problem_id  # noqa: PLC0415 - as above
 
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._terminal import Cell, Column, clean
+from tunebook._cli._terminal import Cell, TextColumn, clean
 from tunebook._cli._verb import DONE, NO, UsageError, Verb
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tunebook._selection.selector import ConfigSelectorChain
 
 _COLUMNS: Final = (
-    Column("id", style="cyan"),
-    Column("kernel", give=2, style="bold", keeps_end=True),
-    Column("call", give=2, from_width=70),
-    Column("result"),
-    Column("", give=2),
+    TextColumn("id", style="cyan"),
+    TextColumn("kernel", give=2, style="bold", keeps_end=True),
+    TextColumn("call", give=2, from_width=70),
+    TextColumn("result"),
+    TextColumn("", give=2),
 )
 
 
-class _Call(NamedTuple):
+class _LiveCall(NamedTuple):
     """A call that can be run here, or the reason why not."""
 
     problem: Problem
@@ -35,7 +35,7 @@ class _Call(NamedTuple):
     reason: str = ""
 
 
-class _Result(NamedTuple):
+class _VerifyResult(NamedTuple):
     """What became of it: "holds", "changed", "failed" or "skipped"."""
 
     problem: Problem
@@ -70,12 +70,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not calls:
         terminal.note("nothing that fits")
         return NO
-    results = [_verified(call, options.budget) for call in calls]
+    results = [_verify(call, options.budget) for call in calls]
     _tell(results, terminal)
     return DONE if all(result.status == "holds" for result in results) else NO
 
 
-def _recorded(options: Namespace) -> Iterator[_Call]:
+def _recorded(options: Namespace) -> Iterator[_LiveCall]:
     from tunebook._kernel.kernel import Invocation  # noqa: PLC0415 - as above
     from tunebook._selection.recording import Recording, concrete  # noqa: PLC0415 - as above
 
@@ -85,16 +85,16 @@ def _recorded(options: Namespace) -> Iterator[_Call]:
         if not filters.takes_kernel(problem.op, problem.device):
             continue
         if kernel is None:
-            yield _Call(problem, reason=f"no module defines it; try --import {call.module or 'MODULE'}")
+            yield _LiveCall(problem, reason=f"no module defines it; try --import {call.module or 'MODULE'}")
         else:
             args, kwargs = concrete(call.args), concrete(dict(call.kwargs))
             inv: Invocation[Any, Any] = Invocation(
                 kernel.op_id, args, kwargs, surroundings=call.surroundings, **call.placement
             )
-            yield _Call(problem, kernel, inv)
+            yield _LiveCall(problem, kernel, inv)
 
 
-def _listed(options: Namespace) -> Iterator[_Call]:
+def _listed(options: Namespace) -> Iterator[_LiveCall]:
     from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
     from tunebook._cli._rebuild import rebuilt  # noqa: PLC0415 - as above
     from tunebook._selection.recording import live_kernel  # noqa: PLC0415 - as above
@@ -107,16 +107,18 @@ def _listed(options: Namespace) -> Iterator[_Call]:
             continue
         problem, kernel = record.problem, live_kernel(listed.op)
         if kernel is None:
-            yield _Call(problem, reason="no module that was imported defines it")
+            yield _LiveCall(problem, reason="no module that was imported defines it")
             continue
         kept = _book_of_kernel(kernel)
         if kept != store.where:
-            yield _Call(problem, reason=f"its kernel keeps what it finds in {kept}; set TUNEBOOK_HOME to {store.where}")
+            yield _LiveCall(
+                problem, reason=f"its kernel keeps what it finds in {kept}; set TUNEBOOK_HOME to {store.where}"
+            )
             continue
         try:
-            yield _Call(problem, kernel, rebuilt(kernel, problem))
+            yield _LiveCall(problem, kernel, rebuilt(kernel, problem))
         except TunebookError as error:
-            yield _Call(problem, reason=str(error))
+            yield _LiveCall(problem, reason=str(error))
 
 
 def _book_of_kernel(kernel: Kernel[Any, Any]) -> str:
@@ -125,23 +127,23 @@ def _book_of_kernel(kernel: Kernel[Any, Any]) -> str:
     return "memory" if persistent is None else persistent.store.where
 
 
-def _verified(call: _Call, budget: str | None) -> _Result:
+def _verify(call: _LiveCall, budget: str | None) -> _VerifyResult:
     from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
 
     if call.kernel is None or call.inv is None:
-        return _Result(call.problem, "skipped", call.reason)
+        return _VerifyResult(call.problem, "skipped", call.reason)
     selector: ConfigSelectorChain[Any] | None = getattr(call.kernel, "selector", None)
     if selector is None:
-        return _Result(call.problem, "skipped", "it is run by an Executor of the program's own")
+        return _VerifyResult(call.problem, "skipped", "it is run by an Executor of the program's own")
     try:
         verified = selector.verify(call.inv, call.kernel, budget=budget)
     except TunebookError as error:
-        return _Result(call.problem, "failed", str(error))
+        return _VerifyResult(call.problem, "failed", str(error))
     status = "holds" if verified.held else "changed"
-    return _Result(call.problem, status, verified.reason)
+    return _VerifyResult(call.problem, status, verified.reason)
 
 
-def _tell(results: list[_Result], terminal: Terminal) -> None:
+def _tell(results: list[_VerifyResult], terminal: Terminal) -> None:
     from tunebook._cli._entries import SHORT_ID, key_text  # noqa: PLC0415 - as above
     from tunebook.stores import problem_id  # noqa: PLC0415 - as above
 

@@ -59,7 +59,7 @@ def code_checksum(function: object, *, version: str = "", extra: Iterable[object
     classes or values. An object with `__tunebook_checksum__() -> str` speaks for itself. Pass a bound method rather
     than a class's function to have `self.helper()` followed.
     """
-    walk = _Walk(home=_home(function), versions=True)
+    walk = _CodeWalk(home=_home(function), versions=True)
     return walk.digest([function, *extra], version)
 
 
@@ -68,7 +68,7 @@ def source_digest(function: object) -> str:
 
     Otherwise an activation function from a big framework would drag half the framework into every key.
     """
-    return _Walk(home="", versions=False).digest([function], "")
+    return _CodeWalk(home="", versions=False).digest([function], "")
 
 
 def candidates_checksum(candidates: Iterable[object] | Fingerprinted) -> str:
@@ -100,7 +100,7 @@ def _home(function: object) -> str:
     return "" if root == "__main__" else root
 
 
-class _Walk:
+class _CodeWalk:
     """Lists everything that is reachable, each thing once, in an order that does not depend on addresses or hashes.
 
     `refer` gives a plain value at once and a number for what has parts, so that cycles end.

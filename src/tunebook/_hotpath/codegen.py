@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class Leaf(NamedTuple):
+class ArgumentReader(NamedTuple):
     """How one argument is read, as expressions over `{0}`.
 
     `guard` must hold for `fast` to tell calls apart; `exact` tells them apart by itself.
@@ -25,35 +25,35 @@ class Leaf(NamedTuple):
 
 
 # {1} stands for the class that the argument had when the code was generated.
-_VALUE: Final = Leaf("{0}.__class__ is {1}", "{0}", "{0}.__class__, {0}")
+_VALUE: Final = ArgumentReader("{0}.__class__ is {1}", "{0}", "{0}.__class__, {0}")
 _LEAVES: Final = {
-    bool: Leaf("({0} is True or {0} is False)", "{0}", "{0}.__class__, {0}"),
-    NoneType: Leaf("{0} is None", "", "{0}"),
+    bool: ArgumentReader("({0} is True or {0} is False)", "{0}", "{0}.__class__, {0}"),
+    NoneType: ArgumentReader("{0} is None", "", "{0}"),
     int: _VALUE,
     str: _VALUE,
     bytes: _VALUE,
     # 0.0 == -0.0, so the exact key is the generic one, and `fast_key` refuses a zero.
-    float: Leaf("{0}.__class__ is {1}", "{0}", "_tb_leaf({0})"),
+    float: ArgumentReader("{0}.__class__ is {1}", "{0}", "_tb_leaf({0})"),
 }
-_NUMPY: Final = Leaf("{0}.__class__ is {1}", "{0}.shape, {0}.dtype", "{0}.__class__, {0}.shape, {0}.dtype")
+_NUMPY: Final = ArgumentReader("{0}.__class__ is {1}", "{0}.shape, {0}.dtype", "{0}.__class__, {0}.shape, {0}.dtype")
 # Reading `strides` for every array would cost half of the whole lookup; asking whether they are C-contiguous costs a
 # third, and the other layouts take the longer way.
-_NUMPY_LAYOUT: Final = Leaf(
+_NUMPY_LAYOUT: Final = ArgumentReader(
     "{0}.__class__ is {1} and {0}.flags.c_contiguous",
     "{0}.shape, {0}.dtype",
     "{0}.__class__, {0}.shape, {0}.dtype, {0}.strides",
 )
 # Avals are interned, so that three of them cost what one numpy array does. Which device an array is on they do not say.
-_JAX_ONE_DEVICE: Final = Leaf(
+_JAX_ONE_DEVICE: Final = ArgumentReader(
     "(_tb_type({0}) is _tb_jax_array or _tb_type({0}) is _tb_jax_tracer)", "{0}.aval", "_tb_leaf({0})"
 )
-_JAX: Final = Leaf("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
-_JAX_TRACED: Final = Leaf("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
+_JAX: Final = ArgumentReader("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
+_JAX_TRACED: Final = ArgumentReader("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
 # A number stands for the settings until a thread has some of its own: see `adapters/adapters/_jax/settings.py`.
 _JAX_SETTINGS: Final = "_tb_jax_settings[0] or _tb_jax_read(), "
 # The number of a device is read faster than the device; a tensor without data has that of the host, and nothing about
 # it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
-_TORCH: Final = Leaf(
+_TORCH: Final = ArgumentReader(
     "({0}.__class__ is _tb_torch_tensor or {0}.__class__ is _tb_torch_parameter)",
     "{0}.shape, {0}.dtype, {0}.get_device(), {0}.requires_grad",
     "_tb_leaf({0})",
@@ -73,16 +73,16 @@ _SETTINGS: Final = {
     ),
 }
 # Seen with arguments of several kinds, or of a kind without a shorter way.
-ANY: Final = Leaf("", "_tb_leaf({0})", "_tb_leaf({0})")
+ANY: Final = ArgumentReader("", "_tb_leaf({0})", "_tb_leaf({0})")
 _MAY_BE_TORCH: Final = _ANY_TORCH | {ANY}
 
 
-def told_apart_by_value(kind: type) -> None:
+def keyed_by_value(kind: type) -> None:
     """Read arguments of a class as they are: they are hashable, and equal only if calls with them are the same."""
     _LEAVES[kind] = _VALUE
 
 
-def leaf_for(value: object, *, layout: bool) -> Leaf:
+def leaf_for(value: object, *, layout: bool) -> ArgumentReader:
     """Return how to read an argument that has been seen with this value."""
     kind = type(value)
     if kind in _LEAVES:
@@ -118,7 +118,9 @@ class Signature:
         self.defaults = {f"_tb_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
         self.positional_twin = _positional_twin(implementation)
 
-    def source(self, leaves: Mapping[str, Leaf], names: frozenset[str], *, packed: bool, compiled: bool) -> str:
+    def source(
+        self, leaves: Mapping[str, ArgumentReader], names: frozenset[str], *, packed: bool, compiled: bool
+    ) -> str:
         """Return the module that defines `call`, `run`, `exact_key` and `fast_key`.
 
         With `packed`, the fast key is made by the accelerator; with `compiled`, torch's compiler may come along. The
@@ -178,7 +180,7 @@ class Signature:
         return ", ".join([*parts, f"config={config}"])
 
 
-def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
+def _plain_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[str], str]:
     """Return the lines that look an answer up by a tuple, and the expression for that tuple."""
     guard = " and ".join(leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard) or "True"
     fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
@@ -204,7 +206,7 @@ def _plain_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
     return lookup, f"({fast}) if {guard} and not {refused} else None"
 
 
-def _packed_lookup(used: Mapping[str, Leaf], run: str) -> tuple[list[str], str]:
+def _packed_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[str], str]:
     """Return the lines that look an answer up by the accelerator's bytes, and the expression for those bytes.
 
     They need no guards: they are exact by themselves.

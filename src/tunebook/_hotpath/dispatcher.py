@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.framework import hot_names, is_compiling
 from tunebook._base.environment_variables import accelerator_wanted
 from tunebook._hotpath.accelerator import find_pack, finder_of
-from tunebook._hotpath.codegen import ANY, Leaf, Signature, leaf_for
-from tunebook._keys.fast_key import exact_leaf
-from tunebook._memo.answer_memo import GATE, Answers
+from tunebook._hotpath.codegen import ANY, ArgumentReader, Signature, leaf_for
+from tunebook._keys.fast_key import fast_key_of
+from tunebook._memo.answer_memo import MEMO, Answers
 from tunebook._memo.context_stack import INNERMOST
 from tunebook._selection.recording import recordings
 from tunebook._selection.selector import event_data
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
     from tunebook._hotpath.accelerator import Pack
     from tunebook._selection.selector import ConfigSelectorChain, Selection
-    from tunebook._tuning.in_call_session import Exploration
+    from tunebook._tuning.in_call_session import InCallSession
 
 
-class Answer(NamedTuple):
+class MemoisedAnswer(NamedTuple):
     """A memoised answer; `tell` tells the listeners that it was given once more, and is None if there are none.
 
     A new listener makes all answers be forgotten, so that those of an answer are always those of its selector.
@@ -66,13 +66,13 @@ class Answer(NamedTuple):
     tell: Callable[[], object] | None
 
 
-def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> Answer:
+def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> MemoisedAnswer:
     # Asked again, what was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
     data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
     event = "cache_hit" if in_memory else selection.event
     calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
-    return Answer(selection.config, _in_turn(calls) if len(calls) > 1 else next(iter(calls), None))
+    return MemoisedAnswer(selection.config, _in_turn(calls) if len(calls) > 1 else next(iter(calls), None))
 
 
 @cache
@@ -144,7 +144,7 @@ class Dispatcher:
         self._selector = selector
         self._as_config = as_config
         self._answers = Answers()
-        self._leaves: dict[str, Leaf] = {}
+        self._leaves: dict[str, ArgumentReader] = {}
         self._classes: dict[str, type] = {}
         self._packs = accelerator_wanted()  # until a call comes that cannot be packed
         self._pack: Pack | None = None
@@ -153,7 +153,7 @@ class Dispatcher:
         self._constants = SimpleNamespace()
         self._generated = self._generate()
         self.function: Final = self._generated.call
-        GATE.register(self._answers)
+        MEMO.register(self._answers)
 
     def _generate(self) -> _Generated:
         namespace = {
@@ -163,7 +163,7 @@ class Dispatcher:
             "_tb_miss": self.miss,
             "_tb_override": self.override,
             "_tb_impl": self._signature.positional_twin or self._implementation,
-            "_tb_leaf": exact_leaf,
+            "_tb_leaf": fast_key_of,
             **self._seen(),
         }
         compiled = "_tb_torch_compiling" in namespace
@@ -190,7 +190,7 @@ class Dispatcher:
                 return
             self._generated = self._generate()
             # Answers under keys of the old form could never be found again.
-            GATE.forget(self._answers)
+            MEMO.forget(self._answers)
             self.function.__globals__.update(self._seen())
             self.function.__code__ = self._generated.call.__code__
 
@@ -274,11 +274,11 @@ class Dispatcher:
         config, tell = answer
         if tell is not None:
             tell()
-        elif not GATE.holds and key not in self._answers.fast:
-            GATE.open_fast(self._answers, key, answer)
+        elif not MEMO.suspended and key not in self._answers.fast:
+            MEMO.open_fast(self._answers, key, answer)
         return config
 
-    def exploration(self, key: Hashable) -> Exploration[Any] | None:
+    def exploration(self, key: Hashable) -> InCallSession[Any] | None:
         """Return what runs calls of this kind for now, if candidates are tried in them."""
         explored = self._answers.explored.get(key) if INNERMOST.get() is None else None
         if explored is None:
@@ -287,9 +287,9 @@ class Dispatcher:
             explored.tell()
         return explored.config  # type: ignore[no-any-return] # what stands in for one
 
-    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, Exploration[Any] | None]:
+    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, InCallSession[Any] | None]:
         """Return the configuration for a call, or what is to run it."""
-        epoch = GATE.epoch
+        epoch = MEMO.epoch
         key = self._key(arguments)
         if key is not None and (found := self.known(key)) is not None:
             return found, None
@@ -301,7 +301,7 @@ class Dispatcher:
         if INNERMOST.get() is None and not selection.transient and not recordings():
             self._memoise(arguments, selection, epoch)
         if key is not None and problem is None:
-            GATE.note(self._answers, key, selection.problem)
+            MEMO.note(self._answers, key, selection.problem)
         return selection.config, selection.exploration
 
     def _key(self, arguments: tuple[Any, ...]) -> Hashable | None:
@@ -326,11 +326,11 @@ class Dispatcher:
             answer = _answer(selection, self._selector.listeners)
             if selection.exploration is not None:
                 explored = answer._replace(config=selection.exploration)
-                GATE.explore(self._answers, selection.problem, key, explored, epoch=epoch)
+                MEMO.explore(self._answers, selection.problem, key, explored, epoch=epoch)
                 return
-            GATE.remember(self._answers, selection.problem, key, answer, epoch=epoch)
+            MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch)
             if answer.tell is None:
-                GATE.open_fast(self._answers, key, answer)
+                MEMO.open_fast(self._answers, key, answer)
 
     def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
         selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))

@@ -21,7 +21,7 @@ from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key
-from tunebook._keys.fast_key import exact_leaf
+from tunebook._keys.fast_key import fast_key_of
 from tunebook._statistics.objective import objective_name
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Kernel(Generic[Cfg, Out]):
         if self.key_builder is not None or any(each is not None for each in elsewhere):
             return self._worked_out(inv)
         try:
-            key = exact_leaf((inv.args, dict(inv.kwargs)))
+            key = fast_key_of((inv.args, dict(inv.kwargs)))
             known = self._problems.get(key)
         except (TypeError, AttributeError):
             return self._worked_out(inv)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._arrays.describe import dtype_name, is_array
-from tunebook._arrays.operations import access_to
+from tunebook._arrays.operations import ops_of
 from tunebook._base.errors import DefinitionError
 
 Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
@@ -120,15 +120,15 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
 
 def _is_close(output: Any, expected: Any, tolerances: Mapping[str, float]) -> bool:
     """Whether the arrays' own library says that they agree: on a GPU, in a hundredth of the time of moving them."""
-    access = access_to(output)
-    if not tolerances or access is None or access is not access_to(expected):
+    access = ops_of(output)
+    if not tolerances or access is None or access is not ops_of(expected):
         return False
     return access.is_close(output, expected, tolerances.get(dtype_name(output.dtype), 0.0))
 
 
 def _in_numpy(x: Any) -> Any:
     """Return an array in a way that numpy can read; one on an accelerator, or with gradients, cannot be as it is."""
-    access = access_to(x)
+    access = ops_of(x)
     return x if access is None else access.to_numpy(x)
 
 

@@ -69,7 +69,7 @@ def call_key(arguments: Mapping[str, object], *, buckets: Buckets | None = None,
     """
     describer = _Describer(buckets or Buckets(), layout=layout)
     return canonical_json(
-        {name: describer.describe(value, _Place(name, name)) for name, value in arguments.items()},
+        {name: describer.describe(value, _ArgumentPath(name, name)) for name, value in arguments.items()},
     )
 
 
@@ -95,14 +95,14 @@ def _in_order(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
 # ------------------------------------------------------------------------------------------------------- describing
 
 
-class _Place(NamedTuple):
+class _ArgumentPath(NamedTuple):
     """Where in the arguments a value is; for messages, and to find its bucket."""
 
     argument: str
     path: str
 
-    def at(self, step: str) -> _Place:
-        return _Place(self.argument, self.path + step)
+    def at(self, step: str) -> _ArgumentPath:
+        return _ArgumentPath(self.argument, self.path + step)
 
 
 class _Describer:
@@ -116,7 +116,7 @@ class _Describer:
         self._devices = DeviceOrdinals()
         self._open: list[int] = []  # the ids of what is being described, outermost first
 
-    def describe(self, value: Any, place: _Place) -> Json:
+    def describe(self, value: Any, place: _ArgumentPath) -> Json:
         simple = _SIMPLE.get(type(value))
         if simple is not None:
             return simple(value)
@@ -135,7 +135,7 @@ class _Describer:
         finally:
             self._open.pop()
 
-    def _compound(self, value: Any, place: _Place) -> Json:
+    def _compound(self, value: Any, place: _ArgumentPath) -> Json:
         container = self._CONTAINERS.get(type(value))
         if container is not None:
             return container(self, value, place)
@@ -155,11 +155,11 @@ class _Describer:
 
     # ------------------------------------------------------------------------------------------------------ numbers
 
-    def _int(self, value: int, place: _Place) -> Json:
+    def _int(self, value: int, place: _ArgumentPath) -> Json:
         bucket = self._buckets.scalar(place.argument, value, top=place.path == place.argument)
         return _plain_int(value) if bucket is None else {"$bucket": _plain_int(bucket)}
 
-    def _numpy_scalar(self, value: Any, place: _Place) -> Json:
+    def _numpy_scalar(self, value: Any, place: _ArgumentPath) -> Json:
         item = value.item()
         if type(item) is int:
             return {"$scalar": [dtype_name(value.dtype), self._int(item, place)]}
@@ -167,7 +167,7 @@ class _Describer:
         # A long double, a date or a record has no Python number that holds it exactly; its text does.
         return {"$scalar": [dtype_name(value.dtype), str(value) if simple is None else simple(item)]}
 
-    def _array(self, value: Any, place: _Place) -> Json:
+    def _array(self, value: Any, place: _ArgumentPath) -> Json:
         if not is_array(value):
             return None
         try:
@@ -181,35 +181,35 @@ class _Describer:
 
     # --------------------------------------------------------------------------------------------------- containers
 
-    def _list(self, value: list[object], place: _Place) -> Json:
+    def _list(self, value: list[object], place: _ArgumentPath) -> Json:
         return [self.describe(item, place.at(f"[{i}]")) for i, item in enumerate(value)]
 
-    def _tuple(self, value: tuple[object, ...], place: _Place) -> Json:
+    def _tuple(self, value: tuple[object, ...], place: _ArgumentPath) -> Json:
         return {"$tuple": self._list(list(value), place)}
 
-    def _set(self, value: set[object] | frozenset[object], place: _Place) -> Json:
+    def _set(self, value: set[object] | frozenset[object], place: _ArgumentPath) -> Json:
         items = [self.describe(item, place.at("{...}")) for item in value]
         return {f"${type(value).__name__}": sorted(items, key=canonical_json)}
 
-    def _dict(self, value: dict[Any, Any], place: _Place) -> Json:
+    def _dict(self, value: dict[Any, Any], place: _ArgumentPath) -> Json:
         items = [(key, self.describe(item, place.at(f"[{key!r}]"))) for key, item in _in_order(value)]
         if all(type(key) is str and key.isascii() and not key.startswith("$") for key in value):
             return dict(items)
         pairs: list[Json] = [[self.describe(key, place.at(f" key {key!r}")), item] for key, item in items]
         return {"$dict": sorted(pairs, key=canonical_json)}
 
-    def _ordered(self, value: OrderedDict[object, object], place: _Place) -> Json:
+    def _ordered(self, value: OrderedDict[object, object], place: _ArgumentPath) -> Json:
         return {"$object": [type_name(type(value)), self._list([list(item) for item in value.items()], place)]}
 
-    def _range(self, value: range | slice, place: _Place) -> Json:
+    def _range(self, value: range | slice, place: _ArgumentPath) -> Json:
         return {f"${type(value).__name__}": self._list([value.start, value.stop, value.step], place)}
 
-    def _partial(self, value: functools.partial[object], place: _Place) -> Json:
+    def _partial(self, value: functools.partial[object], place: _ArgumentPath) -> Json:
         arguments = self._list(list(value.args), place.at(".args"))
         keywords = self._dict(value.keywords, place.at(".keywords"))
         return {"$partial": [self.describe(value.func, place.at(".func")), arguments, keywords]}
 
-    _CONTAINERS: Final[dict[type, Callable[[_Describer, Any, _Place], Json]]] = {
+    _CONTAINERS: Final[dict[type, Callable[[_Describer, Any, _ArgumentPath], Json]]] = {
         list: _list,
         tuple: _tuple,
         set: _set,
@@ -223,7 +223,7 @@ class _Describer:
 
     # ------------------------------------------------------------------------------------------------------ objects
 
-    def _symbol(self, value: Any, place: _Place) -> Json:
+    def _symbol(self, value: Any, place: _ArgumentPath) -> Json:
         """Enums, dtypes, scalars of numpy, classes and modules: what has a name or stands for a number."""
         if isinstance(value, enum.Enum):
             named = value.name is not None  # a Flag may have bits that no member names
@@ -238,14 +238,14 @@ class _Describer:
             return {"$class": type_name(value)}
         return {"$module": value.__name__} if isinstance(value, ModuleType) else None
 
-    def _fields(self, value: Any, place: _Place) -> Json:
+    def _fields(self, value: Any, place: _ArgumentPath) -> Json:
         names = _field_names(value)
         if names is None:
             return None
         fields = {name: self.describe(getattr(value, name), place.at(f".{name}")) for name in names}
         return {"$object": [type_name(type(value)), fields]}
 
-    def _subclass(self, value: Any, place: _Place) -> Json:
+    def _subclass(self, value: Any, place: _ArgumentPath) -> Json:
         """Whatever else is a number, a text or a container, but with a class of its own."""
         for base, plain in _PLAIN_OF:
             if isinstance(value, base):
@@ -254,7 +254,7 @@ class _Describer:
 
     # ---------------------------------------------------------------------------------------------------- callables
 
-    def _callable(self, value: Any, place: _Place) -> Json:
+    def _callable(self, value: Any, place: _ArgumentPath) -> Json:
         if isinstance(value, FunctionType):
             return self._function(value, place)
         if isinstance(value, MethodType):
@@ -270,7 +270,7 @@ class _Describer:
         name = _importable_name(value)
         return None if name is None else {"$builtin": name}
 
-    def _function(self, f: FunctionType, place: _Place) -> Json:
+    def _function(self, f: FunctionType, place: _ArgumentPath) -> Json:
         described: Json = {"$function": [f.__name__, source_digest(f)]}
         if _importable_name(f) is not None:
             return described

@@ -26,12 +26,12 @@ _FACTS: Final[dict[tuple[str, str], Callable[[Any], Hashable]]] = {
 }
 
 
-def register_facts(kind: type, read: Callable[[Any], Hashable]) -> None:
+def register_fast_key(kind: type, read: Callable[[Any], Hashable]) -> None:
     """Say what a call key takes from arrays of a class, and a call from its surroundings, to find both out faster."""
     _FACTS[kind.__module__, kind.__name__] = read
 
 
-def exact_leaf(x: Any) -> Hashable:  # noqa: PLR0911 - a table of kinds, one return each
+def fast_key_of(x: Any) -> Hashable:  # noqa: PLR0911 - a table of kinds, one return each
     """Return a hashable value that is equal for two arguments only if they have the same call key.
 
     `TypeError` where that cannot be said cheaply: such calls are looked up by their call key every time.
@@ -46,11 +46,11 @@ def exact_leaf(x: Any) -> Hashable:  # noqa: PLR0911 - a table of kinds, one ret
         framework = framework_for(root_module(kind))
         return (kind, describe(x), device_of(x)) if framework is None else framework.leaf(x)
     if kind in (tuple, list):
-        return (kind, *map(exact_leaf, x))
+        return (kind, *map(fast_key_of, x))
     if kind is dict:
-        return (kind, *((exact_leaf(key), exact_leaf(value)) for key, value in x.items()))
+        return (kind, *((fast_key_of(key), fast_key_of(value)) for key, value in x.items()))
     if dataclasses.is_dataclass(kind):
-        return (kind, *(exact_leaf(getattr(x, field.name)) for field in dataclasses.fields(x)))
+        return (kind, *(fast_key_of(getattr(x, field.name)) for field in dataclasses.fields(x)))
     if isinstance(x, (enum.Enum, type)) or (root_module(kind) in _DTYPES_OF and "dtype" in kind.__name__.lower()):
         return kind, x
     if root_module(kind) == "numpy":

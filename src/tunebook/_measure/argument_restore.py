@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._arrays.operations import Access, access_to
+from tunebook._arrays.operations import ArrayOps, ops_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,8 +63,8 @@ class Restorer:
             access.put_back(array, self._copies[index])
 
 
-def _writable_arrays(value: object, depth: int) -> Iterator[tuple[Any, Access]]:
-    access = access_to(value)
+def _writable_arrays(value: object, depth: int) -> Iterator[tuple[Any, ArrayOps]]:
+    access = ops_of(value)
     if access is not None:
         if access.is_writable(value):
             yield value, access

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast
 
 from tunebook._arrays.describe import is_array
-from tunebook._arrays.operations import access_to
+from tunebook._arrays.operations import ops_of
 from tunebook._measure.argument_restore import Restorer
 from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tunebook._kernel.output_check import Compare
-    from tunebook._measure.forked_worker import Answer
+    from tunebook._measure.forked_worker import Reply
 
 Cfg = TypeVar("Cfg")
 
@@ -108,7 +108,7 @@ def _kept(output: object) -> object:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return {field.name: _kept(getattr(output, field.name)) for field in dataclasses.fields(output)}
     if is_array(output):
-        access = access_to(output)
+        access = ops_of(output)
         return output if access is None else access.copy(output)
     # Objects of any other class may be equal to nothing but themselves.
     return output if isinstance(output, _SCALARS) else type(output)
@@ -196,7 +196,7 @@ class Isolated:
         self, there: Runner, timeout_s: float, calm: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         """`there` runs them in the child, which has its own copy of the arguments. `calm` is around each fork."""
-        from tunebook._measure.forked_worker import Job, Limits, Worker  # noqa: PLC0415 - only who isolates needs it
+        from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits  # noqa: PLC0415 - only who isolates needs it
 
         def first(index: Callable[[], object]) -> Any:
             trial = there.first(cast("int", index()))
@@ -206,8 +206,8 @@ class Isolated:
             trial = there.sample(cast("int", index()), runs)
             return trial.failure or (trial.sample_s, float(trial.runs))
 
-        job = Job(build=lambda index: lambda: index, first=first, sample=again)
-        self._worker = Worker(job, Limits(timeout_s=timeout_s), calm)
+        job = ChildTask(build=lambda index: lambda: index, first=first, sample=again)
+        self._worker = ForkedWorker(job, Limits(timeout_s=timeout_s), calm)
 
     def __enter__(self) -> Self:
         self._worker.__enter__()
@@ -225,7 +225,7 @@ class Isolated:
         return _trial(self._worker.sample(index, runs))
 
 
-def _trial(answer: Answer) -> Trial:
+def _trial(answer: Reply) -> Trial:
     if answer.failure is not None:
         error = RuntimeError(answer.failure.message)
         if answer.remote:

@@ -31,14 +31,14 @@ class Compiled(NamedTuple):
     on_disk: bool
 
 
-class Program(NamedTuple):
+class ProgramDigest(NamedTuple):
     """Digests of what of a configuration is compiled in, and of what is set only when that is launched."""
 
     compiled: str
     launched: str
 
 
-def program_of(config: object, launch_axes: frozenset[str]) -> Program | None:
+def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | None:
     """Return which program a configuration needs; None if it cannot be told from others."""
     fields = config if isinstance(config, Mapping) else {"": config}
     try:
@@ -47,7 +47,7 @@ def program_of(config: object, launch_axes: frozenset[str]) -> Program | None:
         return None
     launched = {name: value for name, value in encoded.items() if name in launch_axes}
     compiled = {name: value for name, value in encoded.items() if name not in launched}
-    return Program(fingerprint_of(compiled), fingerprint_of(launched) if launched else "")
+    return ProgramDigest(fingerprint_of(compiled), fingerprint_of(launched) if launched else "")
 
 
 class Compiling(Generic[Cfg]):
@@ -86,7 +86,7 @@ class Compiling(Generic[Cfg]):
             return self._programs[program.compiled][1]
         return self._pool.submit(self._compile, name)
 
-    def _program(self, name: str) -> Program | None:
+    def _program(self, name: str) -> ProgramDigest | None:
         return program_of(self._candidates[name], self._launch_axes)
 
     def result(self, name: str, timeout_s: float | None) -> Compiled | Exception | None:

@@ -55,7 +55,7 @@ class _Hold:
 _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("tunebook_devices", default=())
 
 
-class _Claim(NamedTuple):
+class _DeviceClaim(NamedTuple):
     """A device that this process holds: the file, the last intruder's mark in it, and the mutex among its threads."""
 
     name: str
@@ -75,7 +75,7 @@ class _Claim(NamedTuple):
             self.mutex.release()
 
 
-class Turn:
+class DeviceTurn:
     """Takes turns on devices. Also a probe of the ground: it says whether the last turn was shared."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Turn:
         self._names, self._wait_s, self._root = sorted(set(names)), wait_s, root
         self._clock_s, self._sleep = clock_s, sleep
         self._shared: list[str] = []
-        self._claims: list[_Claim] = []
+        self._claims: list[_DeviceClaim] = []
 
     @contextmanager
     def taken(self, at_most_s: float) -> Iterator[None]:
@@ -137,7 +137,7 @@ class Turn:
                 claims.callback(claim.release)
                 self._claims.append(claim)
 
-    def _locked(self, name: str, deadline_s: float, mutex: threading.Lock) -> _Claim | None:
+    def _locked(self, name: str, deadline_s: float, mutex: threading.Lock) -> _DeviceClaim | None:
         """Return the claim; None if the time was up, or there can be no locks."""
         root = self._root or lock_root()
         try:
@@ -150,7 +150,7 @@ class Turn:
             unless_locked.callback(os.close, descriptor)
             if self._wait(descriptor, _TURN, deadline_s) and self._wait(descriptor, _DEVICE, deadline_s):
                 fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _TURN)
-                claim = _Claim(name, descriptor, _signed(descriptor), mutex)
+                claim = _DeviceClaim(name, descriptor, _signed(descriptor), mutex)
                 unless_locked.pop_all()
                 return claim
             self._shared.append(_intruded(descriptor, name))
@@ -206,9 +206,9 @@ def _intruded(descriptor: int, name: str) -> str:
 # -------------------------------------------------------------------------------------------------- which device it is
 
 
-def turn_for(arguments: object, platform: str, ordinal: int | None, wait_s: float) -> Turn:
+def turn_for(arguments: object, platform: str, ordinal: int | None, wait_s: float) -> DeviceTurn:
     """Return what takes turns on the devices of some arguments; `ordinal` is that of a GPU if they do not say."""
-    return Turn(physical_devices(arguments, platform, ordinal), wait_s)
+    return DeviceTurn(physical_devices(arguments, platform, ordinal), wait_s)
 
 
 def physical_devices(arguments: object, platform: str, ordinal: int | None = None) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ _NVML_THERMAL: Final = 0x20 | 0x40  # software and hardware slow-down for heat
 _NVML_SLOWED: Final = 0x08 | 0x80  # hardware slow-down for other reasons, and the power brake
 
 
-class Ground(NamedTuple):
+class Disturbances(NamedTuple):
     """What disturbed a measurement, in words; nothing if nothing was seen."""
 
     reasons: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Probe(Protocol):
         """Say what disturbed since the start, for a person to read."""
 
 
-class Watch:
+class DisturbanceWatch:
     """Looks at the ground from when it is made until it is asked; asked again later, it tells about all of the time."""
 
     def __init__(self, probes: Iterable[Probe]) -> None:
@@ -68,14 +68,14 @@ class Watch:
         for probe in self._probes:
             probe.start()
 
-    def ground(self, finalists: Sequence[Sequence[float]] = ()) -> Ground:
+    def disturbances(self, finalists: Sequence[Sequence[float]] = ()) -> Disturbances:
         """Return how the ground was; `finalists` are their samples, each in the order in which they were taken."""
         seen = [reason for probe in self._probes for reason in probe.disturbances()]
         moved = drift(finalists)
         if abs(moved) > DRIFT:
             way = "slower" if moved > 0 else "faster"
             seen.append(f"everything became at least {abs(moved):.0%} {way} during the race")
-        return Ground(tuple(seen))
+        return Disturbances(tuple(seen))
 
 
 def drift(lanes: Iterable[Sequence[float]]) -> float:

@@ -61,7 +61,7 @@ class Limits:
     memory_bytes: int | None = None
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What came of one request. `remote` is the child's traceback, or the last 2 kB that it printed."""
 
     samples_s: tuple[float, ...] = ()
@@ -69,12 +69,12 @@ class Answer(NamedTuple):
     remote: str = ""
 
 
-class Job(NamedTuple):
+class ChildTask(NamedTuple):
     """What the child does. All of it is called in the child only, so what it changes is not seen by the parent.
 
     `build` is called once per candidate and child. `first` runs it for the first time, checks the result and warms up;
-    `sample` measures it, with the number given to `Worker.sample`. Both return seconds, or why there are none; what
-    they raise becomes a failure too.
+    `sample` measures it, with the number given to `ForkedWorker.sample`. Both return seconds, or the failure; an
+    exception becomes a failure too.
     """
 
     build: Callable[[int], Launch]
@@ -82,7 +82,7 @@ class Job(NamedTuple):
     sample: Callable[[Launch, int], Found]
 
 
-class Worker:
+class ForkedWorker:
     """A child process that runs candidates, and is forked anew after it was lost. For one thread at a time.
 
     The first request forks; a context manager, because leaving it ends the child. Where this process dies, even by
@@ -91,7 +91,7 @@ class Worker:
 
     def __init__(
         self,
-        job: Job,
+        job: ChildTask,
         limits: Limits | None = None,
         calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
@@ -107,11 +107,11 @@ class Worker:
         self._calm = calm
         self._child: _Child | None = None
 
-    def prepare(self, index: int) -> Answer:
+    def prepare(self, index: int) -> Reply:
         """Build candidate `index` if this child has not, and return what `first` found."""
         return self._request(index, 0)
 
-    def sample(self, index: int, number: int) -> Answer:
+    def sample(self, index: int, number: int) -> Reply:
         """Return what `sample` found; in a child that does not know the candidate yet, prepare it first.
 
         `number` is at least 1, and means what `sample` takes it for: samples to take, or runs to a sample.
@@ -130,7 +130,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _request(self, index: int, number: int) -> Answer:
+    def _request(self, index: int, number: int) -> Reply:
         keep = False
         try:
             child = self._living_child()
@@ -154,14 +154,14 @@ class Worker:
                 self._child = _fork(self._job, self._limits)
         return self._child
 
-    def _lost(self, child: _Child) -> Answer:
+    def _lost(self, child: _Child) -> Reply:
         late = not child.has_ended()
         self.close()
         if late:
             failure = Failure(kind="timeout", message=f"no answer within {self._limits.timeout_s:g} s")
         else:
             failure = _death(child.status, len(child.seen) - 1)
-        return Answer(failure=failure, remote=child.printed.decode(errors="replace"))
+        return Reply(failure=failure, remote=child.printed.decode(errors="replace"))
 
 
 def _death(status: int | None, others: int) -> Failure:
@@ -195,7 +195,7 @@ class _Child:
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
 
-    def ask(self, index: int, number: int, deadline: float) -> Answer | None:
+    def ask(self, index: int, number: int, deadline: float) -> Reply | None:
         """Return the answer, or None if the child ended or has not answered by the deadline."""
         self.seen.add(index)
         self.printed = b""
@@ -261,10 +261,10 @@ class _Child:
             os.close(descriptor)
 
 
-def _decoded(answer: bytes) -> Answer:
+def _decoded(answer: bytes) -> Reply:
     fields = json.loads(answer)
     failure = None if fields["kind"] is None else Failure(kind=fields["kind"], message=fields["message"])
-    return Answer(tuple(fields["samples_s"]), failure, fields["remote"])
+    return Reply(tuple(fields["samples_s"]), failure, fields["remote"])
 
 
 @contextlib.contextmanager
@@ -280,7 +280,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _fork(job: Job, limits: Limits) -> _Child:
+def _fork(job: ChildTask, limits: Limits) -> _Child:
     prctl = _prctl()
     parent = os.getpid()
     (asked, requests), (answers, answered), (output, printed) = os.pipe(), os.pipe(), os.pipe()
@@ -313,7 +313,7 @@ def _prctl() -> Callable[[int, int], int] | None:
 
 
 def _live(
-    job: Job,
+    job: ChildTask,
     limits: Limits,
     parent: int,
     prctl: Callable[[int, int], int] | None,
@@ -375,7 +375,7 @@ def _limit_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
 
 
-def _serve(job: Job, spare: list[bytes], asked: int, answered: int) -> None:
+def _serve(job: ChildTask, spare: list[bytes], asked: int, answered: int) -> None:
     me = os.getpid()
     launches: dict[int, Launch] = {}
     while request := os.read(asked, _REQUEST.size):
@@ -389,7 +389,9 @@ def _serve(job: Job, spare: list[bytes], asked: int, answered: int) -> None:
             unsent = unsent[os.write(answered, unsent) :]
 
 
-def _attempt(job: Job, spare: list[bytes], launches: dict[int, Launch], index: int, number: int) -> dict[str, object]:
+def _attempt(
+    job: ChildTask, spare: list[bytes], launches: dict[int, Launch], index: int, number: int
+) -> dict[str, object]:
     try:
         found, remote = _work(job, launches, index, number), ""
     except BaseException as error:  # noqa: BLE001 - a kernel may raise anything, and SystemExit must not end the child
@@ -402,7 +404,7 @@ def _attempt(job: Job, spare: list[bytes], launches: dict[int, Launch], index: i
     return {"kind": None, "message": "", "samples_s": [float(s) for s in found], "remote": remote}
 
 
-def _work(job: Job, launches: dict[int, Launch], index: int, number: int) -> Found:
+def _work(job: ChildTask, launches: dict[int, Launch], index: int, number: int) -> Found:
     known = index in launches
     if not known:
         launches[index] = job.build(index)

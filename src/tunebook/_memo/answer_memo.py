@@ -75,14 +75,14 @@ class Answers:
         self._keys_of.setdefault(problem, []).append(key)
 
 
-class Gate:
-    """The switch over every kernel's memoised answers. One per process: `GATE`."""
+class AnswerMemo:
+    """The switch over every kernel's memoised answers. One per process: `MEMO`."""
 
     def __init__(self) -> None:
         # Re-entrant: a scope is released by the garbage collector, which may run while this thread holds the lock.
         self._lock = threading.RLock()
         self._all: weakref.WeakSet[Answers] = weakref.WeakSet()
-        self.holds = 0
+        self.suspended = 0
         self.epoch = 0
 
     def renew_lock(self) -> None:
@@ -94,18 +94,18 @@ class Gate:
         with self._lock:
             self._all.add(answers)
 
-    def hold(self) -> None:
+    def suspend(self) -> None:
         """Keep every hot path from answering by itself."""
         with self._lock:
-            self.holds += 1
+            self.suspended += 1
             self.epoch += 1
             for each in self._all:
                 each.fast.clear()
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """End a hold; the hot paths fill again with the next calls."""
         with self._lock:
-            self.holds -= 1
+            self.suspended -= 1
 
     def invalidate(self, problem: Problem | None = None) -> None:
         """Forget the answers to one problem, or all answers."""
@@ -144,7 +144,7 @@ class Gate:
         """Let the hot path give an answer by itself, unless something holds it or another answer is known by now."""
         with self._lock:
             known = answers.known.get(key)
-            if known is not None and known is answer and not self.holds:
+            if known is not None and known is answer and not self.suspended:
                 answers.fast[key] = known.config
 
 
@@ -180,10 +180,10 @@ class Epoch:
             self._listeners = tuple(each for each in self._listeners if each is not listener)
 
 
-GATE: Final = Gate()
+MEMO: Final = AnswerMemo()
 EPOCH: Final = Epoch()
 # A lock that another thread held at a fork would stay locked in the child for ever.
-os.register_at_fork(after_in_child=GATE.renew_lock)
+os.register_at_fork(after_in_child=MEMO.renew_lock)
 os.register_at_fork(after_in_child=EPOCH.renew_lock)
 
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tunebook._arrays.framework import load_frameworks
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,9 +27,9 @@ class _Layer:
     def __init__(self, value: object, outer: _Layer | None) -> None:
         self.value: Final = value
         self.outer: Final = outer
-        GATE.hold()
+        MEMO.suspend()
 
-    def __del__(self, release: Callable[[], None] = GATE.release) -> None:
+    def __del__(self, release: Callable[[], None] = MEMO.resume) -> None:
         release()
 
 

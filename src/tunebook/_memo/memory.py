@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from tunebook._base.vocabulary import Problem
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 
 C = TypeVar("C")
 
@@ -36,12 +36,12 @@ class ConfigCache(Generic[C]):
         """Keep a configuration; calls that were answered otherwise before are answered by it from now on."""
         problem = Problem(dev, op_id, call_key)
         self._entries[problem] = cfg
-        GATE.invalidate(problem)
+        MEMO.invalidate(problem)
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
-        GATE.invalidate()
+        MEMO.invalidate()
 
     def size(self) -> int:
         """Return how many configurations there are."""

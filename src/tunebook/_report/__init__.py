@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tunebook._base.record_format import Record
-    from tunebook._report.model import Model
+    from tunebook._report.model import ReportModel
 
 _NOTEBOOK_HEIGHT: Final = 720
 
@@ -24,7 +24,7 @@ _NOTEBOOK_HEIGHT: Final = 720
 class Report:
     """What a report shows; drawn when it is asked for. In a notebook it shows itself."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ReportModel) -> None:
         self.model: Final = model
 
     @cached_property

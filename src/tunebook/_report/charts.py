@@ -13,10 +13,10 @@ from tunebook._report.svg import LETTER, bar, below, beside, chart, dot, line, s
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tunebook._report.detail import Candidate, Detail
+    from tunebook._report.detail import CandidateRow, Detail
     from tunebook._report.entry import UnderRoof
     from tunebook._report.importance import HeatMap
-    from tunebook._report.model import Group
+    from tunebook._report.model import KernelGroup
 
 WIDE: Final = 1000.0
 HALF: Final = 480.0
@@ -25,7 +25,7 @@ _DOTS: Final = 60  # beyond this many, a row shows where most of them are
 _UNITS: Final = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-class Row(NamedTuple):
+class ChartRow(NamedTuple):
     """A line of a chart: what it is about, its sorted values, the one that stands for them, and what its end says."""
 
     label: str
@@ -35,7 +35,9 @@ class Row(NamedTuple):
     told: str
 
 
-def spread_of(rows: Sequence[Row], scale: Scale, write: Callable[[float], str], title: str, origin: float) -> Markup:
+def spread_of(
+    rows: Sequence[ChartRow], scale: Scale, write: Callable[[float], str], title: str, origin: float
+) -> Markup:
     """Return where the values of each row are: as dots if they are few, else their middle half and their ends."""
     height = 34.0 * len(rows)
     parts = [below(scale, 4, height, write, title, 7), line(scale(origin), 4, scale(origin), height, "origin")]
@@ -47,7 +49,7 @@ def spread_of(rows: Sequence[Row], scale: Scale, write: Callable[[float], str], 
     return chart(WIDE, height + 42, title, *parts)
 
 
-def _values(row: Row, scale: Scale, y: float, write: Callable[[float], str]) -> list[Markup]:
+def _values(row: ChartRow, scale: Scale, y: float, write: Callable[[float], str]) -> list[Markup]:
     values, middle = row.values, scale(row.middle)
     if len(values) <= _DOTS:
         return [*(dot(scale(v), y, "dot", write(v)) for v in values), line(middle, y - 8, middle, y + 8, "middle")]
@@ -60,28 +62,28 @@ def _values(row: Row, scale: Scale, y: float, write: Callable[[float], str]) -> 
     ]
 
 
-def speedups(groups: Sequence[Group]) -> Markup:
+def speedups(groups: Sequence[KernelGroup]) -> Markup:
     """Return how many times faster than the default the entries of each kernel and device are."""
     shown = sorted((g for g in groups if g.speedups), key=lambda g: g.typical_speedup or 0.0, reverse=True)[:ROWS]
     typical = [g.typical_speedup or 1.0 for g in shown]
-    rows = [Row(g.op, g.device, g.speedups, m, ratio_text(m)) for g, m in zip(shown, typical, strict=True)]
+    rows = [ChartRow(g.op, g.device, g.speedups, m, ratio_text(m)) for g, m in zip(shown, typical, strict=True)]
     low = min(*(quantile(row.values, 0.02 if len(row.values) > _DOTS else 0.0) for row in rows), 1.0)
     high = max(*(quantile(row.values, 0.98 if len(row.values) > _DOTS else 1.0) for row in rows), 1.5)
     scale = Scale(low / 1.03, high * 1.03, 300, WIDE - 80, log=True)
     return spread_of(rows, scale, lambda v: f"{v:.3g} {TIMES}", "times faster than the default (log)", 1.0)
 
 
-def reached(groups: Sequence[Group]) -> Markup:
+def reached(groups: Sequence[KernelGroup]) -> Markup:
     """Return which part of the roofline the entries of each kernel and device reach."""
     shown = sorted((g for g in groups if g.reached), key=lambda g: quantile(g.reached, 0.5), reverse=True)[:ROWS]
     middles = [quantile(g.reached, 0.5) for g in shown]
-    rows = [Row(g.op, g.device, g.reached, m, f"{m:.0%}") for g, m in zip(shown, middles, strict=True)]
+    rows = [ChartRow(g.op, g.device, g.reached, m, f"{m:.0%}") for g, m in zip(shown, middles, strict=True)]
     high = max(1.0, *(row.values[-1] for row in rows))
     scale = Scale(0.0, high, 300, WIDE - 80)
     return spread_of(rows, scale, lambda v: f"{v:.0%}", "part of what the device can do at best", 1.0)
 
 
-def tuning_time(groups: Sequence[Group]) -> Markup:
+def tuning_time(groups: Sequence[KernelGroup]) -> Markup:
     """Return where the time of tuning went: waiting for compilers, and measuring."""
     shown = sorted((g for g in groups if g.seconds), key=lambda g: -g.seconds)[:ROWS]
     height = 34.0 * len(shown)
@@ -183,7 +185,7 @@ def samples(detail: Detail) -> Markup:
     return chart(HALF, height + 42, "samples of each finalist", *parts)
 
 
-def _strip(c: Candidate, x: Scale, y: float, kind: str) -> list[Markup]:
+def _strip(c: CandidateRow, x: Scale, y: float, kind: str) -> list[Markup]:
     if (c.value_s or 0.0) > x.high:
         return [text(HALF - 4, y + 4, f"{time_text(c.value_s or 0.0)} →", kind=f"small-label of-{kind}", anchor="end")]
     seen = [(at, s) for at, s in enumerate(c.samples_s) if s <= x.high]

@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._keys.call_key import spell_out
-from tunebook._report.entry import Facts, config_text, entry_of, value_of
+from tunebook._report.entry import MeasuredRecord, config_text, entry_of, value_of
 from tunebook._report.importance import HeatMap, Importance, axes_of, heat_maps, importances
-from tunebook._selection.trusted_entries import environments_verified, ground_of
+from tunebook._selection.trusted_entries import disturbances_of, environments_verified
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tunebook._report.entry import Entry
+    from tunebook._report.entry import ReportEntry
 
 FINALISTS: Final = 8
 LATE: Final = 8  # who has as many samples was in the race until late
@@ -22,7 +22,7 @@ SAMPLES: Final = 120  # drawn of one candidate; more are a blot
 CANDIDATES: Final = 500  # listed of one tuning, the fastest first
 
 
-class Candidate(NamedTuple):
+class CandidateRow(NamedTuple):
     """What one configuration did. `tried_s` counts from the beginning of the tuning; 0 if it was known before."""
 
     config: str
@@ -38,17 +38,17 @@ class Candidate(NamedTuple):
 class Detail(NamedTuple):
     """One tuning. `candidates` are the fastest first, then those that failed; `left_out` more are not listed."""
 
-    entry: Entry
+    entry: ReportEntry
     call: tuple[str, ...]
     rule: str
     notes: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidateRow, ...]
     left_out: int
     importances: tuple[Importance, ...]
     heat_maps: tuple[HeatMap, ...]
 
     @property
-    def finalists(self) -> list[Candidate]:
+    def finalists(self) -> list[CandidateRow]:
         """Those whose samples are worth a look: the chosen one, the default, and the last ones in the race."""
         shown = [c for c in self.candidates if c.role or len(c.samples_s) >= LATE]
         shown = [c for c in shown if c.samples_s and c.value_s is not None]
@@ -66,7 +66,7 @@ class Detail(NamedTuple):
         return found
 
 
-def detail_of(facts: Facts) -> Detail:
+def detail_of(facts: MeasuredRecord) -> Detail:
     """Return a record in detail."""
     entry = entry_of(facts.record)
     candidates = sorted(
@@ -89,11 +89,11 @@ def detail_of(facts: Facts) -> Detail:
     )
 
 
-def _candidates(facts: Facts, entry: Entry) -> Iterable[Candidate]:
+def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[CandidateRow]:
     began = _began(facts, entry)
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
-        yield Candidate(
+        yield CandidateRow(
             config=config_text(m.config),
             axes=axes_of(m.config),
             value_s=value_of(m),
@@ -105,7 +105,7 @@ def _candidates(facts: Facts, entry: Entry) -> Iterable[Candidate]:
         )
 
 
-def _role(facts: Facts, fingerprint: str, *, dropped: bool) -> str:
+def _role(facts: MeasuredRecord, fingerprint: str, *, dropped: bool) -> str:
     if fingerprint == facts.chosen:
         return "chosen"
     if fingerprint == facts.default:
@@ -118,18 +118,18 @@ def _some(samples: Sequence[float]) -> tuple[float, ...]:
     return tuple(samples[::step])
 
 
-def _began(facts: Facts, entry: Entry) -> float:
+def _began(facts: MeasuredRecord, entry: ReportEntry) -> float:
     """Return when the tuning began that chose: what was measured before was known by then."""
     whens = [m.when for m in facts.current]
     ended = entry.when or max(whens, default=0.0)
     return ended - entry.seconds if entry.seconds else min(whens, default=0.0)
 
 
-def _notes(facts: Facts) -> Iterable[str]:
+def _notes(facts: MeasuredRecord) -> Iterable[str]:
     others = len(facts.body.measurements) - len(facts.current)
     if facts.body.provenance.get("complete") is False:
         yield "The budget ended this tuning: the best so far stands."
-    for reason in ground_of(facts.body):
+    for reason in disturbances_of(facts.body):
         yield f"Disturbed while it was measured: {reason}."
     if environments_verified(facts.body):
         yield "Verified: the finalists were measured again under other versions, and the choice held."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json, Measurement, Problem
 
 
-class Failed(NamedTuple):
+class KernelFailures(NamedTuple):
     """Candidates of one kernel that failed in the same way; `example` is one of their configurations."""
 
     op: str
@@ -30,7 +30,7 @@ class Failed(NamedTuple):
     example: str
 
 
-class Entry(NamedTuple):
+class ReportEntry(NamedTuple):
     """One record. Times are None where nothing was measured, `default_s` where the heuristic's time is not known.
 
     `failed` counts candidates by the kind of their failure. `speedup` is how many times faster than the default it is,
@@ -58,14 +58,14 @@ class Entry(NamedTuple):
 class UnderRoof(NamedTuple):
     """An entry's place under the roof of its device: operations per byte, and operations per second."""
 
-    entry: Entry
+    entry: ReportEntry
     intensity: float
     rate: float
     flops_per_s: float
     bytes_per_s: float
 
 
-def under_roof(entry: Entry) -> UnderRoof | None:
+def under_roof(entry: ReportEntry) -> UnderRoof | None:
     """Return an entry's place under its roof; None unless both amounts, both rates and a time are known."""
     work = entry.roofline
     if work is None or not entry.best_s or not work.flops or not work.bytes_moved:
@@ -76,7 +76,7 @@ def under_roof(entry: Entry) -> UnderRoof | None:
     return UnderRoof(entry, work.flops / work.bytes_moved, work.flops / entry.best_s, flops_per_s, bytes_per_s)
 
 
-class Facts(NamedTuple):
+class MeasuredRecord(NamedTuple):
     """A record with those of its measurements that were taken under the conditions of its choice."""
 
     record: Record
@@ -86,7 +86,7 @@ class Facts(NamedTuple):
     current: Sequence[Measurement]
 
 
-def facts_of(record: Record) -> Facts:
+def facts_of(record: Record) -> MeasuredRecord:
     """Return a record's choice and what it was made on."""
     body = body_of(record)
     winner = winner_of(body)
@@ -94,7 +94,7 @@ def facts_of(record: Record) -> Facts:
     chosen = winner if winner and record.head.origin == "tuned" else fingerprint_of(record.head.config)
     default = body.provenance.get("default")
     current = _current(record, body.measurements, chosen)
-    return Facts(record, body, chosen, default if isinstance(default, str) else None, current)
+    return MeasuredRecord(record, body, chosen, default if isinstance(default, str) else None, current)
 
 
 def _current(record: Record, measured: Sequence[Measurement], chosen: str) -> Sequence[Measurement]:
@@ -112,7 +112,7 @@ def value_of(m: Measurement) -> float | None:
     return typical_s(samples) if samples and m.failure is None else None
 
 
-class _Found(NamedTuple):
+class _TuningNumbers(NamedTuple):
     """A tuning in a few numbers."""
 
     best_s: float | None
@@ -122,7 +122,7 @@ class _Found(NamedTuple):
     compile_s: float
 
 
-def _found(record: Record, provenance: Mapping[str, Json]) -> _Found:
+def _found(record: Record, provenance: Mapping[str, Json]) -> _TuningNumbers:
     """Return what a tuning found, as it was written down after it; else, by its measurements."""
     written = provenance.get("found") if record.head.origin == "tuned" else None
     if not isinstance(written, dict):
@@ -133,13 +133,13 @@ def _found(record: Record, provenance: Mapping[str, Json]) -> _Found:
     )
     best_s, default_s = _number(written, "best_s"), _number(written, "default_s")
     tried = int(_number(written, "tried") or 0)
-    return _Found(best_s, default_s, tried, kinds, _number(written, "compile_s") or 0.0)
+    return _TuningNumbers(best_s, default_s, tried, kinds, _number(written, "compile_s") or 0.0)
 
 
-def _found_in(facts: Facts) -> _Found:
+def _found_in(facts: MeasuredRecord) -> _TuningNumbers:
     times = {m.fingerprint: m for m in facts.current}
     chosen, default = times.get(facts.chosen), times.get(facts.default or "")
-    return _Found(
+    return _TuningNumbers(
         best_s=None if chosen is None else value_of(chosen),
         default_s=None if default is None else value_of(default),
         tried=len(facts.current),
@@ -162,13 +162,13 @@ def provenance_of(record: Record) -> Mapping[str, Json]:
         return {}
 
 
-def entry_of(record: Record) -> Entry:
+def entry_of(record: Record) -> ReportEntry:
     """Return the line of a record; of most records, without reading its measurements."""
     head, provenance = record.head, provenance_of(record)
     found = _found(record, provenance)
     roofline = _roofline(provenance.get("roofline"))
     least_s = 0.0 if roofline is None else roofline.least_s
-    return Entry(
+    return ReportEntry(
         problem=head.problem,
         call=" · ".join(spell_out(head.problem.call_key)),
         config=config_text(head.config) if head.decided else "",
@@ -195,7 +195,7 @@ def config_text(encoded: Json) -> str:
         return f"unreadable: {error}"
 
 
-def failures_of(facts: Facts) -> Counter[tuple[str, str, str]]:
+def failures_of(facts: MeasuredRecord) -> Counter[tuple[str, str, str]]:
     """Return how many candidates failed, by operation, kind and the first line of what was said."""
     found: Counter[tuple[str, str, str]] = Counter()
     for m in facts.current:

@@ -74,14 +74,14 @@ def _leaf(value: object) -> object:
     return value if isinstance(value, (bool, int, float, str)) or value is None else repr(value)
 
 
-class Levels(NamedTuple):
+class ParameterLevels(NamedTuple):
     """The values of one parameter in their order, neighbours taken together where there are too many."""
 
     labels: tuple[str, ...]
     of: Mapping[str, int]  # by the text of a value: 1, True and "1" are three
 
 
-def levels(values: Iterable[object]) -> Levels:
+def levels(values: Iterable[object]) -> ParameterLevels:
     """Order the values of one parameter: numbers by size, others by their text.
 
     >>> levels([64, 8, 64, "auto"]).labels
@@ -93,7 +93,7 @@ def levels(values: Iterable[object]) -> Levels:
     members: dict[int, list[str]] = defaultdict(list)
     for key, value in ordered:
         members[of[key]].append(_label(value))
-    return Levels(
+    return ParameterLevels(
         tuple(names[0] if len(names) == 1 else f"{names[0]}{TO}{names[-1]}" for names in members.values()), of
     )
 
@@ -111,7 +111,7 @@ def _label(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def varied(points: Sequence[Axes]) -> dict[str, Levels]:
+def varied(points: Sequence[Axes]) -> dict[str, ParameterLevels]:
     """Return the parameters that all candidates have and that differ among them."""
     common = [name for name in (points[0] if points else ()) if all(name in axes for axes in points)]
     found = {name: levels(axes[name] for axes in points) for name in common}
@@ -128,7 +128,7 @@ def importances(points: Sequence[Axes], times_s: Sequence[float]) -> list[Import
     return sorted(shares, key=lambda each: (-each.share, each.axis))
 
 
-def _level(axes: Mapping[str, Levels], point: Axes, name: str) -> int:
+def _level(axes: Mapping[str, ParameterLevels], point: Axes, name: str) -> int:
     return axes[name].of[_key(point[name])]
 
 
@@ -166,7 +166,7 @@ def heat_maps(
 
 
 def _heat_map(
-    points: Sequence[Axes], times_s: Sequence[float | None], axes: Mapping[str, Levels], x: str, y: str
+    points: Sequence[Axes], times_s: Sequence[float | None], axes: Mapping[str, ParameterLevels], x: str, y: str
 ) -> HeatMap:
     best: dict[tuple[int, int], float] = {}
     for point, seconds in zip(points, times_s, strict=True):

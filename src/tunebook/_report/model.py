@@ -13,7 +13,15 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.detail import Detail, detail_of
-from tunebook._report.entry import Entry, Facts, Failed, config_text, entry_of, facts_of, failures_of
+from tunebook._report.entry import (
+    KernelFailures,
+    MeasuredRecord,
+    ReportEntry,
+    config_text,
+    entry_of,
+    facts_of,
+    failures_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +34,7 @@ READ_FAILURES: Final = 2000  # entries of which messages are read: they are in t
 _MESSAGES: Final = 20_000  # different ones that are counted: each may name an address of its own
 
 
-class Group(NamedTuple):
+class KernelGroup(NamedTuple):
     """The entries of one kernel on one device, summed up. `speedups` and `reached` are sorted."""
 
     op: str
@@ -51,7 +59,7 @@ class Group(NamedTuple):
         return max(self.seconds - self.waiting_s, 0.0)
 
 
-class Model(NamedTuple):
+class ReportModel(NamedTuple):
     """Everything that a report shows. `details` are of at most `DETAILS` entries, chosen as `interest` says.
 
     `failure_kinds` count all failed candidates; `failures` are what was said in the first `READ_FAILURES` entries of
@@ -61,9 +69,9 @@ class Model(NamedTuple):
     title: str
     where: str
     made: float
-    entries: tuple[Entry, ...]
-    groups: tuple[Group, ...]
-    failures: tuple[Failed, ...]
+    entries: tuple[ReportEntry, ...]
+    groups: tuple[KernelGroup, ...]
+    failures: tuple[KernelFailures, ...]
     failure_kinds: tuple[tuple[str, int], ...]
     with_failures: int
     details: tuple[Detail, ...]
@@ -79,9 +87,9 @@ class Model(NamedTuple):
         return sum(entry.measured > 0 for entry in self.entries)
 
 
-def model_of(records: Iterable[Record], *, title: str, where: str, made: float) -> Model:
+def model_of(records: Iterable[Record], *, title: str, where: str, made: float) -> ReportModel:
     """Go through the records once."""
-    entries: list[Entry] = []
+    entries: list[ReportEntry] = []
     failures: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], str] = {}
     best = _MostInteresting(DETAILS)
@@ -99,20 +107,22 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
                 _count(facts_of(record), failures, examples)
     entries.sort(key=lambda entry: entry.problem)
     listed = failures.most_common(FAILURES)
-    return Model(
+    return ReportModel(
         title=title,
         where=where,
         made=made,
         entries=tuple(entries),
         groups=tuple(_groups(entries)),
-        failures=tuple(Failed(*what, count, examples[what]) for what, count in listed),
+        failures=tuple(KernelFailures(*what, count, examples[what]) for what, count in listed),
         failure_kinds=tuple(kinds.most_common()),
         with_failures=with_failures,
         details=tuple(detail_of(facts_of(record)) for record in best.chosen()),
     )
 
 
-def _count(facts: Facts, failures: Counter[tuple[str, str, str]], examples: dict[tuple[str, str, str], str]) -> None:
+def _count(
+    facts: MeasuredRecord, failures: Counter[tuple[str, str, str]], examples: dict[tuple[str, str, str], str]
+) -> None:
     for what, count in failures_of(facts).items():
         op, kind, _ = what
         known = what if what in failures or len(failures) < _MESSAGES else (op, kind, "other messages")
@@ -122,7 +132,7 @@ def _count(facts: Facts, failures: Counter[tuple[str, str, str]], examples: dict
             examples[known] = config_text(failed.config)
 
 
-def interest(entry: Entry) -> tuple[float, int, float]:
+def interest(entry: ReportEntry) -> tuple[float, int, float]:
     """Order entries by how much there is to see: what was gained over the default, then how much was measured."""
     return abs(math.log(entry.speedup or 1.0)), entry.measured, entry.when
 
@@ -143,7 +153,7 @@ class _MostInteresting:
         self._least: _Rank = ((-1.0, 0, 0.0), 0, None)
         self._seen = 0
 
-    def offer(self, entry: Entry, record: Record) -> None:
+    def offer(self, entry: ReportEntry, record: Record) -> None:
         if not entry.measured:
             return
         self._seen += 1
@@ -176,12 +186,12 @@ class _MostInteresting:
         return [record for _, _, record in [*firsts, *rest] if record is not None]
 
 
-def _groups(entries: Sequence[Entry]) -> Iterable[Group]:
-    members: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+def _groups(entries: Sequence[ReportEntry]) -> Iterable[KernelGroup]:
+    members: dict[tuple[str, str], list[ReportEntry]] = defaultdict(list)
     for entry in entries:
         members[entry.problem.op, entry.problem.device].append(entry)
     for (op, device), each in members.items():
-        yield Group(
+        yield KernelGroup(
             op=op,
             device=device,
             entries=len(each),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tunebook._report.detail import Detail
     from tunebook._report.entry import UnderRoof
-    from tunebook._report.model import Model
+    from tunebook._report.model import ReportModel
 
 # Larger tables are packed: 100,000 entries are 20 MB as text, and browsers unpack them in a tenth of a second.
 _PLAIN_BYTES: Final = 1 << 20
@@ -43,7 +43,7 @@ _METHODS: Final = (
 )
 
 
-def page_of(model: Model) -> str:
+def page_of(model: ReportModel) -> str:
     """Return the whole page."""
     script = _part("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -70,7 +70,7 @@ def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _data(model: Model) -> Markup:
+def _data(model: ReportModel) -> Markup:
     text = json.dumps(tables_of(model), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     if len(text) > _PLAIN_BYTES:
         packed = base64.b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode()
@@ -80,14 +80,14 @@ def _data(model: Model) -> Markup:
     return tag("script", Markup(safe), type="application/json", id="data")
 
 
-def _header(model: Model) -> Markup:
+def _header(model: ReportModel) -> Markup:
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(model.made))
     title = tag("div", tag("h1", model.title), tag("div", f"{model.where} · {made}", class_="where"))
     toggle = tag("button", "Dark", type="button", class_="toggle", title="light or dark")
     return tag("header", title, toggle)
 
 
-def _sections(model: Model) -> Iterable[Markup]:
+def _sections(model: ReportModel) -> Iterable[Markup]:
     yield _figures(model)
     if not model.entries:
         yield tag("p", "There is nothing in this book yet. Tune a call: tunebook.tune(kernel, ...).", class_="note")
@@ -106,7 +106,7 @@ def _sections(model: Model) -> Iterable[Markup]:
     yield _table("entries", "all entries")
 
 
-def _figures(model: Model) -> Markup:
+def _figures(model: ReportModel) -> Markup:
     groups = model.groups
     failed = sum(group.failed for group in groups)
     seconds = sum(group.seconds for group in groups)
@@ -123,7 +123,7 @@ def _figures(model: Model) -> Markup:
     return tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in found if v), class_="figures")
 
 
-def _gain(model: Model) -> str:
+def _gain(model: ReportModel) -> str:
     ordered = sorted(model.speedups)
     return ratio_text(quantile(ordered, 0.5)) if ordered else ""
 
@@ -132,7 +132,7 @@ def _long(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else time_text(seconds)
 
 
-def _speedups(model: Model) -> Iterable[Markup]:
+def _speedups(model: ReportModel) -> Iterable[Markup]:
     shown = sum(bool(group.speedups) for group in model.groups)
     yield tag("h2", "Gain over the default")
     told = "How many times faster than with the heuristic's configuration; the mark is the geometric mean."
@@ -145,7 +145,7 @@ def _only(there: int, shown: int, what: str) -> str:
     return f" Shown are the {shown} {what}, of {there:,}." if there > shown else ""
 
 
-def _rooflines(model: Model, *, several: bool) -> Iterable[Markup]:
+def _rooflines(model: ReportModel, *, several: bool) -> Iterable[Markup]:
     if not any(group.reached for group in model.groups):
         return
     yield tag("h2", "Roofline")
@@ -163,7 +163,7 @@ def _rooflines(model: Model, *, several: bool) -> Iterable[Markup]:
         yield tag("figure", tag("h3", f"{device}{told}"), charts.roofline(device, drawn))
 
 
-def _tuning_time(model: Model) -> Iterable[Markup]:
+def _tuning_time(model: ReportModel) -> Iterable[Markup]:
     shown = sum(bool(group.seconds) for group in model.groups)
     yield tag("h2", "Compiling and measuring")
     told = "Where the time of tuning went. Compilers run beside the measuring, and beside each other."
@@ -173,7 +173,7 @@ def _tuning_time(model: Model) -> Iterable[Markup]:
     yield tag("figure", charts.tuning_time(model.groups))
 
 
-def _failures(model: Model) -> Iterable[Markup]:
+def _failures(model: ReportModel) -> Iterable[Markup]:
     yield tag("h2", "Failures")
     told = "Candidates that have no time, by the first line of what was said."
     if model.with_failures > READ_FAILURES:
@@ -184,7 +184,7 @@ def _failures(model: Model) -> Iterable[Markup]:
     yield _table("failures", "failures")
 
 
-def _details(model: Model) -> Iterable[Markup]:
+def _details(model: ReportModel) -> Iterable[Markup]:
     yield tag("h2", "Tunings" if len(model.details) > 1 else "The tuning")
     if model.tuned > len(model.details):
         told = (

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tunebook._report.detail import Detail
-    from tunebook._report.model import Model
+    from tunebook._report.model import ReportModel
 
 _INCHES: Final = (5.6, 3.4)  # of one panel
 _LONGEST: Final = 34  # letters of a name
 _THICK: Final = 0.36  # of a bar, as a part of its row
 
 
-def draw(model: Model, path: Path) -> None:
+def draw(model: ReportModel, path: Path) -> None:
     """Draw the charts of a model, two beside each other, into a PNG file."""
     try:
         # Not pyplot, which has one state for the whole process and may want a screen.
@@ -56,7 +56,7 @@ def _plain(text: str) -> str:
     return short.replace("$", r"\$")
 
 
-def _panels(model: Model) -> list[Callable[[Any, Theme], None]]:
+def _panels(model: ReportModel) -> list[Callable[[Any, Theme], None]]:
     found: list[Callable[[Any, Theme], None]] = []
     several = len(model.entries) > 1
     if several and model.speedups:
@@ -103,7 +103,7 @@ def _name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _speedups(axes: Any, theme: Theme, model: Model) -> None:
+def _speedups(axes: Any, theme: Theme, model: ReportModel) -> None:
     shown = sorted((g for g in model.groups if g.speedups), key=lambda g: -(g.typical_speedup or 0))[:ROWS]
     for row, group in enumerate(shown):
         values = group.speedups[:: max(len(group.speedups) // 200, 1)]
@@ -123,7 +123,7 @@ def _ticks(axis: Any, limits: tuple[float, float], write: Callable[[float], str]
     axis.set_ticks([], minor=True)
 
 
-def _tuning_time(axes: Any, theme: Theme, model: Model) -> None:
+def _tuning_time(axes: Any, theme: Theme, model: ReportModel) -> None:
     shown = sorted((g for g in model.groups if g.seconds), key=lambda g: -g.seconds)[:ROWS]
     rows = range(len(shown))
     waiting = [min(group.waiting_s, group.seconds) for group in shown]
@@ -135,7 +135,7 @@ def _tuning_time(axes: Any, theme: Theme, model: Model) -> None:
     axes.legend(frameon=False, fontsize=8, labelcolor=theme.named["muted"])
 
 
-def _failures(axes: Any, theme: Theme, model: Model) -> None:
+def _failures(axes: Any, theme: Theme, model: ReportModel) -> None:
     kinds = model.failure_kinds
     axes.barh(range(len(kinds)), [count for _, count in kinds], _THICK, color=theme.named["failed"])
     _name_rows(axes, [kind for kind, _ in kinds])

@@ -8,30 +8,30 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 from tunebook._selection.tiers import Found, Skipped
 
 if TYPE_CHECKING:
-    from tunebook._selection.autotune_tier import Autotune
-    from tunebook._selection.deferred_tier import NotBlocking
-    from tunebook._selection.tiers import Request, Source
+    from tunebook._selection.autotune_tier import AutotuneTier
+    from tunebook._selection.deferred_tier import DeferredTier
+    from tunebook._selection.tiers import Request, Tier
 
 C = TypeVar("C")
 
 
-class Alone(NamedTuple, Generic[C]):
+class LocalTiers(NamedTuple, Generic[C]):
     """The tiers by which a process answers alone: what it knows, what it can find out, and what it would guess."""
 
-    known: tuple[Source[C], ...]
-    tuning: NotBlocking[C]
-    autotune: Autotune[C]
-    guesses: tuple[Source[C], ...]
+    known: tuple[Tier[C], ...]
+    tuning: DeferredTier[C]
+    autotune: AutotuneTier[C]
+    guesses: tuple[Tier[C], ...]
 
 
 class Agreement(Protocol):
     """One answer per problem for all processes of a job; safe to share between threads."""
 
-    def ask(self, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+    def ask(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         """Return what all processes use; if there is nothing, this one guesses, as the others do."""
 
     def known(self, request: Request[C]) -> Found[C] | Skipped:
@@ -45,7 +45,7 @@ def agree_by(agreement: Agreement | None) -> None:
     """Answer what is not set by a call itself by an agreement from now on; None ends that."""
     global _agreement  # noqa: PLW0603 - a process is part of one job
     _agreement = agreement
-    GATE.invalidate()
+    MEMO.invalidate()
 
 
 def agreement() -> Agreement | None:
@@ -57,12 +57,12 @@ def agreement() -> Agreement | None:
 os.register_at_fork(after_in_child=lambda: agree_by(None))
 
 
-class Agreed(Generic[C]):
+class AgreementTier(Generic[C]):
     """The tier in the place of those of `alone`, but for the guesses. `silent` asks nobody."""
 
     name: Final = "agreement"
 
-    def __init__(self, agreement: Agreement, alone: Alone[C], *, silent: bool = False) -> None:
+    def __init__(self, agreement: Agreement, alone: LocalTiers[C], *, silent: bool = False) -> None:
         self._agreement, self._alone, self._silent = agreement, alone, silent
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
@@ -87,17 +87,17 @@ class AnyCandidate(Generic[C]):
         return Skipped("the kernel has no candidates")
 
 
-def guesses_of(alone: Alone[C]) -> tuple[Source[C], ...]:
+def guesses_of(alone: LocalTiers[C]) -> tuple[Tier[C], ...]:
     """Return the tiers that answer where ranks have not agreed: all of them guess alike."""
     return *alone.guesses, AnyCandidate()
 
 
-def tiers_of(own: tuple[Source[C], ...], alone: Alone[C], *, silent: bool = False) -> tuple[Source[Any], ...] | None:
+def tiers_of(own: tuple[Tier[C], ...], alone: LocalTiers[C], *, silent: bool = False) -> tuple[Tier[Any], ...] | None:
     """Return the tiers of a call in a job, given those for what is set in this process; None if it answers alone.
 
     If nobody is to be asked, this process's own tiers say what it would put forward.
     """
     if _agreement is None:
         return None
-    agreed = Agreed(_agreement, alone, silent=silent)
+    agreed = AgreementTier(_agreement, alone, silent=silent)
     return (*own, agreed, *(*alone.known, alone.tuning) * silent, *guesses_of(alone))

@@ -6,13 +6,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from tunebook._arrays.framework import obstacle_to, staged
+from tunebook._arrays.framework import at_tuning_site, obstacle_to
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import TuningFailed
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights, single_flight
 from tunebook._selection.tiers import Found, Request, Skipped, key_of, off
-from tunebook._selection.trusted_entries import Book, Refused, Trusted
+from tunebook._selection.trusted_entries import EntryGuard, Refused, Trusted
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned
 from tunebook._tuning.job_run import FAILURE_LIFETIME_S
 from tunebook._tuning.plan import job_for, outline, search_for, together
@@ -23,7 +23,7 @@ from tunebook.stores import problem_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tunebook._arrays.framework import Stage
+    from tunebook._arrays.framework import TuningSite
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Measurement, Problem
     from tunebook.stores import LeaseBoard
@@ -48,10 +48,12 @@ class AnyTuner(Protocol):
         """Return the best candidate."""
 
 
-class Autotune(Generic[C]):
+class AutotuneTier(Generic[C]):
     name: Final = "autotune"
 
-    def __init__(self, tuner: AnyTuner | None, book: Book[C] | None, *, persist: bool, forbid_again: bool) -> None:
+    def __init__(
+        self, tuner: AnyTuner | None, book: EntryGuard[C] | None, *, persist: bool, forbid_again: bool
+    ) -> None:
         self._tuner = tuner
         self._book = book
         self._persist = persist
@@ -106,7 +108,7 @@ class Autotune(Generic[C]):
         """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
         history = History() if self._book is None else self._book.history(request)
 
-        def measure(stage: Stage | None) -> tuple[Measurement, ...]:
+        def measure(stage: TuningSite | None) -> tuple[Measurement, ...]:
             job = job_for(request, request.policy, history, budget, request.on_step, stage)
             # By fingerprint: processes that list them in another order leave none out, and measure none twice.
             mine = sorted(job.candidates, key=fingerprint)[part::parts]
@@ -115,7 +117,7 @@ class Autotune(Generic[C]):
             return _tune(self._tuner or Tuner(), _telling(request, job)).measurements
 
         try:
-            return staged(request.inv, measure)
+            return at_tuning_site(request.inv, measure)
         except TuningFailed as error:
             return error.measurements
 
@@ -259,9 +261,9 @@ class Autotune(Generic[C]):
     ) -> Tuned[C]:
         histories = [History() if self._book is None else self._book.history(request) for request in requests]
 
-        def measure(stages: list[Stage | None]) -> Tuned[C]:
+        def measure(stages: list[TuningSite | None]) -> Tuned[C]:
             if len(stages) < len(requests):
-                return staged(requests[len(stages)].inv, lambda stage: measure([*stages, stage]))
+                return at_tuning_site(requests[len(stages)].inv, lambda stage: measure([*stages, stage]))
             asked = zip(requests, histories, stages, strict=True)
             jobs = [job_for(r, r.policy, history, budget, on_step, stage) for r, history, stage in asked]
             job = together([request.problem for request in requests], jobs, weights)
@@ -332,14 +334,14 @@ class Autotune(Generic[C]):
         if beside:
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
 
-        def measure(stage: Stage | None) -> Verified[C]:
+        def measure(stage: TuningSite | None) -> Verified[C]:
             job = job_for(request, request.policy, history, budget, on_step, stage)
             if job.search is not None and self._book is not None:
                 job = job._replace(search=self._book.start_for(request, job.search))
             return self._measured(request, job, entry)
 
         try:
-            found = staged(request.inv, measure)
+            found = at_tuning_site(request.inv, measure)
         except TuningFailed as error:
             if self._book is not None and self._persist:
                 self._book.publish_failures(request, error.measurements, generation)
@@ -367,8 +369,8 @@ class Autotune(Generic[C]):
         config = tuned.config
         if self._book is not None and self._persist:
             config = self._book.publish(request, tuned, generation, verified=verified)
-        if not tuned.ground.quiet:
-            request.tell("bad_ground", cfg=config, measured=tuned.config, reasons=tuned.ground.reasons)
+        if not tuned.disturbances.quiet:
+            request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
 
 

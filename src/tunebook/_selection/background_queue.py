@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -37,7 +37,7 @@ class Work(Protocol):
         """Learn that the job is no longer in the queue, whatever came of it."""
 
 
-class _Entry(NamedTuple):
+class _QueuedJob(NamedTuple):
     key: Hashable
     work: Work
 
@@ -56,8 +56,8 @@ class Background:
 
     def _clear(self) -> None:
         self._changed = threading.Condition()
-        self._fresh: deque[_Entry] = deque()
-        self._put_off: deque[_Entry] = deque()
+        self._fresh: deque[_QueuedJob] = deque()
+        self._put_off: deque[_QueuedJob] = deque()
         self._states: dict[Hashable, State] = {}
         self._left = 0  # jobs of which not everybody knows yet that they have ended
         self._thread: threading.Thread | None = None
@@ -76,7 +76,7 @@ class Background:
                 return False
             self._states[key] = "waiting"
             self._left += 1
-            self._fresh.append(_Entry(key, work))
+            self._fresh.append(_QueuedJob(key, work))
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -110,7 +110,7 @@ class Background:
         self._clear()
         if pending:
             # Memoised answers wait for results that come in the parent only; asked again, the child queues its own.
-            GATE.invalidate()
+            MEMO.invalidate()
 
     def _has_thread(self) -> bool:
         """Whether there is a thread, or could be started: not at interpreter exit, nor where there are too many."""
@@ -147,7 +147,7 @@ class Background:
                 if self._fresh or self._put_off:
                     self._has_thread()  # for what came while this one ended, or after one job ended it
 
-    def _take(self) -> tuple[_Entry, bool] | None:
+    def _take(self) -> tuple[_QueuedJob, bool] | None:
         with self._changed:
             patient = not self._fresh
             queue = self._put_off if patient else self._fresh
@@ -157,7 +157,7 @@ class Background:
             self._states[entry.key] = "running"
             return entry, patient
 
-    def _attempt(self, entry: _Entry, patient: bool) -> None:  # noqa: FBT001 - as it was taken
+    def _attempt(self, entry: _QueuedJob, patient: bool) -> None:  # noqa: FBT001 - as it was taken
         done = True
         try:
             done = entry.work.attempt(patient=patient)
@@ -167,12 +167,12 @@ class Background:
             else:
                 self._put_back(entry)
 
-    def _put_back(self, entry: _Entry) -> None:
+    def _put_back(self, entry: _QueuedJob) -> None:
         with self._changed:
             self._states[entry.key] = "waiting"
             self._put_off.append(entry)
 
-    def _end(self, entry: _Entry) -> None:
+    def _end(self, entry: _QueuedJob) -> None:
         self._states.pop(entry.key, None)
         try:
             entry.work.ended()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, warn_once
-from tunebook._memo.answer_memo import EPOCH, GATE
-from tunebook._selection.autotune_tier import Autotune
+from tunebook._memo.answer_memo import EPOCH, MEMO
+from tunebook._selection.autotune_tier import AutotuneTier
 from tunebook._selection.background_queue import BACKGROUND, Background
 from tunebook._selection.recording import abstract, concrete, opaque_part, recordings
 from tunebook._selection.tiers import Found, Memory, Request, Skipped, key_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Problem
     from tunebook._measure.stopwatch import Stopwatch
-    from tunebook._tuning.in_call_session import Exploration
+    from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Tuned
 
 C = TypeVar("C")
@@ -32,21 +32,21 @@ _SEARCHED_IN_CALLS: Final = 64
 _STATES: Final = {"running": "running in the background", "waiting": "waiting for its turn in the background"}
 
 
-class NotBlocking(Generic[C]):
+class DeferredTier(Generic[C]):
     """Answers for the tuning that goes on without the caller, and tunes in the call where the policy says so.
 
     That is also where there is nothing to answer with meanwhile: no heuristic, or none allowed.
     """
 
-    name: Final = Autotune.name
+    name: Final = AutotuneTier.name
 
     def __init__(
-        self, autotune: Autotune[C], memory: Memory[C], stopwatch: Stopwatch, queue: Background = BACKGROUND
+        self, autotune: AutotuneTier[C], memory: Memory[C], stopwatch: Stopwatch, queue: Background = BACKGROUND
     ) -> None:
         self._autotune, self._memory = autotune, memory
         self._stopwatch = stopwatch
         self._queue = queue
-        self._explorations: dict[tuple[Problem, str], Exploration[C]] = {}
+        self._explorations: dict[tuple[Problem, str], InCallSession[C]] = {}
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         answer = self.at_once(request)
@@ -102,7 +102,7 @@ class NotBlocking(Generic[C]):
         return Skipped("the background takes no more for now", transient=True)
 
     def _explore(self, request: Request[C], served: C) -> Skipped:
-        from tunebook._tuning.in_call_session import Exploration  # noqa: PLC0415 - only who explores needs it
+        from tunebook._tuning.in_call_session import InCallSession  # noqa: PLC0415 - only who explores needs it
 
         for oldest in list(self._explorations)[: 1 - _EXPLORATIONS]:
             self._explorations.pop(oldest, None)
@@ -112,7 +112,7 @@ class NotBlocking(Generic[C]):
             self._autotune.remember_failure(request, error)
             return Skipped(str(error), error)
         later = _detached(request)
-        mine = Exploration(
+        mine = InCallSession(
             request.inv,
             later,
             configs,
@@ -131,7 +131,7 @@ class NotBlocking(Generic[C]):
         return self, *key_of(request)
 
     def _submit(self, request: Request[C], served: C, find: Callable[[Request[C]], Found[C] | Skipped]) -> bool:
-        return self._queue.submit(self._key(request), _Job(self, request, served, find))
+        return self._queue.submit(self._key(request), _DeferredJob(self, request, served, find))
 
     def _tune(self, request: Request[C]) -> Found[C] | Skipped:
         args, kwargs = concrete((request.inv.args, dict(request.inv.kwargs)))
@@ -174,14 +174,14 @@ class NotBlocking(Generic[C]):
     def forget(self, request: Request[C]) -> None:
         """Have the next call ask again, whatever came of the work for it."""
         self._explorations.pop(key_of(request), None)
-        GATE.invalidate(request.problem)
+        MEMO.invalidate(request.problem)
 
 
-class _Job(Generic[C]):
+class _DeferredJob(Generic[C]):
     """One problem's turn in the background."""
 
     def __init__(
-        self, tier: NotBlocking[C], request: Request[C], served: C, find: Callable[[Request[C]], Found[C] | Skipped]
+        self, tier: DeferredTier[C], request: Request[C], served: C, find: Callable[[Request[C]], Found[C] | Skipped]
     ) -> None:
         self._tier, self._request, self._served, self._find = tier, request, served, find
 

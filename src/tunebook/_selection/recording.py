@@ -21,7 +21,7 @@ from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._kernel.kernel import LIVE, Invocation, Kernel
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped
 from tunebook.stores._files import replace_file
 
@@ -345,17 +345,17 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
     if capacity < 1:
         raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
     recording = Recording(capacity)
-    GATE.hold()
+    MEMO.suspend()
     with _active_lock:
         _active = (*_active, recording)
     # Memoised answers are given without a look at what is recorded. While a recording is on, none is memoised.
-    GATE.invalidate()
+    MEMO.invalidate()
     try:
         yield recording
     finally:
         with _active_lock:
             _active = tuple(r for r in _active if r is not recording)
-        GATE.release()
+        MEMO.resume()
 
 
 def record_invocation(

@@ -14,11 +14,11 @@ from tunebook._base.environment_variables import mode
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
-from tunebook._selection.agreement_hook import Alone, tiers_of
-from tunebook._selection.autotune_tier import AnyTuner, Autotune
-from tunebook._selection.deferred_tier import NotBlocking
+from tunebook._selection.agreement_hook import LocalTiers, tiers_of
+from tunebook._selection.autotune_tier import AnyTuner, AutotuneTier
+from tunebook._selection.deferred_tier import DeferredTier
 from tunebook._selection.tiers import (
     FirstCandidate,
     Found,
@@ -30,9 +30,9 @@ from tunebook._selection.tiers import (
     Pinned,
     Request,
     Skipped,
-    Source,
+    Tier,
 )
-from tunebook._selection.trusted_entries import Book
+from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 from tunebook._tuning.tuner import Tuner
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._memo.memory import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
-    from tunebook._tuning.in_call_session import Exploration
+    from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.reverify import Verified
     from tunebook.search import Nearest
 
@@ -66,7 +66,7 @@ class Selection(NamedTuple, Generic[C]):
     remember: bool
     tried: tuple[tuple[str, str], ...]
     transient: bool = False
-    exploration: Exploration[C] | None = None
+    exploration: InCallSession[C] | None = None
     guess: Nearest | None = None
 
 
@@ -84,11 +84,11 @@ def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> di
     return told if level is None else {**told, "level": level}
 
 
-def _ask_in_order(request: Request[C], sources: Sequence[Source[C]]) -> Selection[C] | NoSelection:
+def _ask_in_order(request: Request[C], sources: Sequence[Tier[C]]) -> Selection[C] | NoSelection:
     tried: list[tuple[str, str]] = []
     cause: Exception | None = None
     transient = False
-    exploration: Exploration[C] | None = None
+    exploration: InCallSession[C] | None = None
     for source in sources:
         answer = source.ask(request)
         if isinstance(answer, Found):
@@ -124,9 +124,9 @@ def _remedy(request: Request[Any]) -> str:
 class _Preview(Generic[C]):
     """Stands in for tuning where nothing may run: it says what tuning would do."""
 
-    name: Final = NotBlocking.name
+    name: Final = DeferredTier.name
 
-    def __init__(self, tier: NotBlocking[C]) -> None:
+    def __init__(self, tier: DeferredTier[C]) -> None:
         self._tier = tier
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
@@ -170,13 +170,13 @@ class Everywhere:
         with self._lock:
             if listener not in self.listeners:
                 self.listeners = (*self.listeners, listener)
-        GATE.invalidate()
+        MEMO.invalidate()
 
     def unlisten(self, listener: Callable[..., None]) -> None:
         """Tell a listener no more."""
         with self._lock:
             self.listeners = tuple(each for each in self.listeners if each != listener)
-        GATE.invalidate()
+        MEMO.invalidate()
 
 
 EVERYWHERE: Final = Everywhere()
@@ -189,7 +189,7 @@ class ConfigSelectorChain(Generic[C]):
 
     `on_event(event, **data)` is called with `override`, `overlay_hit`, `pinned`, `cache_hit` (with `level` "memory" or
     "persistent"), `autotune_start` (with `verifying`, True if only the finalists of an entry are measured again),
-    `autotune_finish`, `bad_ground` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `nearest` (with
+    `autotune_finish`, `disturbed` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `nearest` (with
     `confidence`, and the call key that is `near`), `heuristics` or `error`; data holds `device`, `op_id`, `call_key`
     and `cfg`, and `called` is False where no call got the answer. Tuning in the background is told from its thread.
     Safe to share between threads.
@@ -208,23 +208,23 @@ class ConfigSelectorChain(Generic[C]):
         self.number: Final = next(_numbers)
         self.cache: Final = cache
         self.persistent: Final = persistent
-        self.book: Final = None if persistent is None else Book(persistent)
+        self.book: Final = None if persistent is None else EntryGuard(persistent)
         self._policy = policy or AutotunePolicy()
         self._listeners: tuple[Callable[..., None], ...] = () if on_event is None else (on_event,)
         self._listeners_lock = threading.Lock()
         self._memory = Memory(cache)
-        self._autotune = Autotune(tuner, self.book, persist=persist_autotune, forbid_again=forbid_reautotune)
+        self._autotune = AutotuneTier(tuner, self.book, persist=persist_autotune, forbid_again=forbid_reautotune)
         stopwatch = tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch()
-        self._not_blocking = NotBlocking(self._autotune, self._memory, stopwatch)
+        self._not_blocking = DeferredTier(self._autotune, self._memory, stopwatch)
         # What is set for calls of this process is not for the other processes of a job; the rest they agree on.
-        self._own: Final[tuple[Source[C], ...]] = (Override(), Overlays(), Pinned())
-        self._alone: Final[Alone[C]] = Alone(
+        self._own: Final[tuple[Tier[C], ...]] = (Override(), Overlays(), Pinned())
+        self._alone: Final[LocalTiers[C]] = LocalTiers(
             known=(self._memory, Persistent(self.book)),
             tuning=self._not_blocking,
             autotune=self._autotune,
             guesses=(Heuristics(self.book), FirstCandidate()),
         )
-        self.sources: Final[tuple[Source[C], ...]] = (
+        self.sources: Final[tuple[Tier[C], ...]] = (
             *self._own,
             *self._alone.known,
             self._not_blocking,
@@ -252,7 +252,7 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Selection[C] | NoSelection:
         """Return what `select` would answer, but tune nothing, remember nothing and tell nobody."""
         tiers = tiers_of(self._own, self._alone, silent=True) or self.sources
-        sources = [_Preview(s) if isinstance(s, NotBlocking) else s for s in tiers]
+        sources = [_Preview(s) if isinstance(s, DeferredTier) else s for s in tiers]
         return _ask_in_order(self._request(inv, kernel, problem, silent=True), sources)
 
     def tune(
@@ -320,7 +320,7 @@ class ConfigSelectorChain(Generic[C]):
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
         self._policy = policy
-        GATE.invalidate()
+        MEMO.invalidate()
 
     @property
     def listeners(self) -> tuple[Callable[..., None], ...]:
@@ -331,7 +331,7 @@ class ConfigSelectorChain(Generic[C]):
         """Tell one more listener about events from now on."""
         with self._listeners_lock:
             self._listeners = (*self._listeners, listener)
-        GATE.invalidate()
+        MEMO.invalidate()
 
     def _tuning_request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Request[C]:
         request = self._request(inv, kernel)

@@ -41,7 +41,7 @@ _EMPTY_S: Final = 0.25
 _UNKNOWN_HOST: Final = "unknown"
 
 
-class _Forks:
+class _ForkCount:
     """Counts the forks since this module was imported: what an ancestor's threads hold, a forked child does not.
 
     Not the pid: parent and child can have the same one, across pid namespaces.
@@ -55,7 +55,7 @@ class _Forks:
         self.count += 1
 
 
-_FORKS: Final = _Forks()
+_FORKS: Final = _ForkCount()
 
 
 class _Leading:
@@ -224,7 +224,7 @@ def maker_of(content: bytes) -> Maker | None:
     return Maker(host=match[1].decode("ascii", "replace"), pid=int(match[2]), started=match[3].decode())
 
 
-class _Slip:
+class _LeaseFile:
     """A slip that this process made. Its heartbeat ends when it is withdrawn, lost, or forgotten by its owner."""
 
     def __init__(self, board: LeaseBoard, lease_id: str, generation: int, maker: Maker) -> None:
@@ -286,7 +286,7 @@ class _Slip:
         return (self._board.read(self._name) or b"").startswith(self._signature)
 
 
-def _keep_alive(slip_ref: weakref.ref[_Slip], withdrawn: threading.Event, every_s: float) -> None:
+def _keep_alive(slip_ref: weakref.ref[_LeaseFile], withdrawn: threading.Event, every_s: float) -> None:
     while not withdrawn.wait(every_s):
         slip = slip_ref()
         if slip is None:
@@ -298,7 +298,7 @@ def _keep_alive(slip_ref: weakref.ref[_Slip], withdrawn: threading.Event, every_
         del slip
 
 
-class Found(NamedTuple, Generic[T]):
+class AlreadyThere(NamedTuple, Generic[T]):
     """The result was there."""
 
     result: T
@@ -308,7 +308,7 @@ class Busy(NamedTuple):
     """Somebody else is at work, and the caller would wait no longer."""
 
 
-class Held(NamedTuple):
+class Lease(NamedTuple):
     """The lease, or the leave to go on without one (generation 0). Released once what it was held for is published.
 
     Who takes over has the higher generation. After a release they start again at 1, so a holder publishes under its
@@ -317,7 +317,7 @@ class Held(NamedTuple):
     """
 
     generation: int
-    slip: _Slip | None = None
+    slip: _LeaseFile | None = None
 
     def release(self) -> None:
         """Let others hold it. Does nothing the second time, nor in a forked child."""
@@ -335,7 +335,7 @@ class Held(NamedTuple):
         self.release()
 
 
-class _Claim:
+class _LeaseWatch:
     """One waiter's view of one lease: the slips present, and for how long it has seen each of them unchanged."""
 
     def __init__(
@@ -353,12 +353,12 @@ class _Claim:
         self.looked_at_s = 0.0
         self.still_s: dict[tuple[int, bytes], float] = {}
 
-    def attempt(self) -> _Slip | None:
+    def attempt(self) -> _LeaseFile | None:
         """Create the next generation if all present are dead; None if somebody else holds the lease or was faster."""
         present = self._present()
         if not self._all_dead(present):
             return None
-        slip = _Slip(self.board, self.lease_id, max(present, default=0) + 1, self.maker)
+        slip = _LeaseFile(self.board, self.lease_id, max(present, default=0) + 1, self.maker)
         if not slip.post():
             return None
         # Meanwhile another may have taken over, failed and released, and a third begun at generation 1 again: two
@@ -406,15 +406,15 @@ def acquire(
     jitter: Callable[[], float] = random.random,
     maker: Maker | None = None,
     is_gone: Callable[[Maker], bool] = Maker.is_gone,
-) -> Held | Found[T] | Busy:
+) -> Lease | AlreadyThere[T] | Busy:
     """Wait until `look` returns something or the lease can be held, for `deadline_s` at most (None: as long as needed).
 
     Where there is no board, or it fails (one warning), the caller goes on without a lease. A holder that asks again for
     what it holds waits for itself.
     """
     if board is None:
-        return _unless_found(Held(0), look)
-    claim = _Claim(
+        return _unless_found(Lease(0), look)
+    claim = _LeaseWatch(
         board=board, lease_id=lease_id, lease_s=lease_s, clock=clock, maker=maker or this_process(), is_gone=is_gone
     )
     wait_s, longest_s = _POLL_S
@@ -424,30 +424,30 @@ def acquire(
             slip = claim.attempt()
         except StoreError as error:
             warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
-            return Held(0)
+            return Lease(0)
         if slip is not None:
             slip.keep(lease_s)
-            return _unless_found(Held(slip.generation, slip), look)
+            return _unless_found(Lease(slip.generation, slip), look)
         if give_up is not None and clock() >= give_up:
             return Busy()
         # Jittered, or a hundred waiters would all list the directory at the same moment.
         sleep(wait_s * (0.5 + jitter() / 2))
         wait_s = min(2 * wait_s, longest_s)
-    return Found(found)
+    return AlreadyThere(found)
 
 
-def _unless_found(held: Held, look: Callable[[], T | None]) -> Held | Found[T]:
+def _unless_found(held: Lease, look: Callable[[], T | None]) -> Lease | AlreadyThere[T]:
     """Look once more: a holder may have published and released since the last look."""
     with ExitStack() as unless_returned:
         unless_returned.callback(held.release)
         if (found := look()) is not None:
-            return Found(found)
+            return AlreadyThere(found)
         unless_returned.pop_all()
     return held
 
 
 def single_flight(
-    flights: Flights[Found[T] | Busy],
+    flights: Flights[AlreadyThere[T] | Busy],
     key: Hashable,
     board: LeaseBoard | None,
     lease_id: str,
@@ -466,16 +466,16 @@ def single_flight(
     if _leads(single_flight, lease_id):
         return work(0)
 
-    def lead() -> Found[T] | Busy:
+    def lead() -> AlreadyThere[T] | Busy:
         claimed = acquire(board, lease_id, look=look, lease_s=lease_s, deadline_s=None if instead is None else 0.0)
-        if not isinstance(claimed, Held):
+        if not isinstance(claimed, Lease):
             return claimed
         with claimed, _Leading(single_flight, lease_id):
-            return Found(work(claimed.generation))
+            return AlreadyThere(work(claimed.generation))
 
     while instead is None or not flights.busy(key):
         outcome, _ = flights.run(key, lead)
-        if isinstance(outcome, Found):
+        if isinstance(outcome, AlreadyThere):
             result: T = outcome.result
             return result
         # Busy though this call would wait: the thread that led it would not. Then this one leads, or waits for another.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from tunebook._base.environment_variables import pins_text
 from tunebook._memo.overlay import find_overlay
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import Book, Refused
+from tunebook._selection.trusted_entries import EntryGuard, Refused
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook._memo.memory import ConfigCache
-    from tunebook._tuning.in_call_session import Exploration
+    from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Step
     from tunebook.search import Nearest
 
@@ -47,7 +47,7 @@ class Skipped(NamedTuple):
     reason: str
     error: Exception | None = None
     transient: bool = False
-    exploration: Exploration[Any] | None = None
+    exploration: InCallSession[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Request(Call[C]):
     mode: Mode = "normal"
 
 
-class Source(Protocol[C]):
+class Tier(Protocol[C]):
     """One tier."""
 
     @property
@@ -139,7 +139,7 @@ class Memory(Generic[C]):
 class Persistent(Generic[C]):
     name: Final = "persistent"
 
-    def __init__(self, book: Book[C] | None) -> None:
+    def __init__(self, book: EntryGuard[C] | None) -> None:
         self._book = book
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
@@ -158,7 +158,7 @@ class Heuristics(Generic[C]):
 
     name: Final = "heuristics"
 
-    def __init__(self, book: Book[C] | None = None) -> None:
+    def __init__(self, book: EntryGuard[C] | None = None) -> None:
         self._book = book
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:

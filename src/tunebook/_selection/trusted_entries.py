@@ -48,7 +48,7 @@ class Refused(NamedTuple, Generic[C]):
     outdated: Trusted[C] | None = None
 
 
-class Book(Generic[C]):
+class EntryGuard(Generic[C]):
     """Reads and writes one `PersistentCache` on behalf of kernels."""
 
     def __init__(self, persistent: PersistentCache[C], now_s: Callable[[], float] = time.time) -> None:
@@ -125,7 +125,7 @@ class Book(Generic[C]):
         if record is None:
             return History()
         body = body_of(record)
-        complete = body.provenance.get("complete") is not False and not ground_of(body)
+        complete = body.provenance.get("complete") is not False and not disturbances_of(body)
         known = body.measurements
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
@@ -187,10 +187,10 @@ class Book(Generic[C]):
         """
         earlier = self.persistent.read(call.problem)
         pinned = earlier is not None and earlier.head.origin == "pinned"
-        standing: Trusted[C] | Refused[C] = Refused("") if tuned.ground.quiet and not pinned else self.find(call)
+        standing: Trusted[C] | Refused[C] = Refused("") if tuned.disturbances.quiet and not pinned else self.find(call)
         if isinstance(standing, Trusted) and pinned:
             return self._beside_pin(standing, tuned, generation)
-        if isinstance(standing, Trusted) and not ground_of(body_of(standing.record)):
+        if isinstance(standing, Trusted) and not disturbances_of(body_of(standing.record)):
             clean: C = standing.config
             return clean
         try:
@@ -256,9 +256,9 @@ def winner_of(body: Body) -> str | None:
     return winner if isinstance(winner, str) else None
 
 
-def ground_of(body: Body) -> tuple[str, ...]:
+def disturbances_of(body: Body) -> tuple[str, ...]:
     """Return what disturbed the tuning that chose; nothing if nothing did."""
-    reasons = body.provenance.get("ground")
+    reasons = body.provenance.get("disturbances")
     return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
 
 
@@ -321,8 +321,8 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
         facts["default"] = tuned.default
     if tuned.roofline is not None:
         facts["roofline"] = _written_down(tuned.roofline)
-    if not tuned.ground.quiet:
-        facts["ground"] = list(tuned.ground.reasons)
+    if not tuned.disturbances.quiet:
+        facts["disturbances"] = list(tuned.disturbances.reasons)
     if tuned.verdict is not None:
         facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
     return facts

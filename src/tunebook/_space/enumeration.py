@@ -18,7 +18,7 @@ class Undecided(BaseException):
     """A constraint reads an axis that is not set yet. Not an Exception, so that a constraint does not catch it."""
 
 
-class Partial:
+class PartialConfig:
     """Some axes of a configuration. To read any other raises `Undecided`, and so does to look at it as a whole."""
 
     __slots__ = ("_read", "_values")
@@ -49,7 +49,7 @@ class Partial:
     __iter__ = __len__ = __contains__ = __repr__ = __eq__ = __hash__ = __setattr__ = _whole
 
 
-class Walk:
+class SpaceWalk:
     """Enumerates the points that some constraints accept, axis by axis in the order given.
 
     What a constraint says about a part of a configuration must not depend on the rest: it is taken to be a function.
@@ -93,7 +93,7 @@ class Walk:
         read: set[str] = set()
         for turn in range(_WATCHED):
             values = {name: own[(turn * len(own)) // _WATCHED] for name, own in self._axes.items()}
-            if not _is_decided(constraint, Partial(values, read)):
+            if not _is_decided(constraint, PartialConfig(values, read)):
                 return frozenset(self._names)
         return frozenset(read & set(self._names))
 
@@ -153,12 +153,12 @@ class Walk:
 
     def _ask(self, number: int, values: dict[str, Any]) -> bool:
         try:
-            return bool(self._constraints[number](Partial(values)))
+            return bool(self._constraints[number](PartialConfig(values)))
         except MISTAKES as error:  # on the whole configuration it is shown
             raise Undecided from error
 
 
-def _is_decided(constraint: Callable[[Any], object], values: Partial) -> bool:
+def _is_decided(constraint: Callable[[Any], object], values: PartialConfig) -> bool:
     try:
         constraint(values)
     except (Undecided, *MISTAKES):

@@ -14,7 +14,7 @@ from tunebook._base.errors import CodecError, DefinitionError
 from tunebook._code.checksum import code_checksum
 from tunebook._code.source import text_of
 from tunebook._space.axis import Axis, axis_of
-from tunebook._space.enumeration import MISTAKES, Partial, Undecided, Walk
+from tunebook._space.enumeration import MISTAKES, PartialConfig, SpaceWalk, Undecided
 
 if TYPE_CHECKING:
     import random
@@ -198,7 +198,7 @@ class Space:
         """Nothing is worked out yet."""
         self._count: int | None = None
         self._fingerprint: str | None = None
-        self._walk: Walk | None = None
+        self._walk: SpaceWalk | None = None
         self._grid: tuple[Axis, ...] | None = None
         self._places: tuple[dict[tuple[type, Any], int], ...] | None = None
 
@@ -275,9 +275,11 @@ class Space:
             self._count = self._walked().count() if self._constraints else self.size
         return self._count
 
-    def _walked(self) -> Walk:
+    def _walked(self) -> SpaceWalk:
         if self._walk is None:
-            self._walk = Walk(self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None)
+            self._walk = SpaceWalk(
+                self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None
+            )
         return self._walk
 
     def __bool__(self) -> bool:
@@ -416,8 +418,8 @@ def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Map
     while True:
         found: dict[str, Any] = {}
         try:
-            for values in Walk({p: before[p] for p in parents}, (), lambda _values: True) if parents else [{}]:
-                for value in _listed(name, function(Partial(values, read))):
+            for values in SpaceWalk({p: before[p] for p in parents}, (), lambda _values: True) if parents else [{}]:
+                for value in _listed(name, function(PartialConfig(values, read))):
                     found.setdefault(_key(value), value)
         except Undecided:
             missing = [axis for axis in before if axis in read and axis not in parents]

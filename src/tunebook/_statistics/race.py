@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
 
-class Stage(NamedTuple):
+class RaceStage(NamedTuple):
     """After this many samples each, those leave that are slower than `keep` times the best, or not among the first few.
 
     `few` is of up to 64 candidates; of more of them more stay, by the square root. The margin is never below the noise.
@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 # further. All are single runs under the same clock, so like is compared with like. Four times, because a disturbed run
 # takes three times as long now and then.
 HOPELESS: Final = 4.0
-QUALIFYING: Final = (Stage(2, HOPELESS), Stage(3, 1.5, few=16))
+QUALIFYING: Final = (RaceStage(2, HOPELESS), RaceStage(3, 1.5, few=16))
 # Few samples for all, many for few: of 64 candidates two share the last hundred samples. How many stay was searched
 # for on made-up landscapes with 10 % noise, where 0.5 % of the tunings end with another than the best. Steps twice as
 # long make that 1.5 times as many, and so does giving samples by the gaps that are seen (OCBA), which are noise at
@@ -46,14 +46,14 @@ QUALIFYING: Final = (Stage(2, HOPELESS), Stage(3, 1.5, few=16))
 # recorded on GPUs, and with samples that are no longer taken in turn. The margins are wider than such noise needs: on
 # real devices it comes in waves, and after eight samples two may stand 4 % apart the wrong way round.
 STAGES: Final = (
-    Stage(5, 1.4, few=12),
-    Stage(8, 1.25, few=9),
-    Stage(12, 1.16, few=7),
-    Stage(16, 1.12, few=6),
-    Stage(24, 1.08, few=5),
-    Stage(32, 1.06, few=4),
-    Stage(48, 1.04, few=3),
-    Stage(64, 1.03, few=2),
+    RaceStage(5, 1.4, few=12),
+    RaceStage(8, 1.25, few=9),
+    RaceStage(12, 1.16, few=7),
+    RaceStage(16, 1.12, few=6),
+    RaceStage(24, 1.08, few=5),
+    RaceStage(32, 1.06, few=4),
+    RaceStage(48, 1.04, few=3),
+    RaceStage(64, 1.03, few=2),
 )
 # Who is further behind than this many standard errors of one time leaves: 3.5 of those of a difference.
 BEHIND: Final = 5.0
@@ -244,7 +244,7 @@ S = TypeVar("S", bound=Sampled)
 
 def survivors(
     lanes: Iterable[S],
-    stage: Stage,
+    stage: RaceStage,
     candidates: int,
     objective: Objective = typical_s,
     value_of: Callable[[S], float] | None = None,
@@ -353,7 +353,7 @@ class Race:
         """Take the first samples only, after which those that are clearly behind have left; False as for `run`."""
         return self._has_good_one() or all(self._reach(stage) for stage in QUALIFYING)
 
-    def _reach(self, stage: Stage) -> bool:
+    def _reach(self, stage: RaceStage) -> bool:
         """Take rounds until a stage, or until no samples are left; False if the time was up first."""
         while lanes := [lane for lane in self._lanes if len(lane.samples_s) < stage.samples]:
             # A round is taken whole or not at all: times from different numbers of samples are not alike.
@@ -397,7 +397,7 @@ class Race:
         return self._has_good_one() or is_settled(self._lanes, self._objective)
 
 
-def _stages() -> Iterator[Stage]:
+def _stages() -> Iterator[RaceStage]:
     yield from STAGES
     samples = STAGES[-1].samples
     while True:

@@ -15,7 +15,7 @@ from tunebook._statistics.race import (
     QUALIFYING,
     SAMPLES_PER_CANDIDATE,
     STAGES,
-    Stage,
+    RaceStage,
     is_settled,
     survivors,
     typical_s,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 # One sample each instead of two before the hopeless leave: here it is the user who waits for the second.
-_STAGES: Final = (Stage(1, HOPELESS, few=10**6), *QUALIFYING[1:], *STAGES)
+_STAGES: Final = (RaceStage(1, HOPELESS, few=10**6), *QUALIFYING[1:], *STAGES)
 # Timed calls of the heuristic before anything else runs. The first of all is not among them: it may compile.
 _BASELINE: Final = 5
 _RECENT: Final = 32
@@ -35,7 +35,7 @@ _RECENT: Final = 32
 _UNSEEN: Final = 2.0
 
 
-class _Candidate:
+class _LiveCandidate:
     __slots__ = ("first_s", "name", "runs", "samples_s")
 
     def __init__(self, name: str) -> None:
@@ -56,7 +56,7 @@ class _Candidate:
         return _UNSEEN * usual_s if not self.runs else min(self.first_s, HOPELESS * usual_s)
 
 
-class Explorer:
+class InCallRules:
     """Which candidate the next call runs, so that all calls together take at most `slowdown` times the heuristic's.
 
     `names` are the candidates, the heuristic's among them. What a call takes beyond the heuristic's usual time is
@@ -65,7 +65,7 @@ class Explorer:
     """
 
     def __init__(self, names: Iterable[str], heuristic: str, *, slowdown: float, rng: random.Random) -> None:
-        self._all: Final = {name: _Candidate(name) for name in names}
+        self._all: Final = {name: _LiveCandidate(name) for name in names}
         self._heuristic: Final = heuristic
         self._slowdown: Final = slowdown
         self._rng: Final = rng
@@ -148,7 +148,7 @@ class Explorer:
             self._usual.append(seconds)
             self.usual_s = typical_s(self._usual)
 
-    def _plan(self) -> Iterator[_Candidate]:
+    def _plan(self) -> Iterator[_LiveCandidate]:
         for stage in _STAGES:
             yield from self._rounds_until(stage.samples)
             self._drop(stage)
@@ -159,7 +159,7 @@ class Explorer:
             yield from self._rounds_until(1 + min(len(lane.samples_s) for lane in self._lanes))
             self._drop(STAGES[-1])
 
-    def _rounds_until(self, samples: int) -> Iterator[_Candidate]:
+    def _rounds_until(self, samples: int) -> Iterator[_LiveCandidate]:
         while short := [lane for lane in self._lanes if len(lane.samples_s) < samples]:
             self._rng.shuffle(short)
             for lane in short:
@@ -167,7 +167,7 @@ class Explorer:
                 if lane.runs == 1 and lane in self._lanes:
                     yield lane  # at once after its first run, which was no sample
 
-    def _drop(self, stage: Stage) -> None:
+    def _drop(self, stage: RaceStage) -> None:
         self._lanes = survivors(self._lanes, stage, len(self._all))
 
     def _taken(self) -> int:

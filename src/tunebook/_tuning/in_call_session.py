@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays.describe import arrays_in, root_module
-from tunebook._arrays.operations import access_to, timer_for
+from tunebook._arrays.operations import ops_of, timer_for
 from tunebook._base.vocabulary import Measurement
 from tunebook._measure.candidate_runner import AgainstModel, Launches
 from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
 from tunebook._statistics.decide import decide
 from tunebook._statistics.objective import objective_for
-from tunebook._tuning.in_call_rules import Explorer
+from tunebook._tuning.in_call_rules import InCallRules
 from tunebook._tuning.job import Tuned
 from tunebook._tuning.job_run import FAILURE_LIFETIME_S, identify
 
@@ -53,14 +53,14 @@ def _can_be_put_back(array: Any, library: str) -> bool:
         return type(array).__module__.startswith("jaxlib")
     if library == "numpy":
         return type(array).__name__ == "ndarray" and not array.dtype.hasobject
-    return access_to(array) is not None and type(array).__name__ != "FakeTensor"  # torch's stand-in, in a trace
+    return ops_of(array) is not None and type(array).__name__ != "FakeTensor"  # torch's stand-in, in a trace
 
 
 def _shapes(inv: Invocation[Any, Any]) -> tuple[Any, ...]:
     return tuple(array.shape for array in arrays_in((inv.args, dict(inv.kwargs))))
 
 
-class Exploration(Generic[C]):
+class InCallSession(Generic[C]):
     """One problem that is tuned by its calls. Safe to share between threads: while one of them tries, others do not.
 
     Calls of other shapes than the first, which a bucket makes the same problem, run with the heuristic: their times
@@ -91,7 +91,7 @@ class Exploration(Generic[C]):
         self._heuristic = next(iter(self._configs))
         # The order in which candidates run must not depend on where they stand in a list, but be the same each time.
         rng = random.Random("".join(sorted(self._configs)))  # noqa: S311 - to shuffle
-        self._explorer = Explorer(self._configs, self._heuristic, slowdown=slowdown, rng=rng)
+        self._explorer = InCallRules(self._configs, self._heuristic, slowdown=slowdown, rng=rng)
         # By the host's clock, because that is what callers wait by; but a device has to be waited for in its own way.
         timer = timer_for((inv.args, inv.kwargs))
         self._stopwatch = stopwatch if timer is None else stopwatch._replace(wait=timer.wait)

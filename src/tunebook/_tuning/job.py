@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tunebook._base.errors import DefinitionError
-from tunebook._measure.disturbance import Ground
+from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     complete: bool
     seconds: float
     configs: Mapping[str, Any]
-    ground: Ground = Ground()
+    disturbances: Disturbances = Disturbances()
     when: float = 0.0
     waiting_s: float = 0.0
     default: str | None = None

@@ -15,7 +15,7 @@ from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
 from tunebook._base.record_format import identity
 from tunebook._base.vocabulary import Measurement
 from tunebook._measure.candidate_runner import AgainstModel, InProcess, Isolated, Launches, Runner, Together
-from tunebook._measure.disturbance import Ground, Watch
+from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
 from tunebook._measure.stopwatch import Stopwatch, Trial, failed
 from tunebook._statistics.decide import decide
 from tunebook._statistics.race import Lane, Race, typical_s
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json
     from tunebook._measure.compile_pool import Compiled, Compiling
-    from tunebook._measure.device_lock import Turn
+    from tunebook._measure.device_lock import DeviceTurn
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
@@ -71,7 +71,7 @@ def identify(config: object, number: int) -> tuple[str, Json]:
     return fingerprint_of(encoded), encoded
 
 
-class Run(Generic[Cfg]):
+class JobRun(Generic[Cfg]):
     """The state of one job while it runs. Candidates are known by their fingerprints."""
 
     def __init__(
@@ -99,8 +99,8 @@ class Run(Generic[Cfg]):
         self.ran = 0
         self.waiting_s = 0.0
         self.racing_since_s = math.inf
-        self.ground = Ground()
-        self.turn: Turn | None = None
+        self.disturbances = Disturbances()
+        self.turn: DeviceTurn | None = None
 
     def _admit(self, config: Cfg) -> str:
         """Give a candidate its fingerprint."""
@@ -110,7 +110,7 @@ class Run(Generic[Cfg]):
         return fp
 
     def finish(
-        self, compiling: Compiling[Cfg] | None, probes: Iterable[Probe] = (), turn: Turn | None = None
+        self, compiling: Compiling[Cfg] | None, probes: Iterable[Probe] = (), turn: DeviceTurn | None = None
     ) -> Tuned[Cfg]:
         if not self.live:
             raise TuningFailed("there is no candidate to tune", [DefinitionError("the kernel gave no candidates")])
@@ -138,7 +138,7 @@ class Run(Generic[Cfg]):
             complete=complete,
             seconds=self.clock_s() - self.started,
             configs=self.live,
-            ground=self.ground,
+            disturbances=self.disturbances,
             when=self.now_s(),
             waiting_s=self.waiting_s,
             default=self.heuristic,
@@ -289,12 +289,12 @@ class Run(Generic[Cfg]):
             is_good=self._is_good,
             objective=self.job.objective,
         )
-        watch = Watch(probes)
+        watch = DisturbanceWatch(probes)
         finished = race.qualify() if self.job.brief else race.run(spent_s=self.clock_s() - self.started)
-        self.ground = watch.ground([lane.samples_s for lane in race.finalists])
-        if not self.ground.quiet and not self.job.brief:
+        self.disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
+        if not self.disturbances.quiet and not self.job.brief:
             finished = self._go_on(race.finalists, ends_s) and finished
-            self.ground = watch.ground([lane.samples_s for lane in race.finalists])
+            self.disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
         finalists = {lane.name for lane in race.finalists}
         for lane in self.lanes:
             known = self.results[lane.name]

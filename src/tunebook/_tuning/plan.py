@@ -20,7 +20,7 @@ from tunebook._tuning.job import Job, Order
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tunebook._arrays.framework import Stage
+    from tunebook._arrays.framework import TuningSite
     from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.policy import AutotunePolicy
@@ -59,7 +59,7 @@ def job_for(
     history: History,
     budget: Budget,
     on_step: Callable[[Step], None] | None,
-    stage: Stage | None = None,
+    stage: TuningSite | None = None,
 ) -> Job[C]:
     """Return what has to be measured to tune a call, given what is known; `stage` is where, if that is not here."""
     stage = _with_inputs(stage, call.kernel)
@@ -87,14 +87,14 @@ def job_for(
     return job if stage is None else _on_stage(job, stage, kernel, forward=forward)
 
 
-def _with_inputs(stage: Stage | None, kernel: Kernel[Any, Any]) -> Stage | None:
+def _with_inputs(stage: TuningSite | None, kernel: Kernel[Any, Any]) -> TuningSite | None:
     if stage is None or stage.with_inputs is None:
         return stage
     made = kernel.make_inputs(stage.inv)
     return stage if made is None else stage.with_inputs(*made)
 
 
-def _on_stage(job: Job[C], stage: Stage, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
+def _on_stage(job: Job[C], stage: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
     make_fn, compile_one = stage.programs(partial(stage.bind, kernel, stage.inv), not forward)
     check = job.check
     return job._replace(

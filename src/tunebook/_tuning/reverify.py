@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed
-from tunebook._measure.disturbance import Ground
+from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def finalists(known: Iterable[Measurement], *, code: str, environment: str, winn
     return frozenset(chosen)
 
 
-class Tune(Protocol[C]):
+class TuneOrVerify(Protocol[C]):
     """Runs a job; `verifying` is for whoever is told that it begins."""
 
     def __call__(self, job: Job[C], *, verifying: bool = False) -> Tuned[C]:
         """Return what was found; `TuningFailed` if every candidate fails."""
 
 
-def verify(job: Job[C], tune: Tune[C], among: frozenset[str]) -> Verified[C]:
+def verify(job: Job[C], tune: TuneOrVerify[C], among: frozenset[str]) -> Verified[C]:
     """Measure `among` and the heuristic's again; if the job's incumbent does not win or tie, tune everything.
 
     Ties go to the incumbent, as in every decision.
@@ -93,7 +93,7 @@ def verify(job: Job[C], tune: Tune[C], among: frozenset[str]) -> Verified[C]:
     both = tuned._replace(
         ran=fresh.ran + tuned.ran,
         seconds=fresh.seconds + tuned.seconds,
-        ground=Ground(tuple(dict.fromkeys((*fresh.ground.reasons, *tuned.ground.reasons)))),
+        disturbances=Disturbances(tuple(dict.fromkeys((*fresh.disturbances.reasons, *tuned.disturbances.reasons)))),
     )
     return Verified(held=False, reason=reason, tuned=both)
 

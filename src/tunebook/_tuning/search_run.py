@@ -34,7 +34,7 @@ BATCH: Final = 16
 FINALISTS: Final = 16
 
 
-class Tune(Protocol[Cfg]):
+class TuneListed(Protocol[Cfg]):
     """Runs a job that lists its candidates."""
 
     def __call__(self, job: Job[Cfg]) -> Tuned[Cfg]:
@@ -45,9 +45,14 @@ class Searching(Generic[Cfg]):
     """One search while it runs."""
 
     def __init__(
-        self, job: Job[Cfg], search: Search, policy: str, tune: Tune[Cfg], clock_s: Callable[[], float] = time.monotonic
+        self,
+        job: Job[Cfg],
+        search: Search,
+        policy: str,
+        tune: TuneListed[Cfg],
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        once = None if job.compile is None else _Once(job.compile, job.launch_axes)
+        once = None if job.compile is None else _CompileOnce(job.compile, job.launch_axes)
         self._job = job._replace(search=None, compile=once)
         self._search, self._tune, self._clock_s = search, tune, clock_s
         self._started_s = clock_s()
@@ -158,7 +163,7 @@ class Searching(Generic[Cfg]):
             self._job.on_step(step._replace(done=done, total=max(self._search.trials, done)))
 
 
-class _Once(Generic[Cfg]):
+class _CompileOnce(Generic[Cfg]):
     """Compiles each program once: batches share some, and finalists are asked for again; not for threads that do."""
 
     def __init__(self, compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> None:

@@ -7,23 +7,23 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.framework import staged
+from tunebook._arrays.framework import at_tuning_site
 from tunebook._arrays.operations import timer_for
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import probes_for
 from tunebook._measure.stopwatch import Stopwatch, first_trial, sample
 from tunebook._tuning.job import Job, Tuned
-from tunebook._tuning.job_run import Run
+from tunebook._tuning.job_run import JobRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from tunebook._arrays.framework import Stage
+    from tunebook._arrays.framework import TuningSite
     from tunebook._arrays.operations import Timer
     from tunebook._base.errors import TuningFailed
     from tunebook._measure.compile_pool import Compiling
-    from tunebook._measure.device_lock import Turn
+    from tunebook._measure.device_lock import DeviceTurn
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
@@ -70,14 +70,14 @@ class Tuner:
         With arrays of a framework that compiles whole functions, as jax does, it is compiled for them first.
         """
 
-        def measure(stage: Stage | None) -> float:
+        def measure(stage: TuningSite | None) -> float:
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if stage is None:
                 return _fastest_s(partial(fn, *args, **kwargs), stopwatch)
             make_fn, _ = stage.programs(lambda _config: fn, False)  # noqa: FBT003 - forward only
             return _fastest_s(partial(make_fn(None), *stage.args, **stage.kwargs), stopwatch)
 
-        return staged(Invocation("measured", args, kwargs), measure)
+        return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
     def _stopwatch_by(self, timer: Timer | None) -> Stopwatch:
         """Return the stopwatch, with the clock of a device unless it was given a clock of its own."""
@@ -95,7 +95,7 @@ class Tuner:
         timer = timer_for((args, kwargs))
         job = Job(make_fn=make_fn, args=args, kwargs=kwargs, candidates=list(candidates), timer=timer)
 
-        def tune(stage: Stage | None) -> Cfg:
+        def tune(stage: TuningSite | None) -> Cfg:
             if stage is None:
                 return self.tune(job).config
             made, compile_one = stage.programs(make_fn, False)  # noqa: FBT003 - forward only
@@ -105,13 +105,13 @@ class Tuner:
             )
             return self.tune(there).config
 
-        return staged(Invocation("tuned", args, kwargs), tune)
+        return at_tuning_site(Invocation("tuned", args, kwargs), tune)
 
     def foregone(self, job: Job[Cfg]) -> TuningFailed | None:
         """Return what tuning would raise at once, because every candidate is known to fail; None if it would run."""
         if job.search is not None and len(job.known) < job.search.trials:
             return None
-        run = Run(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
+        run = JobRun(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
         known_to_fail = run.live and not run.reuse_known() and all(m.failure is not None for m in run.results.values())
         return run.failure() if known_to_fail else None
 
@@ -123,7 +123,7 @@ class Tuner:
             policy = f"{self._stopwatch_by(job.timer).name}/{job.mode}"
             return Searching(job, job.search, policy, self.tune, self._clock_s).run()
         compiling: Compiling[Cfg] | None = None
-        run = Run(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
+        run = JobRun(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
         if job.compile is not None:
             from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
 
@@ -135,7 +135,7 @@ class Tuner:
             if compiling is not None:
                 compiling.close()
 
-    def _turn(self, job: Job[Any]) -> Turn | None:
+    def _turn(self, job: Job[Any]) -> DeviceTurn | None:
         if not self._real:
             return None
         from tunebook._measure.device_lock import turn_for  # noqa: PLC0415 - only who measures needs it

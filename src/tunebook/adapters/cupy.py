@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from tunebook._arrays.describe import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
-from tunebook._arrays.operations import Access, register_access
+from tunebook._arrays.operations import ArrayOps, register_ops
 from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
@@ -71,7 +71,7 @@ class CudaModule:
         self._cupy: Final = cupy or _cupy()
         self._built: Final = PerConfig(self._build, self._meaning)
 
-    def __call__(self, config: Mapping[str, Any]) -> Built:
+    def __call__(self, config: Mapping[str, Any]) -> CudaKernels:
         """Return the kernels of a configuration; after the first time, in 0.2 us."""
         return self._built(config)
 
@@ -103,7 +103,7 @@ class CudaModule:
         values = {name: _template_argument(name, config[name]) for name in self._arguments}
         return macros, tuple((name, text.format_map(values)) for name, text in self._templates.items())
 
-    def _build(self, config: Mapping[str, Any]) -> Built:
+    def _build(self, config: Mapping[str, Any]) -> CudaKernels:
         macros, instances = self._meaning(config)
         options = [*self._options, *(f"-D{definition}" for definition in macros.definitions), *macros.flags]
         if self._source.directory is not None:
@@ -114,7 +114,7 @@ class CudaModule:
             name_expressions=[text for _, text in instances] or None,
         )
         failures = self._cupy.cuda.compiler.CompileException, self._cupy.cuda.driver.CUDADriverError
-        return Built(module, macros, dict(instances), self._source.name, failures)
+        return CudaKernels(module, macros, dict(instances), self._source.name, failures)
 
 
 def _fields(template: str) -> list[str]:
@@ -132,7 +132,7 @@ def _template_argument(name: str, value: object) -> str:
 
 
 @final
-class Built:
+class CudaKernels:
     """The kernels of one configuration, as attributes: `built.saxpy(grid, block, args, shared_mem=0)`."""
 
     def __init__(
@@ -257,9 +257,9 @@ def _make(spec: ArraySpec, rng_seed: int) -> Any:
         return cupy.ndarray(spec.shape, dtype, memory, [stride * dtype.itemsize for stride in strides])
 
 
-register_access(
+register_ops(
     "cupy",
-    Access(
+    ArrayOps(
         is_writable=lambda x: (
             x.size > 0 and all(stride or n == 1 for stride, n in zip(x.strides, x.shape, strict=True))
         ),

@@ -15,22 +15,22 @@ import jax
 
 from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library
 from tunebook._arrays.framework import register_framework
-from tunebook._arrays.operations import Access, register_access
+from tunebook._arrays.operations import ArrayOps, register_ops
 from tunebook._base.config_codec import register_codec
 from tunebook._keys.call_key import register_key
-from tunebook._keys.fast_key import register_facts
+from tunebook._keys.fast_key import register_fast_key
 from tunebook.adapters._jax.agree import agree as agree  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.backward import (
     backward_autotune_only as backward_autotune_only,  # noqa: PLC0414 - public here
 )
 from tunebook.adapters._jax.context import jit as jit  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.context import refresh as refresh  # noqa: PLC0414 - public here
-from tunebook.adapters._jax.facts import KEYED, Facts, array_leaves, axes_of, facts_of, levels, mesh_like
+from tunebook.adapters._jax.facts import KEYED, TraceFacts, array_leaves, axes_of, facts_of, levels, mesh_like
 from tunebook.adapters._jax.kernel import bind, jitted
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax.record import record as record  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.settings import ARE_TOLD, SETTINGS
-from tunebook.adapters._jax.staging import CapturedCall, made_up
+from tunebook.adapters._jax.staging import TracedCall, made_up
 from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.vmap import seen_here
 from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public here
@@ -95,10 +95,10 @@ class _Jax:
                 return f"the shape ({', '.join(map(str, x.shape))}) is symbolic, so there is nothing to measure on"
         return None
 
-    def capture(self, inv: Invocation[Any, Any]) -> CapturedCall:
+    def capture(self, inv: Invocation[Any, Any]) -> TracedCall:
         if inv.surroundings is not None:
-            return CapturedCall(inv, Facts.from_json(inv.surroundings.get("@jax", {})))
-        return CapturedCall(inv, facts_of((inv.args, inv.kwargs)))
+            return TracedCall(inv, TraceFacts.from_json(inv.surroundings.get("@jax", {})))
+        return TracedCall(inv, facts_of((inv.args, inv.kwargs)))
 
     def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
         return bind(kernel, inv, cfg)
@@ -125,9 +125,9 @@ def _no_put_back(_x: Any, _copy: Any) -> None:
 
 
 register_framework("jax", _Jax())
-register_access(
+register_ops(
     "jax",
-    Access(
+    ArrayOps(
         is_writable=lambda _x: False,
         copy=lambda x: x,  # nobody can write to it
         is_same=lambda x, copy: x is copy,
@@ -136,8 +136,8 @@ register_access(
         timer=_timer,
     ),
 )
-register_facts(_ARRAY, lambda x: (x.aval, x.sharding, _around()))
-register_facts(_TRACER, lambda x: (x.aval, _around()))  # what it hides is in its aval; other tracers hide a vmap
+register_fast_key(_ARRAY, lambda x: (x.aval, x.sharding, _around()))
+register_fast_key(_TRACER, lambda x: (x.aval, _around()))  # what it hides is in its aval; other tracers hide a vmap
 register_library("jax", _make)
 register_key(jax.sharding.Mesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types)))
 register_key(

@@ -20,7 +20,7 @@ import pyopencl as cl
 import pyopencl.array
 
 from tunebook._arrays.describe import ArraySpec, arrays_in, fill, platform_of, register_library, strides_for
-from tunebook._arrays.operations import Access, register_access
+from tunebook._arrays.operations import ArrayOps, register_ops
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
@@ -58,7 +58,7 @@ class CLProgram:
         self._options: Final = flags_of("options", options)
         self._built: Final = PerConfig(self._build, macros_of)
 
-    def __call__(self, config: Mapping[str, Any]) -> Built:
+    def __call__(self, config: Mapping[str, Any]) -> OpenCLKernels:
         """Return the kernels of a configuration, built if need be; after that, in 0.2 us."""
         return self._built(config)
 
@@ -74,7 +74,7 @@ class CLProgram:
         """Return a digest of source, headers and options: editing one of them makes it another kernel."""
         return digest([self._source.text, [*self._source.headers], [*self._options]])
 
-    def _build(self, config: Mapping[str, Any]) -> Built:
+    def _build(self, config: Mapping[str, Any]) -> OpenCLKernels:
         macros = macros_of(config)
         options = [*self._options, *(f"-D{_option(definition)}" for definition in macros.definitions), *macros.flags]
         if self._source.directory is not None:
@@ -85,7 +85,7 @@ class CLProgram:
             raise CompileError(
                 complaint(_build_log(str(error)), f"{self._source.name} was not built", macros)
             ) from error
-        return Built(program, macros)
+        return OpenCLKernels(program, macros)
 
 
 def _option(definition: str) -> str:
@@ -103,13 +103,13 @@ def _build_log(message: str) -> str:
 
 
 @final
-class Built:
+class OpenCLKernels:
     """The kernels of one configuration, as attributes: `built.saxpy(queue, global_size, local_size, *args)`."""
 
     def __init__(self, program: cl.Program, macros: Macros) -> None:
         self._program, self._macros = program, macros
 
-    def __getattr__(self, name: str) -> Kernel:
+    def __getattr__(self, name: str) -> OpenCLKernel:
         if name.startswith("__"):
             raise AttributeError(name)
         try:
@@ -118,11 +118,11 @@ class Built:
             names = self._program.get_info(cl.program_info.KERNEL_NAMES).replace(";", ", ")
             raise DefinitionError(f"there is no kernel {name!r} in this source; it has {names}") from error
         # Kept as an attribute of its own, which is found without coming here again.
-        return self.__dict__.setdefault(name, Kernel(kernel, name, self._macros))  # type: ignore[no-any-return]
+        return self.__dict__.setdefault(name, OpenCLKernel(kernel, name, self._macros))  # type: ignore[no-any-return]
 
 
 @final
-class Kernel:
+class OpenCLKernel:
     """One kernel. Safe to share between threads, which pyopencl's own are not: they hold their arguments."""
 
     __slots__ = ("_kernel", "_lock", "_macros", "_name")
@@ -233,9 +233,9 @@ def _make(spec: ArraySpec, rng_seed: int) -> cl.array.Array:
     return cl.array.Array(queue, spec.shape, dtype, data=data, strides=in_bytes)
 
 
-register_access(
+register_ops(
     "pyopencl",
-    Access(
+    ArrayOps(
         is_writable=lambda x: x.queue is not None and x.size > 0 and min(x.strides, default=0) >= 0,
         copy=_copy,
         is_same=_is_same,

@@ -20,8 +20,8 @@ import torch
 
 from tunebook._api.function_kernel import FunctionKernel
 from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library, strides_for
-from tunebook._arrays.framework import Stage, register_framework
-from tunebook._arrays.operations import Access, register_access
+from tunebook._arrays.framework import TuningSite, register_framework
+from tunebook._arrays.operations import ArrayOps, register_ops
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
@@ -93,8 +93,8 @@ class _Torch:
                 return "a CUDA graph is being captured, and nothing else may run"
         return None
 
-    def capture(self, inv: Invocation[Any, Any]) -> _Captured:
-        return _Captured(inv)
+    def capture(self, inv: Invocation[Any, Any]) -> _CapturedTensorCall:
+        return _CapturedTensorCall(inv)
 
     def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
         return bind(kernel, inv, cfg)
@@ -110,7 +110,7 @@ def _is_fake(x: object) -> bool:
 # ------------------------------------------------------------------------------------------------ where it is tuned
 
 
-class _Captured:
+class _CapturedTensorCall:
     """A call, and the settings under which it was made."""
 
     def __init__(self, inv: Invocation[Any, Any]) -> None:
@@ -118,7 +118,7 @@ class _Captured:
         self._settings = inv.beside().get("@torch", {})
         self._is_traced = any(map(_is_fake, _tensors((inv.args, inv.kwargs))))
 
-    def run(self, work: Callable[[Stage], T]) -> T:
+    def run(self, work: Callable[[TuningSite], T]) -> T:
         """Call `work` on the caller's own tensors, or on made-up ones if those are only being traced."""
         if not self._is_traced:
             return self._work(work)
@@ -128,7 +128,7 @@ class _Captured:
             # A thread of our own: what traces the caller's operators does not see what it does.
             return pool.submit(copy_context().run, self._work, work).result()
 
-    def _work(self, work: Callable[[Stage], T]) -> T:
+    def _work(self, work: Callable[[TuningSite], T]) -> T:
         with ExitStack() as stack:
             for kind, dtype in self._settings.get("autocast", ()):
                 stack.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
@@ -138,7 +138,7 @@ class _Captured:
             inv = replace(self._inv, args=args, kwargs=kwargs)
             differentiable = bool(self._settings.get("grad"))
             return work(
-                Stage(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
+                TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
             )
 
 
@@ -325,9 +325,9 @@ def _annotated(kernel: FunctionKernel) -> inspect.Signature:
 _TORCH: Final = _Torch()
 register_framework("torch", _TORCH)
 register_library("torch", _make)
-register_access(
+register_ops(
     "torch",
-    Access(
+    ArrayOps(
         is_writable=_is_writable,
         copy=_copy,
         is_same=_is_same,

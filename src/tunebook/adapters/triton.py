@@ -23,9 +23,9 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
-from tunebook.adapters._triton.candidate import Candidate, Launch
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_count, under_capture
-from tunebook.adapters._triton.kernel import Hooks, Pruning, TritonKernel
+from tunebook.adapters._triton.kernel import Hooks, PruneConfigs, TritonKernel
 from tunebook.adapters._triton.launcher import Launcher
 from tunebook.adapters._triton.tuner import DeviceTuner
 
@@ -72,7 +72,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             fn,
             self.configs,
             self.keys,
-            pruning=Pruning(self.early_config_prune, self.perf_model, self.configs_top_k),
+            pruning=PruneConfigs(self.early_config_prune, self.perf_model, self.configs_top_k),
             hooks=Hooks(given["pre_hook"], given["post_hook"]),
             reset_to_zero=self.reset_to_zero,
             restore_value=self.restore_value,
@@ -89,7 +89,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             worker_setup=more.worker_setup,
             on_tuned=self._tuned,
         )
-        self.selector: Final[ConfigSelectorChain[Candidate]] = ConfigSelectorChain(
+        self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
             ConfigCache(), more.policy, tuner, _persistent(self.kernel.op_id, more.store)
         )
         self._dispatcher = Dispatcher(
@@ -130,7 +130,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
     def _implementation(self) -> Callable[..., Any]:
         fn, names = self.fn, self.kernel.names
 
-        def launch(call: tuple[Any, ...], facts: object, *, config: Candidate) -> Any:  # noqa: ARG001 - looked up by
+        def launch(call: tuple[Any, ...], facts: object, *, config: LaunchConfig) -> Any:  # noqa: ARG001 - looked up by
             grid, args, kwargs = call
             self.best_config = config.config
             if config.pre_hook is not None:
@@ -147,8 +147,8 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
     # ------------------------------------------------------------------------------------------------------- choosing
 
     def _select(
-        self, arguments: tuple[Any, ...], override: Candidate | None, problem: Problem | None
-    ) -> Selection[Candidate]:
+        self, arguments: tuple[Any, ...], override: LaunchConfig | None, problem: Problem | None
+    ) -> Selection[LaunchConfig]:
         launch = Launch(*arguments[0])
         inv = self.kernel.invocation(launch)
         if override is not None:
@@ -158,7 +158,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
         if len(self.configs) == 1:
             known = problem or self.kernel.problem(inv)
-            only = cast("Candidate", find_overlay(known) or self.kernel.candidate(self.configs[0]))
+            only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(self.configs[0]))
             return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
         if not self.kernel.interpreted and under_capture():
             selection = self._select_under_capture(launch, problem)
@@ -170,7 +170,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         self.cache[key] = selection.config.config
         return selection
 
-    def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[Candidate]:
+    def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
         """Choose where nothing may run: what is known, else the heuristic, and else an error that says what to do."""
         inv = self.kernel.invocation(launch)
         try:
@@ -190,7 +190,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         values = [named[name] for name in self.keys if name in named]
         return (*values, *(str(x.dtype) for x in named.values() if getattr(x, "dtype", None) is not None))
 
-    def _tuned(self, launch: Launch, tuned: Tuned[Candidate]) -> None:
+    def _tuned(self, launch: Launch, tuned: Tuned[LaunchConfig]) -> None:
         """Leave the results where `triton.autotune` leaves them, and tell those who want to know."""
         self.bench_time = tuned.seconds
         self.configs_timings = {
@@ -206,7 +206,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             )
         self._tell_listener(key, tuned.config, cached=False)
 
-    def _tell_listener(self, key: tuple[Any, ...], best: Candidate, *, cached: bool) -> None:
+    def _tell_listener(self, key: tuple[Any, ...], best: LaunchConfig, *, cached: bool) -> None:
         listener = getattr(knobs.autotuning, "listener", None)  # since Triton 3.7
         if listener is not None:
             listener(
@@ -227,7 +227,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
         **kwargs: Any,
-    ) -> Tuned[Candidate]:
+    ) -> Tuned[LaunchConfig]:
         """Tune a launch ahead of time, and return the measurements; what was measured before is not measured again."""
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
         show = progress_for(progress, self.kernel.op_id)

@@ -5,7 +5,7 @@ from tunebook.fleet._agreement.agree import agree as agree
 from tunebook.fleet._agreement.board import Board as Board
 from tunebook.fleet._agreement.check import assert_agreement as assert_agreement
 from tunebook.fleet._agreement.torch_board import TorchBoard as TorchBoard
+from tunebook.fleet._farm.farm import FarmReport as FarmReport
+from tunebook.fleet._farm.farm import FarmResult as FarmResult
 from tunebook.fleet._farm.farm import FarmStep as FarmStep
-from tunebook.fleet._farm.farm import Report as Report
-from tunebook.fleet._farm.farm import Result as Result
 from tunebook.fleet._farm.farm import tune_recording as tune_recording

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Record, canonical_json, merge
-from tunebook._selection.single_flight import Held, acquire
+from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
 from tunebook.stores._files import replace_file
 
@@ -170,7 +170,7 @@ def _merge_group(
     with ExitStack() as held:
         for theirs in group:
             lease: object = acquire(board, problem_id(theirs.problem), look=_nothing, deadline_s=None if wait else 0.0)
-            if not isinstance(lease, Held):
+            if not isinstance(lease, Lease):
                 busy.append(theirs)
                 continue
             held.enter_context(lease)

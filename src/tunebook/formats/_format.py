@@ -47,7 +47,7 @@ class Format(NamedTuple):
     write: Callable[[Sequence[Record], Path], int]
 
 
-class Trial(NamedTuple):
+class ForeignTrial(NamedTuple):
     """What another tool found out about one configuration."""
 
     config: Json  # encoded
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
 
 def record_of(
     problem: Problem,
-    trials: Iterable[Trial],
+    trials: Iterable[ForeignTrial],
     tool: str,
     *,
     chosen: Json = None,
@@ -80,11 +80,11 @@ def record_of(
     return Record(head, Body(measurements=measured, provenance={"when": when, "tool": tool, **(about or {})}))
 
 
-def _typical_s(trial: Trial) -> float:
+def _typical_s(trial: ForeignTrial) -> float:
     return typical_s(trial.samples_s) if trial.samples_s else math.inf
 
 
-def _fastest(trials: list[Trial]) -> list[Trial]:
+def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
     """Return those that are kept, in the file's order."""
     if len(trials) <= KEPT:
         return trials
@@ -92,7 +92,7 @@ def _fastest(trials: list[Trial]) -> list[Trial]:
     return [trial for trial in trials if _typical_s(trial) <= slowest_kept][:KEPT]
 
 
-def _measurement(trial: Trial, tool: str) -> Measurement:
+def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
     return Measurement(
         config=trial.config,
         fingerprint=fingerprint_of(trial.config),

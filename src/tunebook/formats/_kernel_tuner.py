@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure, Json
 from tunebook.formats._format import (
+    ForeignTrial,
     Format,
     Naming,
-    Trial,
     config_of,
     device_name,
     key_of,
@@ -72,7 +72,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     return parse_json(text, path, _WHAT)
 
 
-def _trial(entry: Any, names: list[str], where: str) -> Trial:
+def _trial(entry: Any, names: list[str], where: str) -> ForeignTrial:
     if not isinstance(entry, dict) or not set(names) <= entry.keys() or "time" not in entry:
         raise CodecError(f"{where} is not an entry of {_WHAT}: it needs {', '.join(names)} and time")
     config = config_of({name: entry[name] for name in names})
@@ -83,10 +83,10 @@ def _trial(entry: Any, names: list[str], where: str) -> Trial:
     extra: dict[str, Json] = {_TOOL: {**rest, "time": entry["time"]}}
     if isinstance(entry["time"], str):
         kind = _KINDS.get(entry["time"], "launch")
-        return Trial(config, failure=Failure(kind, entry["time"]), compile_s=compile_s, when=when, extra=extra)
+        return ForeignTrial(config, failure=Failure(kind, entry["time"]), compile_s=compile_s, when=when, extra=extra)
     times = entry.get("times") or [entry["time"]]
     samples = tuple(_sample(value, where) / 1e3 for value in times)
-    return Trial(config, samples, compile_s=compile_s, when=when, extra=extra)
+    return ForeignTrial(config, samples, compile_s=compile_s, when=when, extra=extra)
 
 
 def _sample(value: Any, where: str) -> float:

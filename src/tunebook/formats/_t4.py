@@ -8,9 +8,9 @@ from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
 from tunebook.formats._format import (
     UNKNOWN_DEVICE,
+    ForeignTrial,
     Format,
     Naming,
-    Trial,
     config_of,
     number,
     numbers,
@@ -73,7 +73,7 @@ def _results(path: Path, naming: Naming) -> Record:
     return record_of(problem, [_trial(result, unit, path) for result in results], "t4")
 
 
-def _trial(result: Any, unit: float, path: Path) -> Trial:
+def _trial(result: Any, unit: float, path: Path) -> ForeignTrial:
     match result:
         case {"configuration": dict() as config, "times": dict() as times, "invalidity": str() as invalidity}:
             pass
@@ -85,9 +85,9 @@ def _trial(result: Any, unit: float, path: Path) -> Trial:
         kind = _KINDS.get(invalidity)
         if kind is None:
             raise CodecError(f"{path}: invalidity {invalidity!r} is none of {', '.join((*_KINDS, 'correct'))}")
-        return Trial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
+        return ForeignTrial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
     runtimes = numbers(times.get("runtimes") or _measured_time(result), f"{path}: runtimes")
-    return Trial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
+    return ForeignTrial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
 
 
 def _measured_time(result: Mapping[str, Any]) -> list[Json]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import canonical_json
 from tunebook.formats._format import (
+    ForeignTrial,
     Format,
     Naming,
-    Trial,
     config_of,
     device_name,
     key_of,
@@ -53,11 +53,11 @@ def _table(path: Path, naming: Naming) -> list[Record]:
     return records
 
 
-def _trial(config: str, found: Any, path: Path) -> Trial:
+def _trial(config: str, found: Any, path: Path) -> ForeignTrial:
     if not isinstance(found, dict) or "evaluation_times_ms" not in found:
         raise CodecError(f"{path} is not {_WHAT}: {config[:60]!r} has no evaluation_times_ms")
     compile_ms = found.get("compile_time_ms")
-    return Trial(
+    return ForeignTrial(
         config=config_of(parse_json(config, path, _WHAT)),
         samples_s=tuple(ms / 1e3 for ms in numbers(found["evaluation_times_ms"], f"{path}: evaluation_times_ms")),
         compile_s=None if compile_ms is None else number(compile_ms, f"{path}: compile_time_ms") / 1e3,

@@ -9,9 +9,9 @@ from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
 from tunebook.formats._format import (
     UNKNOWN_DEVICE,
+    ForeignTrial,
     Format,
     Naming,
-    Trial,
     key_of,
     numbers,
     plain_op,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WHAT: Final = "an autotune cache file of Triton"
 _SUFFIX: Final = ".autotune.json"
 # As adapters/_triton/candidate.py writes a configuration, so that one from here is one of the kernel's own there.
-_CANDIDATE: Final = "tunebook.adapters._triton.candidate.Candidate"
+_CANDIDATE: Final = "tunebook.adapters._triton.candidate.LaunchConfig"
 _OPTIONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 # Of the times that Triton keeps for one configuration: the median and two quantiles, or what `do_bench` was told to.
 _MEDIAN: Final = 0
@@ -52,7 +52,7 @@ def _cache(path: Path, naming: Naming) -> Record:
     return record_of(problem, [_trial(entry, path) for entry in timings], "triton")
 
 
-def _trial(entry: Any, path: Path) -> Trial:
+def _trial(entry: Any, path: Path) -> ForeignTrial:
     match entry:
         case [{"kwargs": dict() as kwargs} as config, timing]:
             options = {name: config[name] for name in _OPTIONS if config.get(name) is not None}
@@ -64,8 +64,8 @@ def _trial(entry: Any, path: Path) -> Trial:
     # Infinite is what Triton writes for a configuration that did not compile or run, without saying why.
     good = times_ms and times_ms[_MEDIAN] < float("inf")
     if good:
-        return Trial(encoded, (times_ms[_MEDIAN] / 1e3,), extra=extra)
-    return Trial(encoded, failure=Failure("launch", "did not compile or run under Triton"))
+        return ForeignTrial(encoded, (times_ms[_MEDIAN] / 1e3,), extra=extra)
+    return ForeignTrial(encoded, failure=Failure("launch", "did not compile or run under Triton"))
 
 
 def _write(records: Sequence[Record], path: Path) -> int:

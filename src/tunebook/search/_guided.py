@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tunebook.search._local import Walker
-from tunebook.search._model import Model, load_numpy
+from tunebook.search._model import TimeModel, load_numpy
 from tunebook.search._prior import Prior
 from tunebook.search._trial_history import STRAIGHT, Ledger, Start
 
@@ -81,7 +81,7 @@ class Guided:
         straight = min(_FROM_EACH * len(start.elsewhere), STRAIGHT)
         first = start.first[:straight] if start.elsewhere else start.first
         self._ledger = Ledger(space, seed, start._replace(first=first))
-        self._model = Model(self._ledger.axes, self._ledger.rng)
+        self._model = TimeModel(self._ledger.axes, self._ledger.rng)
         self._prior = Prior(space, start.elsewhere, self._ledger.rng)
         self._model.expect(self._prior.differences())
         self._representing = self._prior.representatives()

@@ -34,7 +34,7 @@ class Example(NamedTuple):
     seconds: Mapping[str, float]
 
 
-class Leaf(NamedTuple):
+class TreeLeaf(NamedTuple):
     """The configuration that is best on the whole for the problems that come here."""
 
     config: str
@@ -49,7 +49,7 @@ class Split(NamedTuple):
     above: Tree
 
 
-Tree: TypeAlias = "Leaf | Split"
+Tree: TypeAlias = "TreeLeaf | Split"
 
 
 class Fit(NamedTuple):
@@ -194,7 +194,7 @@ def _regret(config: str, example: Example) -> float:
 def _grown(table: _Table, rows: Sequence[int], depth: int) -> Tree:
     """Return the tree that asks what brings the mean regret of some problems down most, again and again."""
     sums = [math.fsum(column) for column in zip(*(table.behind[row] for row in rows), strict=True)]
-    leaf, total = Leaf(table.configs[sums.index(min(sums))]), min(sums)
+    leaf, total = TreeLeaf(table.configs[sums.index(min(sums))]), min(sums)
     if depth == 0 or len(rows) < 2 * _FEWEST:
         return leaf
     cuts = (_best_cut(table, rows, sums, question) for question in table.questions)
@@ -258,7 +258,7 @@ def _python(
 
 
 def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str) -> Iterator[str]:
-    if isinstance(tree, Leaf):
+    if isinstance(tree, TreeLeaf):
         yield f"{indent}return {dict(configs[tree.config])!r}"
         return
     limit = int(tree.limit) if tree.limit == int(tree.limit) else tree.limit

@@ -44,7 +44,7 @@ def load_numpy() -> Any:
     return numpy
 
 
-class Model:
+class TimeModel:
     """Predicts standardised times, and how sure that is, from points whose times are known."""
 
     def __init__(self, axes: Sequence[Axis], rng: random.Random) -> None:

@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook.search._model import Model, load_numpy
+from tunebook.search._model import TimeModel, load_numpy
 
 if TYPE_CHECKING:
     import random
@@ -35,7 +35,7 @@ class Prior:
         self._np = np = load_numpy()
         self._rng = rng
         tables = [_times(space, source) for source in elsewhere]
-        self._sources = [_Source(space, table, rng) for table in tables if any(map(math.isfinite, table.values()))]
+        self._sources = [_PriorSource(space, table, rng) for table in tables if any(map(math.isfinite, table.values()))]
         self._weights = np.full(len(self._sources), 1 / max(len(self._sources), 1))
         self._rows: dict[Point, tuple[float, ...]] = {}
         self._listed = list(dict.fromkeys(point for source in self._sources for point in source.fastest))
@@ -122,13 +122,13 @@ def _times(space: Space, observations: Iterable[Observation]) -> dict[Point, flo
     return found
 
 
-class _Source:
+class _PriorSource:
     """One device or problem: logarithms of times there, 0 for the median; all that is bad is alike."""
 
     def __init__(self, space: Space, times: dict[Point, float], rng: random.Random) -> None:
         self._np = np = load_numpy()
         self._axes, self._rng = space.grid, rng
-        self._model: Model | None = None
+        self._model: TimeModel | None = None
         worked = sorted(value for value in times.values() if math.isfinite(value))
         middle = worked[len(worked) // 2]
         bad = middle + (middle - worked[0]) / 2
@@ -144,7 +144,7 @@ class _Source:
         """The points that were measured."""
         return self._known
 
-    def less(self, other: _Source | None) -> dict[Point, float]:
+    def less(self, other: _PriorSource | None) -> dict[Point, float]:
         """Return by how much times are above another's, in the faster half of the points that both know."""
         theirs = dict.fromkeys(self._known, 0.0) if other is None else other._known  # noqa: SLF001 - of its own kind
         both = {point: time - theirs[point] for point, time in self._known.items() if point in theirs}
@@ -164,7 +164,7 @@ class _Source:
             chosen = every if len(every) <= _FITTED else [*every[:half], *self._rng.sample(every[half:], half)]
             fitted, values = [self._ranked[at] for at in chosen], self._values[list(chosen)]
             self._offset, self._scale = float(values.mean()), float(values.std()) + 1e-9
-            self._model = Model(self._axes, self._rng)
+            self._model = TimeModel(self._axes, self._rng)
             self._model.rescale(fitted, (values - self._offset) / self._scale)
             self._model.fit(fitted, (values - self._offset) / self._scale)
         means, _ = self._model.predict(points)

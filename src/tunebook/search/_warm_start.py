@@ -117,14 +117,14 @@ def _apart(a: Any, b: Any) -> float:
     return abs(math.log2(a / b))
 
 
-class Source(NamedTuple):
+class WarmStartRecord(NamedTuple):
     """A record that may help, and how much: what its device is worth here, halved with every doubling of a size."""
 
     times: Times
     worth: float
 
 
-def sources(records: Iterable[Record], problem: Problem) -> list[Source]:
+def sources(records: Iterable[Record], problem: Problem) -> list[WarmStartRecord]:
     """Return the records of a kernel that say something about a problem, the most helpful first."""
     by_device: dict[str, list[Times]] = defaultdict(list)
     for record in records:
@@ -141,7 +141,7 @@ def sources(records: Iterable[Record], problem: Problem) -> list[Source]:
         for times in all_times:
             far = distance(times.problem.call_key, problem.call_key)
             if times.problem != problem and math.isfinite(far):
-                found.append(Source(times, agreed * 2.0**-far))
+                found.append(WarmStartRecord(times, agreed * 2.0**-far))
     found.sort(key=lambda source: (-source.worth, source.times.problem))
     return found
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PAUSES_S: Final = (1.0, 60.0)
 
 
-class _Answer(Generic[T]):
+class _CallOutcome(Generic[T]):
     """What a call in another thread came to. An object of its own, so that a late one goes nowhere."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -56,7 +56,7 @@ def within(seconds: float, where: str, call: Callable[[], T]) -> T:
     In a thread, for what no timeout of a socket covers: looking up a name takes 10 s where the name server is away, and
     a server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
     """
-    answer = _Answer(call)
+    answer = _CallOutcome(call)
     thread = threading.Thread(target=answer.fetch, name="tunebook remote", daemon=True)
     try:
         thread.start()
@@ -98,7 +98,7 @@ class Breaker:
         return min(longest_s, first_s * 2.0 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
 
 
-class Tender:
+class BackgroundThread:
     """A thread that is started when there is something to do, if it does not run; two at once do no harm."""
 
     def __init__(self, name: str) -> None:

@@ -25,7 +25,7 @@ from tunebook.stores._files import (
 )
 from tunebook.stores._ids import problem_id
 from tunebook.stores._json_text import (
-    Content,
+    JsonContent,
     decode_entry,
     encode_entry,
     imported_name,
@@ -65,7 +65,7 @@ class JsonStore:
         self._path = Path(os.path.realpath(path))
         self._sync = sync
         self._now_ns = now_ns
-        self._parsed: tuple[tuple[int, ...], Content] | None = None
+        self._parsed: tuple[tuple[int, ...], JsonContent] | None = None
 
     @property
     def where(self) -> str:
@@ -92,16 +92,16 @@ class JsonStore:
 
     def create(self, records: Iterable[Record]) -> None:
         """Write the file with these records alone, and no lock beside it: for one that is not there yet."""
-        content = Content()
+        content = JsonContent()
         self._adding(records)(content)
         with writing(self.where):
             make_directory(self._path.parent, self._sync)
             self._replace(self._text(content))
 
-    def _adding(self, records: Iterable[Record]) -> Callable[[Content], bool]:
+    def _adding(self, records: Iterable[Record]) -> Callable[[JsonContent], bool]:
         encoded = [(record, encode_entry(record)) for record in records]
 
-        def add(content: Content) -> bool:
+        def add(content: JsonContent) -> bool:
             for record, entry in encoded:
                 name = problem_id(record.problem)
                 present = self._decoded(name, content.records[name]) if name in content.records else None
@@ -114,7 +114,7 @@ class JsonStore:
     def delete(self, problem: Problem) -> bool:
         """Remove a record, and another tool's entry for the same problem; False if there was neither."""
 
-        def remove(content: Content) -> bool:
+        def remove(content: JsonContent) -> bool:
             name, imported = problem_id(problem), imported_name(problem)
             present = name in content.records or imported in content.foreign
             content.records.pop(name, None)
@@ -152,7 +152,7 @@ class JsonStore:
         warn_once("unreadable", self.where, message)
         return None
 
-    def _imported(self, problem: Problem, content: Content) -> Record | None:
+    def _imported(self, problem: Problem, content: JsonContent) -> Record | None:
         name = imported_name(problem)
         if name is None or name not in content.foreign:
             return None
@@ -162,7 +162,7 @@ class JsonStore:
             warn_once("unreadable", self.where, f"the entry {name[:80]!r} in {self._path} is not usable: {error}")
             return None
 
-    def _read(self) -> Content:
+    def _read(self) -> JsonContent:
         """Return the content for reading, parsed again if the file changed; empty, after one warning, if it is bad."""
         try:
             facts = self._path.stat()
@@ -172,7 +172,7 @@ class JsonStore:
                 return parsed[1]
             content = self._parse()
         except FileNotFoundError:
-            return Content()
+            return JsonContent()
         except OSError as error:
             raise read_fault(self.where, error) from error
         if content.fault:
@@ -181,14 +181,14 @@ class JsonStore:
             self._parsed = identity, content
         return content
 
-    def _parse(self) -> Content:
+    def _parse(self) -> JsonContent:
         try:
             data = read_file(str(self._path), _MAX_FILE_BYTES)
         except CodecError as error:
-            return Content(fault=f"{error}. Use a directory for so much", keep="too-large")
-        return Content() if data is None else parse(data)
+            return JsonContent(fault=f"{error}. Use a directory for so much", keep="too-large")
+        return JsonContent() if data is None else parse(data)
 
-    def _change(self, change: Callable[[Content], bool]) -> bool:
+    def _change(self, change: Callable[[JsonContent], bool]) -> bool:
         """Apply a change to what the file holds now, and replace the file; not if the change says there was none."""
         with writing(self.where), self._locked():
             content = self._parse()
@@ -225,7 +225,7 @@ class JsonStore:
         temp.unlink(missing_ok=True)  # only the holder of the lock writes one: this was left by a holder that died
         replace_file(self._path, text, sync=self._sync, mode=0o644, temporary=temp)
 
-    def _text(self, content: Content) -> bytes:
+    def _text(self, content: JsonContent) -> bytes:
         try:
             text = text_of(content)
         except RecursionError as error:

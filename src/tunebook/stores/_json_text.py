@@ -35,7 +35,7 @@ _Entries = dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class JsonContent:
     """What a file holds; its dicts belong to whoever parsed it. Unknown fields are in `foreign` and `section`.
 
     `fault` says why the file could not be understood, and then the rest is empty. `keep` is the kind of fault for
@@ -49,27 +49,27 @@ class Content:
     keep: str = ""
 
 
-def parse(data: bytes) -> Content:
+def parse(data: bytes) -> JsonContent:
     """Take a file's text apart; never raises."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return Content(fault=f"not JSON: {error}"[:200])
+        return JsonContent(fault=f"not JSON: {error}"[:200])
     if not isinstance(fields, dict):
-        return Content(fault=f"a JSON object is needed, not {type(fields).__name__}")
+        return JsonContent(fault=f"a JSON object is needed, not {type(fields).__name__}")
     section = fields.pop(_SECTION, {"version": _VERSION, "records": {}})
     if not isinstance(section, dict) or type(version := section.pop("version", None)) is not int:
-        return Content(fault=f"{_SECTION!r} in it is not a book")
+        return JsonContent(fault=f"{_SECTION!r} in it is not a book")
     if version > _VERSION:
         fault = f"version {version} is newer than {_VERSION}, the last that this release knows. Upgrade tunebook"
-        return Content(fault=fault, keep="newer")
+        return JsonContent(fault=fault, keep="newer")
     records = section.pop("records", None)
     if version != _VERSION or not isinstance(records, dict):
-        return Content(fault=f"{_SECTION!r} in it is not a book")
-    return Content(foreign=fields, records=records, section=section)
+        return JsonContent(fault=f"{_SECTION!r} in it is not a book")
+    return JsonContent(foreign=fields, records=records, section=section)
 
 
-def text_of(content: Content) -> bytes:
+def text_of(content: JsonContent) -> bytes:
     """Put a file's text together; RecursionError if another tool's entries are nested too deeply."""
     records = dict(sorted(content.records.items(), key=lambda item: _reading_order(item[1])))
     section: _Entries = {**content.section, "version": _VERSION, "records": records}
@@ -116,7 +116,7 @@ def imported_problem(name: str) -> Problem | None:
     return Problem(*parts) if len(parts) == 3 else None
 
 
-def imported_problems(content: Content) -> Iterator[Problem]:
+def imported_problems(content: JsonContent) -> Iterator[Problem]:
     """Yield the problems of other tools' entries."""
     return filter(None, map(imported_problem, content.foreign))
 

@@ -63,7 +63,7 @@ class Listed(NamedTuple):
         return record if record is not None and problem_id(record.problem) == self.id else None
 
 
-class Group(NamedTuple):
+class EntryGroup(NamedTuple):
     """The entries of one kernel on one device in one place. None of them is newer than `changed_s`."""
 
     op: str
@@ -108,11 +108,11 @@ class Catalogue:
     def __init__(self, store: Store) -> None:
         self.store: Final = store
         self._layers: Final = store.layers if isinstance(store, LayeredStore) else (store,)
-        self._packs: Final[dict[PackStore, list[Group]]] = {}
+        self._packs: Final[dict[PackStore, list[EntryGroup]]] = {}
 
-    def groups(self, wanted: Wanted) -> list[Group]:
+    def groups(self, wanted: Wanted) -> list[EntryGroup]:
         """Return the kernels and devices that are wanted, with the ids of their entries."""
-        found: list[Group] = []
+        found: list[EntryGroup] = []
         seen: set[str] = set()
         for layer in self._layers:
             for group in self._groups_in(layer, wanted):
@@ -123,7 +123,7 @@ class Catalogue:
                 seen.update(identifier for group in found for identifier in group.ids)
         return found
 
-    def _groups_in(self, layer: Store, wanted: Wanted) -> Iterable[Group]:
+    def _groups_in(self, layer: Store, wanted: Wanted) -> Iterable[EntryGroup]:
         if not isinstance(layer, PackStore):
             return _layer_groups(layer, wanted)
         # A pack never changes, and is read whole to know what is in it: 0.7 s for 100,000 records.
@@ -140,7 +140,7 @@ class Catalogue:
         """Yield entries of a kernel, at most so many, from as little of the book as possible."""
         for layer in self._layers:
             if isinstance(layer, PackStore) and layer not in self._packs:
-                groups: Iterable[Group] = _packed(layer, lambda name, _device: name == op, at_most=_SCANNED)
+                groups: Iterable[EntryGroup] = _packed(layer, lambda name, _device: name == op, at_most=_SCANNED)
             else:
                 groups = self._groups_in(layer, lambda name, _device: name == op)
             for group in groups:
@@ -158,7 +158,7 @@ class Catalogue:
         return list(found.values())
 
 
-def newest(groups: Iterable[Group], count: int) -> list[Listed]:
+def newest(groups: Iterable[EntryGroup], count: int) -> list[Listed]:
     """Return the last written entries, the newest first; directories in which nothing changed since are not read."""
     best: list[tuple[float, str, int]] = []
     ordered = sorted(groups, key=lambda group: -group.changed_s)
@@ -175,7 +175,7 @@ def _all(_op: str, _device: str) -> bool:
     return True
 
 
-def _layer_groups(layer: Store, wanted: Wanted, prefix: str = "") -> Iterator[Group]:
+def _layer_groups(layer: Store, wanted: Wanted, prefix: str = "") -> Iterator[EntryGroup]:
     if isinstance(layer, DirectoryStore):
         return _directories(layer, wanted, prefix)
     if isinstance(layer, PackStore):
@@ -186,7 +186,7 @@ def _layer_groups(layer: Store, wanted: Wanted, prefix: str = "") -> Iterator[Gr
 # ------------------------------------------------------------------------------------------------------- directories
 
 
-def _directories(store: DirectoryStore, wanted: Wanted, prefix: str) -> Iterator[Group]:
+def _directories(store: DirectoryStore, wanted: Wanted, prefix: str) -> Iterator[EntryGroup]:
     for directory in map(str, store.directories()):
         try:
             changed_s = os.stat(directory).st_mtime  # noqa: PTH116 - a path as text is at hand
@@ -198,7 +198,7 @@ def _directories(store: DirectoryStore, wanted: Wanted, prefix: str) -> Iterator
         except OSError as error:
             raise read_fault(store.where, error) from error
         if names is not None and wanted(*names):
-            yield Group(*names, store.where, changed_s, ids, directory)
+            yield EntryGroup(*names, store.where, changed_s, ids, directory)
 
 
 def _named(directory: str, ids: Iterable[str]) -> tuple[str, str] | None:
@@ -241,7 +241,7 @@ def _content(path: str) -> bytes:
 # ------------------------------------------------------------------------------------------------ packs and the rest
 
 
-def _packed(pack: PackStore, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[Group]:
+def _packed(pack: PackStore, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
     groups: dict[tuple[bytes, bytes], list[str]] = {}
     for identifier, head in islice(pack.heads(prefix), at_most):
         found = _NAMES.match(head, head.rfind(_DEVICE))
@@ -250,10 +250,10 @@ def _packed(pack: PackStore, wanted: Wanted, prefix: str = "", at_most: int | No
     for (op, device), ids in groups.items():
         names = json.loads(op), json.loads(device)
         if wanted(*names):
-            yield Group(*names, pack.where, 0.0, ids, pack)
+            yield EntryGroup(*names, pack.where, 0.0, ids, pack)
 
 
-def _held(store: Store, wanted: Wanted, prefix: str) -> Iterator[Group]:
+def _held(store: Store, wanted: Wanted, prefix: str) -> Iterator[EntryGroup]:
     groups: dict[tuple[str, str], dict[str, Record]] = {}
     for record in store.items():
         names, identifier = (record.problem.op, record.problem.device), problem_id(record.problem)
@@ -261,7 +261,7 @@ def _held(store: Store, wanted: Wanted, prefix: str) -> Iterator[Group]:
             groups.setdefault(names, {})[identifier] = record
     for names, records in groups.items():
         latest_s = max(map(measured_s, records.values()))
-        yield Group(*names, store.where, latest_s, list(records), records)
+        yield EntryGroup(*names, store.where, latest_s, list(records), records)
 
 
 def measured_s(record: Record) -> float:

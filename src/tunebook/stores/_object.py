@@ -39,7 +39,7 @@ _BATCH: Final = 256
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
 
 
-class _Content(NamedTuple):
+class _ObjectContent(NamedTuple):
     """What an object holds, and what a put must name to replace exactly that."""
 
     data: bytes
@@ -56,12 +56,12 @@ class _Objects:
         self._client = client
         self.where: Final = where
 
-    def read(self, path: str) -> _Content | None:
+    def read(self, path: str) -> _ObjectContent | None:
         with self._speaking(), suppress(FileNotFoundError):
             found = obstore.get(self._client, path)
             size_bytes, version = found.meta["size"], _version(found.meta)
             # Not read at all: it would take longer than a call may, and is no record.
-            return _Content(b"" if size_bytes > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
+            return _ObjectContent(b"" if size_bytes > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
         return None
 
     def create(self, path: str, data: bytes) -> bool:

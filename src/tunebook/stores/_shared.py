@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import merge
-from tunebook.stores._circuit_breaker import Breaker, Tender, within
+from tunebook.stores._circuit_breaker import BackgroundThread, Breaker, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared_board import Looks, SharedBoard, Unanswered
 
@@ -44,7 +44,7 @@ _LISTED_RECORDS: Final = 1000
 _MEMO_LIMIT: Final = 4096  # a service that meets ever new problems must not grow without bound
 
 
-class _Until:
+class _ExpiringSet:
     """Names that hold for a time, so many at most."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -85,8 +85,8 @@ class SharedStore:
         self._may_write = may_write
         self._clock = clock
         self._breaker = Breaker(clock)
-        self._tender = Tender(f"tunebook {remote.where}")
-        self._absent, self._urgent = _Until(clock), _Until(clock)
+        self._tender = BackgroundThread(f"tunebook {remote.where}")
+        self._absent, self._urgent = _ExpiringSet(clock), _ExpiringSet(clock)
         self._listed: dict[str | None, tuple[float, tuple[Record, ...]]] = {}
         self._swept = False
         self._unsaid: StoreError | None = None

@@ -89,7 +89,7 @@ class Landscape:
         # A stream of their own: how long a burst lasts must not depend on which candidates ran before it.
         self._bursts = _Bursts(_stream("bursts", seed), bursts, burst_s or horizon_s / 20)
         self._burst_factor = burst_factor
-        self._levels = _Levels(_stream("levels", seed), levels, level_s or 10 * min(self.costs.values()))
+        self._levels = _ClockLevels(_stream("levels", seed), levels, level_s or 10 * min(self.costs.values()))
         self._overhead_s, self._compile_s = overhead_s, compile_s
         self._random = _stream("runs", seed)
         self._made: set[Hashable] = set()
@@ -188,7 +188,7 @@ class _Bursts:
         return self._on
 
 
-class _Levels:
+class _ClockLevels:
     """The clock of a device that moves among a few levels, at random; asked about times that only increase."""
 
     def __init__(self, random: Random, factors: Sequence[float], length_s: float) -> None:

@@ -32,7 +32,7 @@ serve(int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
 """
 
 
-class Lost(NamedTuple):
+class WorkerLost(NamedTuple):
     """What became of a request that has no answer, and what the process printed last."""
 
     failure: Failure
@@ -40,11 +40,11 @@ class Lost(NamedTuple):
 
 
 @final
-class Worker:
+class SpawnedWorker:
     """Runs `module.handler(*given)` in a process of its own, and asks what that returns. A context manager.
 
     `handler` is named as "module:function"; what it returns is called with each request, and its result is the answer.
-    It may end the process after an answer by returning a `Last`.
+    It may end the process after an answer by returning a `FinalAnswer`.
     """
 
     def __init__(self, handler: str, given: tuple[Any, ...], timeout_s: float) -> None:
@@ -90,11 +90,11 @@ class Worker:
         keep = False
         try:
             answer = self._answer(request)
-            keep = not isinstance(answer, Last)
+            keep = not isinstance(answer, FinalAnswer)
         finally:  # also when Ctrl-C comes while waiting: the answer must not be read as the next one's
             if not keep:
                 self._end()
-        return answer.answer if isinstance(answer, Last) else answer
+        return answer.answer if isinstance(answer, FinalAnswer) else answer
 
     def _answer(self, request: object) -> Any:
         connection, process = self._connection, self._process
@@ -113,11 +113,11 @@ class Worker:
             words = signal.Signals(-status).name if status < 0 else f"status {status}"
             return self._lost(Failure(kind="crash", message=f"the worker process ended with {words}"))
 
-    def _lost(self, failure: Failure) -> Lost:
+    def _lost(self, failure: Failure) -> WorkerLost:
         self._end()
         size = self._printed.seek(0, os.SEEK_END)
         self._printed.seek(max(0, size - _TAIL))
-        return Lost(failure, self._printed.read().decode(errors="replace"))
+        return WorkerLost(failure, self._printed.read().decode(errors="replace"))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -129,7 +129,7 @@ class Worker:
             process.wait()
 
 
-class Last(NamedTuple):
+class FinalAnswer(NamedTuple):
     """An answer after which the process is of no more use."""
 
     answer: Any

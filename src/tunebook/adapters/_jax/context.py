@@ -21,7 +21,7 @@ from tunebook._base.config_codec import encode
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.hashing import blake2b
 from tunebook._base.record_format import canonical_json
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped, when_scopes_change
 from tunebook.adapters._jax.programs import forget_tuned
 
@@ -38,14 +38,14 @@ _serials: Final = itertools.count()
 _REMEMBERED: Final = 1024  # digests of values, each of which keeps one alive
 
 
-class _Here(threading.local):
+class _ThreadContext(threading.local):
     """What the user context is set to in this thread, and what sets it back."""
 
     token: tuple[int, str] | None = None
     manager: Any = None
 
 
-_here: Final = _Here()
+_here: Final = _ThreadContext()
 _digests: Final[dict[int, tuple[object, str]]] = {}
 _following: Final[list[bool]] = []
 
@@ -157,7 +157,7 @@ def refresh(epoch: int | None = None, *, everything: bool = False) -> None:
         if epoch is not None and epoch <= _adopted[0]:
             return
         _adopted[0] = _adopted[0] if epoch is None else epoch
-        GATE.invalidate()  # before: what is traced from now on is not to be traced again
+        MEMO.invalidate()  # before: what is traced from now on is not to be traced again
         if everything or not forget_tuned():
             CONTEXT.set_global(CONTEXT.get_global() + 1)
     sync()

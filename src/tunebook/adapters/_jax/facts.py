@@ -41,7 +41,7 @@ class Level(NamedTuple):
     name: str | None
 
 
-class Axis(NamedTuple):
+class MeshAxis(NamedTuple):
     """An axis of a mesh; `kind` is "Auto", "Explicit" or, inside shard_map, "Manual"."""
 
     name: str
@@ -49,12 +49,12 @@ class Axis(NamedTuple):
     kind: str
 
 
-class Facts(NamedTuple):
+class TraceFacts(NamedTuple):
     """What a call depends on beside its arguments; `array_mesh` is that of its arrays, if another one is in force."""
 
     settings: tuple[tuple[str, Json], ...] = ()
-    mesh: tuple[Axis, ...] = ()
-    array_mesh: tuple[Axis, ...] = ()
+    mesh: tuple[MeshAxis, ...] = ()
+    array_mesh: tuple[MeshAxis, ...] = ()
     vmap: tuple[tuple[int, Level], ...] = ()
     sharding: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
@@ -71,12 +71,12 @@ class Facts(NamedTuple):
         return {name: value for name, value in found.items() if value}
 
     @classmethod
-    def from_json(cls, found: Any) -> Facts:
+    def from_json(cls, found: Any) -> TraceFacts:
         """Read what `to_json` made."""
         return cls(
             settings=tuple(found.get("settings", {}).items()),
-            mesh=tuple(Axis(*axis) for axis in found.get("mesh", ())),
-            array_mesh=tuple(Axis(*axis) for axis in found.get("array_mesh", ())),
+            mesh=tuple(MeshAxis(*axis) for axis in found.get("mesh", ())),
+            array_mesh=tuple(MeshAxis(*axis) for axis in found.get("array_mesh", ())),
             vmap=tuple((i, Level(-level, axis, size, name)) for i, level, axis, size, name in found.get("vmap", ())),
             sharding=tuple(
                 (i, tuple(tuple(p) if isinstance(p, list) else p for p in spec))
@@ -95,12 +95,12 @@ def array_leaves(arguments: object) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(arguments) if is_jax_array(leaf)]
 
 
-def facts_of(arguments: object) -> Facts:
+def facts_of(arguments: object) -> TraceFacts:
     """Return what a call with these arguments depends on, here and now."""
     arrays = array_leaves(arguments)
     mesh = _axes([jax.sharding.get_abstract_mesh()])
     array_mesh = _axes([_mesh_of(x) for x in arrays])
-    return Facts(
+    return TraceFacts(
         settings=settings_facts(),
         mesh=mesh,
         array_mesh=() if array_mesh == mesh else array_mesh,
@@ -167,16 +167,16 @@ def _depth(trace: Any) -> int:
 # ----------------------------------------------------------------------------------------------------- mesh, sharding
 
 
-def _axes(meshes: Sequence[Any]) -> tuple[Axis, ...]:
+def _axes(meshes: Sequence[Any]) -> tuple[MeshAxis, ...]:
     """Return the axes of the first mesh of several devices."""
     mesh = next((m for m in meshes if m is not None and not m.empty and m.size > 1), None)
     return () if mesh is None else axes_of(mesh)
 
 
-def axes_of(mesh: Any) -> tuple[Axis, ...]:
+def axes_of(mesh: Any) -> tuple[MeshAxis, ...]:
     """Return the axes of a mesh."""
     kinds = [kind.name for kind in mesh.axis_types]
-    return tuple(Axis(str(n), int(mesh.shape[n]), kind) for n, kind in zip(mesh.axis_names, kinds, strict=True))
+    return tuple(MeshAxis(str(n), int(mesh.shape[n]), kind) for n, kind in zip(mesh.axis_names, kinds, strict=True))
 
 
 def mesh_like(axes: Iterable[Sequence[Any]]) -> Any:

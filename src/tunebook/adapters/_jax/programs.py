@@ -73,7 +73,7 @@ def _is_in(files: frozenset[str | None], frame: Any) -> bool:
 def _forget() -> None:
     every = sys.modules["jax._src.util"]._caches  # noqa: SLF001 - see above
     caches = [kept for kept in list(every) if type(kept).__name__ == "WeakrefLRUCache"]
-    search = _Search()
+    search = _ProgramSearch()
     tuned = {id(key): key for kept in caches for key, value in _entries(kept) if search.finds_one_in(value)}
     for kept in caches:
         # Also what else is kept for the same function. One that a cache does not have could not be compared with those
@@ -110,7 +110,7 @@ def _programs_in(value: Any) -> Iterator[Jaxpr]:
             yield from _programs_in(part)
 
 
-class _Search:
+class _ProgramSearch:
     """Which programs may have a tunable call in them; each is looked at once."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _runs: Final = itertools.count()
 
 
-class _Run:
+class _RecordMark:
     """Marks a recording."""
 
     def __init__(self) -> None:
@@ -35,6 +35,6 @@ def record(function: Callable[..., Any], /, *specs: Any, **named: Any) -> Record
     shapes only. `tunebook.tune_all` tunes what was found; programs that were traced before use it after `refresh()`.
     Seconds in it are those of tracing.
     """
-    with recording_all() as found, Scope(_Run()):
+    with recording_all() as found, Scope(_RecordMark()):
         jax.eval_shape(function, *specs, **named)
     return found

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
-from tunebook._memo.answer_memo import GATE
+from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NEVER: Final = object()
 
 
-class _ForAll:
+class _ProcessState:
     """What stands for what is set for the whole process: `value`, the number.
 
     While something else is in force (see `Settings.held`) there is no such attribute, and what it is is asked for at
@@ -45,7 +45,7 @@ class _ForAll:
         return f"{self.number} {self.ask()}"
 
 
-class _Own(threading.local):
+class _ThreadState(threading.local):
     """The number that stands for what a thread has set for itself; 0 is nothing."""
 
     value = 0
@@ -60,8 +60,8 @@ class Settings:
     def __init__(self, states: Sequence[Any]) -> None:
         # A list, because the accelerator reads it in 2 ns, and generated code in 5.
         self.number: Final = [0]
-        self.for_all: Final = _ForAll()
-        self.own: Final = _Own()
+        self.for_all: Final = _ProcessState()
+        self.own: Final = _ThreadState()
         self._numbers: Final = itertools.count(1)
         self._own_numbers: Final[dict[tuple[Any, ...], int]] = {}
         self._states: Final = tuple(states)
@@ -99,7 +99,7 @@ class Settings:
         with self._lock:
             self.for_all.number = next(self._numbers)
             self._stand()
-        GATE.invalidate()  # what is being worked out under the number that was: see `Gate.remember`
+        MEMO.invalidate()  # what is being worked out under the number that was: see `Gate.remember`
 
     def _changed_here(self, place: int) -> None:
         """Note whether this thread has a value of its own now: even one like the others' will not follow theirs."""

@@ -22,13 +22,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tunebook._arrays.describe import fill
-from tunebook._arrays.framework import Stage
+from tunebook._arrays.framework import TuningSite
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook.adapters._jax.backward import backward_alone, both, is_backward_only, is_inexact
 from tunebook.adapters._jax.context import CONTEXT
 from tunebook.adapters._jax.context import entered as overlays_entered
-from tunebook.adapters._jax.facts import CAPTURED, KEYED, Facts, is_jax_array, mesh_like
+from tunebook.adapters._jax.facts import CAPTURED, KEYED, TraceFacts, is_jax_array, mesh_like
 from tunebook.adapters._jax.kernel import bind
 from tunebook.adapters._source.per_config import PerConfig
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from tunebook._kernel.kernel import Invocation
-    from tunebook.adapters._jax.facts import Axis
+    from tunebook.adapters._jax.facts import MeshAxis
 
 T = TypeVar("T")
 
@@ -65,10 +65,10 @@ class ArrayLike(NamedTuple):
     weak_type: bool
 
 
-class CapturedCall:
+class TracedCall:
     """A call and the settings of the thread that made it."""
 
-    def __init__(self, inv: Invocation[Any, Any], facts: Facts) -> None:
+    def __init__(self, inv: Invocation[Any, Any], facts: TraceFacts) -> None:
         self._inv = inv
         leaves, self._tree = jax.tree.flatten((inv.args, dict(inv.kwargs)))
         self._leaves = [_without_trace(leaf) for leaf in leaves]
@@ -81,7 +81,7 @@ class CapturedCall:
         self._mesh = _mesh_for(facts.mesh)
         self._mesh_of_arrays = _mesh_for(facts.array_mesh or facts.mesh)
 
-    def run(self, work: Callable[[Stage], T]) -> T:
+    def run(self, work: Callable[[TuningSite], T]) -> T:
         """Call `work` with this call on real arrays, in a thread of its own."""
         stopped = threading.Event()
         pool = ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax")
@@ -93,25 +93,25 @@ class CapturedCall:
         finally:
             pool.shutdown(wait=False)
 
-    def _work(self, work: Callable[[Stage], T], stopped: threading.Event) -> T:
+    def _work(self, work: Callable[[TuningSite], T], stopped: threading.Event) -> T:
         with self.entered():
             return work(self._stage(self._leaves, self._tree, stopped))
 
-    def _stage(self, leaves: Sequence[Any], tree: Any, stopped: threading.Event) -> Stage:
+    def _stage(self, leaves: Sequence[Any], tree: Any, stopped: threading.Event) -> TuningSite:
         arrays = [i for i, leaf in enumerate(leaves) if is_array_or_like(leaf)]
         as_seen, given = list(leaves), list(leaves)
         for place, i in enumerate(arrays):
             given[i] = self._made(leaves[i], place)
             as_seen[i] = self._first(given[i], place)
 
-        def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Stage:
+        def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
             found, like = jax.tree.flatten((args, dict(kwargs)))
             return self._stage(found, like, stopped)
 
         args, kwargs = jax.tree.unflatten(tree, as_seen)
         call_args, call_kwargs = jax.tree.unflatten(tree, given)
         frame = _Frame(self, tree, given, arrays, stopped)
-        return Stage(
+        return TuningSite(
             inv=replace(self._inv, args=args, kwargs=kwargs),
             args=call_args,
             kwargs=call_kwargs,
@@ -216,7 +216,7 @@ def _without_trace(leaf: Any) -> Any:
     return ArrayLike(tuple(leaf.aval.shape), leaf.aval.dtype, bool(getattr(leaf.aval, "weak_type", False)))
 
 
-def _mesh_for(axes: Sequence[Axis]) -> Any:
+def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
     """Return a mesh of this process's devices like the one of the call; None if there are not enough."""
     size = int(np.prod([axis.size for axis in axes]))
     if not axes or size > len(jax.local_devices()):
@@ -249,14 +249,14 @@ def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
 class _Frame(NamedTuple):
     """A captured call with its arrays in place."""
 
-    call: CapturedCall
+    call: TracedCall
     tree: Any
     leaves: list[Any]
     arrays: list[int]
     stopped: threading.Event
 
 
-class _Program(NamedTuple):
+class _JaxProgram(NamedTuple):
     """What runs a candidate. `digest` is equal for those that are the same program; None if that is not known."""
 
     digest: bytes | None
@@ -266,12 +266,12 @@ class _Program(NamedTuple):
 def _programs(
     frame: _Frame,
     bind_one: Callable[[Any], Callable[..., Any]],
-    backward: bool,  # noqa: FBT001 - as in `Stage`
+    backward: bool,  # noqa: FBT001 - as in `TuningSite`
 ) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[Any], bytes | None]]:
     """Return what makes a candidate's function, and what compiles it ahead."""
     executables: dict[bytes, Any] = {}
 
-    def make(config: Any) -> _Program:
+    def make(config: Any) -> _JaxProgram:
         with frame.call.entered():
             return _compiled(frame, bind_one(config), executables, backward=backward)
 
@@ -289,7 +289,7 @@ def _config_key(config: Any) -> Hashable:
 
 def _compiled(
     frame: _Frame, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
-) -> _Program:
+) -> _JaxProgram:
     arrays = [frame.leaves[i] for i in frame.arrays]
     shape: list[Any] = []
     flat = _flat(function, frame.tree, frame.leaves, frame.arrays, shape)
@@ -301,7 +301,7 @@ def _compiled(
     except _UNTRACEABLE:
         if not frame.call.eager or backward:
             raise
-        return _Program(None, partial(_run_as_it_is, frame, function))
+        return _JaxProgram(None, partial(_run_as_it_is, frame, function))
     # Constants are written out in it, so that programs of different ones differ.
     digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
     if digest not in executables:
@@ -311,7 +311,7 @@ def _compiled(
             raise CompileError(str(error)) from error
     executable = executables[digest]
     placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
-    return _Program(digest, partial(_run_compiled, executable, placed, shape, frame.stopped, rebuild=not backward))
+    return _JaxProgram(digest, partial(_run_compiled, executable, placed, shape, frame.stopped, rebuild=not backward))
 
 
 def _differentiable(frame: _Frame, function: Callable[..., Any]) -> bool:

@@ -90,7 +90,7 @@ def flags_of(name: str, flags: Iterable[str]) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------------- source
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """Source, and the content of the headers beside it that it includes; `directory` is where they are."""
 
     name: str
@@ -99,7 +99,7 @@ class Source(NamedTuple):
     headers: tuple[str, ...]
 
 
-def read_source(source: str | Path) -> Source:
+def read_source(source: str | Path) -> SourceText:
     """Return source that was given as text, or that is in a file."""
     if isinstance(source, Path):
         path = source.absolute()
@@ -108,10 +108,10 @@ def read_source(source: str | Path) -> Source:
         except OSError as error:
             raise DefinitionError(f"cannot read the source {source}: {error.strerror}") from error
         name = path.name.replace("\\", "\\\\").replace('"', '\\"')
-        return Source(name, text, path.parent, tuple(_headers(text, path.parent, set())))
+        return SourceText(name, text, path.parent, tuple(_headers(text, path.parent, set())))
     if "\n" not in source and source.rstrip().endswith(_SUFFIXES):
         raise DefinitionError(f"a str is the source itself; for a file write Path({source!r})")
-    return Source("kernel.c", source, None, ())
+    return SourceText("kernel.c", source, None, ())
 
 
 def _read(path: Path) -> str:

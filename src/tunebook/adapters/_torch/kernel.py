@@ -33,10 +33,10 @@ def _run(
     tensors = [args[i] for i in places]
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         return run(*args, **kwargs)
-    return _OwnBackward.apply(_Call(kernel, inv, cfg, args, kwargs, places), *tensors)
+    return _OwnBackward.apply(_TensorCall(kernel, inv, cfg, args, kwargs, places), *tensors)
 
 
-class _Call(NamedTuple):
+class _TensorCall(NamedTuple):
     kernel: Kernel[Any, Any]
     inv: Invocation[Any, Any]
     cfg: Any
@@ -70,7 +70,7 @@ class _OwnBackward(torch.autograd.Function):  # type: ignore[misc] # torch is no
     """The forward pass keeps the tensors as torch keeps them, so that one changed in between is an error of torch's."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
+    def forward(ctx: Any, call: _TensorCall, *tensors: Any) -> Any:
         out, ctx.residuals = call.forward(tensors)
         ctx.call = call._replace(args=tuple(None if i in call.places else x for i, x in enumerate(call.args)))
         ctx.save_for_backward(*tensors)

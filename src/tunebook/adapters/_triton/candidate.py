@@ -18,7 +18,7 @@ _HOOK: Final = "pre_hook"
 
 
 @final
-class Candidate:
+class LaunchConfig:
     """A configuration with what a launch needs of it, made once: asking a `triton.Config` takes 1 us each time."""
 
     __slots__ = ("config", "meta", "pre_hook")
@@ -32,7 +32,7 @@ class Candidate:
         return f"triton.Config({self.config})"
 
 
-def _written(candidate: Candidate) -> dict[str, object]:
+def _written(candidate: LaunchConfig) -> dict[str, object]:
     plain = {name: _plain(value) for name, value in candidate.meta.items()}
     # Two configurations may differ in nothing but the hook, which changes what a launch does.
     return plain if candidate.pre_hook is None else {**plain, _HOOK: source_digest(candidate.pre_hook)}
@@ -48,15 +48,15 @@ def _plain(value: object) -> object:
     return value
 
 
-def _read(written: dict[str, Any]) -> Candidate:
+def _read(written: dict[str, Any]) -> LaunchConfig:
     """Return a configuration from the book; its hook is code, which no book holds."""
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
     given = {name: value for name, value in written.items() if name in options}
     kwargs = {name: value for name, value in written.items() if name not in (*options, _HOOK)}
-    return Candidate(triton.Config(kwargs, **given))
+    return LaunchConfig(triton.Config(kwargs, **given))
 
 
-register_codec(Candidate, _written, _read)
+register_codec(LaunchConfig, _written, _read)
 # Constants of a kernel's module: without these an edited one would leave the kernel's checksum as it was.
 register_codec(tl.constexpr, lambda constant: constant.value, tl.constexpr)
 register_codec(tl.dtype, lambda dtype: dtype.name, tl.dtype)

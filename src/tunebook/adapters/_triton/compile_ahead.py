@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._measure.forked_worker import Job, Limits, Worker
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from tunebook.adapters._triton.candidate import Candidate
+    from tunebook.adapters._triton.candidate import LaunchConfig
 
 # With fewer there is nothing to gain: forking 16 times takes 0.3 s.
 FEWEST: Final = 12
@@ -57,7 +57,7 @@ class _NoDevice:
         return self._target
 
 
-def is_worth_it(compile_one: Callable[[Candidate], object], candidates: Sequence[Candidate]) -> bool:
+def is_worth_it(compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]) -> bool:
     """Compile one candidate, and return whether the others are better compiled in processes."""
     if len(candidates) < FEWEST or (os.cpu_count() or 1) < FEWEST_CORES or not _may_fork():
         return False
@@ -76,17 +76,17 @@ def _may_fork() -> bool:
 
 
 @final
-class Forks:
+class CompileForks:
     """Compiles candidates in forks of this process, as many as there are cores. A context manager.
 
     `compile` may be called from several threads, each of which waits for a fork of its own.
     """
 
-    def __init__(self, compile_one: Callable[[Candidate], object], candidates: Sequence[Candidate]) -> None:
+    def __init__(self, compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]) -> None:
         self._compile_one = compile_one
         self._candidates = candidates
         self._index = {id(candidate): index for index, candidate in enumerate(candidates)}
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ForkedWorker] = queue.SimpleQueue()
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -100,10 +100,10 @@ class Forks:
             run()
             return ()
 
-        job = Job(build=build, first=first, sample=lambda _run, _number: ())
+        job = ChildTask(build=build, first=first, sample=lambda _run, _number: ())
         for number in range(min(os.cpu_count() or 1, len(self._candidates))):
             start = time.perf_counter()
-            worker = self._open.enter_context(Worker(job, Limits(timeout_s=_PATIENCE_S)))
+            worker = self._open.enter_context(ForkedWorker(job, Limits(timeout_s=_PATIENCE_S)))
             if worker.prepare(_GREETING + number).failure is not None:
                 break
             self._free.put(worker)
@@ -116,7 +116,7 @@ class Forks:
     ) -> None:
         self._open.close()
 
-    def compile(self, candidate: Candidate) -> object:
+    def compile(self, candidate: LaunchConfig) -> object:
         """Compile a candidate in a fork if one is free, and load what came of it."""
         try:
             worker = self._free.get_nowait()

@@ -17,7 +17,7 @@ from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.call_key import call_key
-from tunebook.adapters._triton.candidate import Candidate, Launch
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import architecture, current_device, device_name, driver_version
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import triton
 
 
-class Pruning(NamedTuple):
+class PruneConfigs(NamedTuple):
     """Which configurations are worth a try for a launch, as `prune_configs_by` says."""
 
     early: Callable[..., Any] | None = None
@@ -63,7 +63,7 @@ class Hooks(NamedTuple):
     after: Callable[..., object] | None = None
 
 
-class TritonKernel(Kernel[Candidate, Any]):
+class TritonKernel(Kernel[LaunchConfig, Any]):
     """Its invocations hold one `Launch`. `fn` is what is tuned: a jitted function, or one with heuristics around it."""
 
     checks = False  # `triton.autotune` knows no reference, and of its configurations none is more right than the others
@@ -74,7 +74,7 @@ class TritonKernel(Kernel[Candidate, Any]):
         configs: Sequence[triton.Config],
         key: Sequence[str],
         *,
-        pruning: Pruning,
+        pruning: PruneConfigs,
         hooks: Hooks,
         reset_to_zero: Sequence[str],
         restore_value: Sequence[str],
@@ -91,7 +91,7 @@ class TritonKernel(Kernel[Candidate, Any]):
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
         self.compiles = not self.interpreted
         self._heuristic = heuristic
-        self._known = {id(config): Candidate(config) for config in configs}
+        self._known = {id(config): LaunchConfig(config) for config in configs}
         self._configs = list(configs)
         super().__init__(default_name(self.function), version)
 
@@ -106,13 +106,13 @@ class TritonKernel(Kernel[Candidate, Any]):
         given = {name for config in self._configs for name in config.kwargs}
         return frozenset(given.union(*(link.values for link in self.chain[:-2])))
 
-    def invocation(self, launch: Launch) -> Invocation[Candidate, Any]:
+    def invocation(self, launch: Launch) -> Invocation[LaunchConfig, Any]:
         """Return a launch as a call."""
         return Invocation(self.op_id, (launch,), {})
 
     # ------------------------------------------------------------------------------------------------ what it is about
 
-    def problem(self, inv: Invocation[Candidate, Any]) -> Problem:
+    def problem(self, inv: Invocation[LaunchConfig, Any]) -> Problem:
         """Return what a launch's configuration is looked up by: the device, and what Triton would key it by."""
         launch: Launch = inv.args[0]
         device = host_cpu() if self.interpreted else device_name(current_device())
@@ -125,7 +125,7 @@ class TritonKernel(Kernel[Candidate, Any]):
         }
         return Problem(device, self.op_id_v, call_key({**key, **dtypes}))
 
-    def environment(self, inv: Invocation[Candidate, Any]) -> str:  # noqa: ARG002 - the same for all
+    def environment(self, inv: Invocation[LaunchConfig, Any]) -> str:  # noqa: ARG002 - the same for all
         """Return the software that a measurement depends on: Triton, its settings, and the driver."""
         if self.interpreted:
             return environment_fingerprint(["triton"], {"target": "interpreter"})
@@ -142,7 +142,7 @@ class TritonKernel(Kernel[Candidate, Any]):
         heuristics = [link.values for link in self.chain[:-2]]
         return code_checksum(self.function, version=self.version, extra=heuristics)
 
-    def checksum(self, inv: Invocation[Candidate, Any]) -> str:
+    def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless these depend on the launch."""
         return super().checksum(inv) if self._prunes else self._static_checksum
 
@@ -156,22 +156,22 @@ class TritonKernel(Kernel[Candidate, Any]):
 
     # ----------------------------------------------------------------------------------------------------- candidates
 
-    def candidate_cfgs(self, inv: Invocation[Candidate, Any]) -> Iterable[Candidate]:
+    def candidate_cfgs(self, inv: Invocation[LaunchConfig, Any]) -> Iterable[LaunchConfig]:
         """Return the configurations for a launch."""
         return self.of_launch(inv.args[0])
 
-    def of_launch(self, launch: Launch) -> list[Candidate]:
+    def of_launch(self, launch: Launch) -> list[LaunchConfig]:
         """Return the configurations that pruning leaves for a launch."""
         if not self._prunes:
             return list(self._known.values())
         left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
         return [self.candidate(config) for config in left]
 
-    def candidate(self, config: triton.Config) -> Candidate:
+    def candidate(self, config: triton.Config) -> LaunchConfig:
         """Return a configuration as a candidate; the same object for each of those that the kernel was given."""
-        return self._known.get(id(config)) or Candidate(config)
+        return self._known.get(id(config)) or LaunchConfig(config)
 
-    def heuristic_cfg(self, inv: Invocation[Candidate, Any]) -> Candidate:
+    def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
         """Return the configuration that the user gave as a heuristic."""
         if self._heuristic is None:
             return super().heuristic_cfg(inv)
@@ -179,7 +179,7 @@ class TritonKernel(Kernel[Candidate, Any]):
             return self.candidate(self._heuristic)
         return self.candidate(self._heuristic(inv.args[0].named(self.names)))
 
-    def compile_cfg(self, inv: Invocation[Candidate, Any], cfg: Candidate) -> bytes | None:
+    def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return what tells apart what a launch of it does."""
         launch: Launch = inv.args[0]
         try:
@@ -192,11 +192,11 @@ class TritonKernel(Kernel[Candidate, Any]):
         grid = self.grid_of(launch, cfg)
         return b"\0".join([compiled.kernel, repr((grid, compiled.packed_metadata)).encode()])
 
-    def grid_of(self, launch: Launch, cfg: Candidate) -> tuple[int, ...]:
+    def grid_of(self, launch: Launch, cfg: LaunchConfig) -> tuple[int, ...]:
         """Return the grid that a launch has with a configuration."""
         return tuple(launch.grid(self.bound(launch, cfg)) if callable(launch.grid) else launch.grid)
 
-    def bound(self, launch: Launch, cfg: Candidate | None = None) -> dict[str, Any]:
+    def bound(self, launch: Launch, cfg: LaunchConfig | None = None) -> dict[str, Any]:
         """Return the arguments by name, with defaults; with a configuration, also what it and heuristics supply."""
         values = {**self._defaults, **launch.named(self.names)}
         if cfg is not None:
@@ -206,7 +206,7 @@ class TritonKernel(Kernel[Candidate, Any]):
                     values[name] = compute(values)
         return {name: value for name, value in values.items() if name in self.names}
 
-    def variables(self, launch: Launch, cfg: Candidate | None = None) -> dict[str, Any]:
+    def variables(self, launch: Launch, cfg: LaunchConfig | None = None) -> dict[str, Any]:
         """Return the same, without what is compiled in."""
         constants = {parameter.name for parameter in self.chain[-2].params if parameter.is_constexpr}
         return {name: value for name, value in self.bound(launch, cfg).items() if name not in constants}
@@ -218,14 +218,14 @@ class TritonKernel(Kernel[Candidate, Any]):
 
     # -------------------------------------------------------------------------------------------------------- running
 
-    def run(self, *call: Any, cfg: Candidate, **_named: Any) -> Any:
+    def run(self, *call: Any, cfg: LaunchConfig, **_named: Any) -> Any:
         """Launch with a configuration; the first argument unpacks to grid, positional and keyword arguments."""
         grid, args, kwargs = call[0]
         if cfg.pre_hook is not None:
             cfg.pre_hook({**Launch(grid, args, kwargs).named(self.names), **cfg.meta})
         return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **cfg.meta)
 
-    def mutated(self, inv: Invocation[Candidate, Any]) -> Sequence[object]:  # noqa: ARG002 - as it says
+    def mutated(self, inv: Invocation[LaunchConfig, Any]) -> Sequence[object]:  # noqa: ARG002 - as it says
         """Return nothing: what runs write to is put back where they are measured, outside of the timed window."""
         return ()
 

@@ -18,8 +18,8 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._hotpath.codegen import told_apart_by_value
-from tunebook._keys.fast_key import exact_leaf
+from tunebook._hotpath.codegen import keyed_by_value
+from tunebook._keys.fast_key import fast_key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,13 +28,13 @@ _PLAIN: Final = frozenset({int, bool, str, type(None)})
 
 
 @final
-class Facts(tuple[Any, ...]):
+class LaunchFacts(tuple[Any, ...]):
     """All that a launch is looked up by; equal only if the launches have the same key."""
 
     __slots__ = ()
 
 
-told_apart_by_value(Facts)
+keyed_by_value(LaunchFacts)
 
 
 @final
@@ -65,9 +65,9 @@ class Launcher:
     def _generate(self) -> Any:
         namespace: dict[str, Any] = {
             "_tb_call": self._call,
-            "_tb_facts": Facts,
+            "_tb_facts": LaunchFacts,
             "_tb_other": self._other,
-            "_tb_exact": exact_leaf,
+            "_tb_exact": fast_key_of,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
             "_tb_device": self._device,
@@ -111,10 +111,10 @@ class Launcher:
         self._note(args)
         facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
         # With -1, because generated code counts its forms from 1, and puts other facts in other places.
-        return self._call((grid, args, kwargs), Facts((-1, *facts, self._device(), *self._named_facts(kwargs))))
+        return self._call((grid, args, kwargs), LaunchFacts((-1, *facts, self._device(), *self._named_facts(kwargs))))
 
     def _general(self, name: str, value: object) -> Hashable:
-        return exact_leaf(value) if name in self._key else kind_of(value)
+        return fast_key_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
         return tuple((name, self._general(name, value)) for name, value in kwargs.items())

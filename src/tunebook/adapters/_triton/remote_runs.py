@@ -16,17 +16,17 @@ import torch
 from triton.compiler import CompiledKernel
 
 from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
-from tunebook.adapters._cuda.spawned_worker import Last, Lost, Worker
+from tunebook.adapters._cuda.spawned_worker import FinalAnswer, SpawnedWorker, WorkerLost
 from tunebook.adapters._cuda.timer import EventTimer
 from tunebook.adapters._triton.device import cold_cache, free_bytes, interface, tensor_device, use_device
 from tunebook.adapters._triton.kernel import SCALARS
-from tunebook.adapters._triton.saved_tensors import Kept
+from tunebook.adapters._triton.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from tunebook.adapters._triton.candidate import Candidate, Launch
+    from tunebook.adapters._triton.candidate import Launch, LaunchConfig
     from tunebook.adapters._triton.kernel import TritonKernel
 
 
@@ -50,7 +50,7 @@ class Arguments(NamedTuple):
     device: int
 
 
-class Program(NamedTuple):
+class CompiledCandidate(NamedTuple):
     """A compiled candidate: its files in Triton's cache, and how it is launched. Constants are left out of `rest`."""
 
     files: dict[str, str]
@@ -61,13 +61,13 @@ class Program(NamedTuple):
     rest: dict[str, Any]
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """A run of a candidate: its first one if `runs` is 0. The two others are None where they are known there."""
 
     candidate: int
     runs: int
     arguments: Arguments | None
-    program: Program | None
+    program: CompiledCandidate | None
 
 
 # ------------------------------------------------------------------------------------------------------ on this side
@@ -81,7 +81,7 @@ class Remote:
         self,
         kernel: TritonKernel,
         launch: Launch,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[LaunchConfig],
         *,
         device: int,
         timeout_s: float,
@@ -91,7 +91,7 @@ class Remote:
         self._values = kernel.variables(launch)
         self._device = device
         self._folder = Path(tempfile.mkdtemp(prefix="tunebook-", dir=_memory_folder()))
-        self._worker = Worker("tunebook.adapters._triton.remote_runs:handler", (setup,), timeout_s)
+        self._worker = SpawnedWorker("tunebook.adapters._triton.remote_runs:handler", (setup,), timeout_s)
         self._sent: set[int] = set()
         self._starts = 0
 
@@ -122,23 +122,23 @@ class Remote:
         else:
             arguments = None
         program = None if index in self._sent else self._program(self._candidates[index])
-        answer = self._worker.ask(Request(index, runs, arguments, program))
+        answer = self._worker.ask(RunRequest(index, runs, arguments, program))
         self._sent.add(index)
-        if not isinstance(answer, Lost):
+        if not isinstance(answer, WorkerLost):
             trial: Trial = answer
             return trial
         error = RuntimeError(answer.failure.message)
         error.add_note(answer.printed)
         return Trial(failure=answer.failure, error=error)
 
-    def _program(self, candidate: Candidate) -> Program:
+    def _program(self, candidate: LaunchConfig) -> CompiledCandidate:
         grid, args, kwargs = self._launch
         compiled = self._kernel.fn.warmup(*args, grid=grid, **kwargs, **candidate.meta)
         signature = dict(compiled.src.signature)
         values = self._kernel.variables(self._launch, candidate)
         rest = {name: value for name, value in values.items() if name not in self._values}
         files = {name: str(path) for name, path in compiled.metadata_group.items()}
-        return Program(
+        return CompiledCandidate(
             files, compiled.hash, signature, self._kernel.names, self._kernel.grid_of(self._launch, candidate), rest
         )
 
@@ -173,22 +173,22 @@ def _memory_folder() -> str | None:
 # ---- What follows runs in the process of its own.
 
 
-def handler(setup: str) -> Callable[[Request], Trial | Last]:
+def handler(setup: str) -> Callable[[RunRequest], Trial | FinalAnswer]:
     """Return what answers requests there."""
     if setup:
         module, _, name = setup.partition(":")
         getattr(import_module(module), name)()
-    return _There()
+    return _RemoteSide()
 
 
 @final
-class _There:
+class _RemoteSide:
     """Runs candidates on copies of the arguments."""
 
     def __init__(self) -> None:
         self._runs: dict[int, Callable[[], None]] = {}
 
-    def __call__(self, request: Request) -> Trial | Last:
+    def __call__(self, request: RunRequest) -> Trial | FinalAnswer:
         if request.arguments is not None:
             self._begin(request.arguments)
         if request.program is not None:
@@ -205,16 +205,16 @@ class _There:
         answer = trial._replace(error=RuntimeError(trial.failure.message))
         if not _is_poisoned(interface()):
             return answer
-        return Last(answer._replace(failure=trial.failure._replace(kind="crash")))
+        return FinalAnswer(answer._replace(failure=trial.failure._replace(kind="crash")))
 
     def _begin(self, arguments: Arguments) -> None:
         use_device(arguments.device)
         self._tensors = _read(arguments.values)
         self._timer = EventTimer(interface, cold_cache, windows=True)
         self._stopwatch = Stopwatch().by(self._timer)
-        self._kept = Kept(self._tensors, arguments.zeroed, arguments.restored, free_bytes)
+        self._kept = SavedTensors(self._tensors, arguments.zeroed, arguments.restored, free_bytes)
 
-    def _run_of(self, program: Program) -> Callable[[], None]:
+    def _run_of(self, program: CompiledCandidate) -> Callable[[], None]:
         # All that a launcher reads of the source is how its arguments are passed.
         source = SimpleNamespace(
             constants={}, signature=program.signature, fn=SimpleNamespace(arg_names=list(program.names))

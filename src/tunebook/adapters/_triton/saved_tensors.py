@@ -13,7 +13,7 @@ _PART_OF_FREE: Final = 0.25
 
 
 @final
-class Kept:
+class SavedTensors:
     """Holds copies of a launch's tensors.
 
     Those named `zeroed` are set to zero before every run, and those named `restored` put back. Which of the others are

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._tuning.job import Job, Tuned
-    from tunebook.adapters._triton.candidate import Candidate, Launch
+    from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 
 
 def spread(
-    job: Job[Candidate], devices: Sequence[int], share: Callable[[int, Job[Candidate]], Tuned[Candidate]]
-) -> Job[Candidate]:
+    job: Job[LaunchConfig], devices: Sequence[int], share: Callable[[int, Job[LaunchConfig]], Tuned[LaunchConfig]]
+) -> Job[LaunchConfig]:
     """Measure all candidates, `share(device, job)` on each device at once; return the job that is left to do.
 
     Times on two devices of one model differ by more than finalists do, so those are raced again on one.
@@ -32,7 +32,7 @@ def spread(
 
 
 def _measured(
-    share: Callable[[int, Job[Candidate]], Tuned[Candidate]], device: int, job: Job[Candidate]
+    share: Callable[[int, Job[LaunchConfig]], Tuned[LaunchConfig]], device: int, job: Job[LaunchConfig]
 ) -> Sequence[Measurement]:
     if job.budget.seconds is not None:
         job = job._replace(budget=Budget(job.budget.seconds / 2, job.budget.trials))

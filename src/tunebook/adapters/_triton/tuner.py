@@ -14,7 +14,7 @@ from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.graph import Replay
 from tunebook.adapters._cuda.timer import EventTimer
 from tunebook.adapters._triton.candidate import Launch
-from tunebook.adapters._triton.compile_ahead import FEWEST, Forks, is_worth_it
+from tunebook.adapters._triton.compile_ahead import FEWEST, CompileForks, is_worth_it
 from tunebook.adapters._triton.device import (
     cold_cache,
     current_device,
@@ -26,14 +26,14 @@ from tunebook.adapters._triton.device import (
     use_device,
 )
 from tunebook.adapters._triton.kernel import Hooks, what_cannot_be_sent
-from tunebook.adapters._triton.saved_tensors import Kept
+from tunebook.adapters._triton.saved_tensors import SavedTensors
 from tunebook.adapters._triton.spread_over_gpus import moved, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._tuning.job import Job, Tuned
-    from tunebook.adapters._triton.candidate import Candidate
+    from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.adapters._triton.kernel import TritonKernel
 
 # Two problems measured at once on one device would measure each other.
@@ -72,7 +72,7 @@ class DeviceTuner(Tuner):
         devices: Sequence[int] | Literal["all"] = (),
         must_isolate: Callable[[], bool] = lambda: True,
         worker_setup: str = "",
-        on_tuned: Callable[[Launch, Tuned[Candidate]], object] = lambda _launch, _tuned: None,
+        on_tuned: Callable[[Launch, Tuned[LaunchConfig]], object] = lambda _launch, _tuned: None,
     ) -> None:
         self._kernel, self._graph, self._do_bench, self._on_tuned = kernel, graph, do_bench, on_tuned
         self._processes, self._spread, self._worker_setup = processes, devices, worker_setup
@@ -88,7 +88,7 @@ class DeviceTuner(Tuner):
             probes=None if self._timer is None else lambda _platform: (),
         )
 
-    def tune(self, job: Job[Candidate]) -> Tuned[Candidate]:  # type: ignore[override] # of such kernels alone
+    def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # of such kernels alone
         """Measure what is not known yet, and decide over all of it; the launch's arguments are as before then."""
         launch: Launch = job.args[0]
         if self._kernel.interpreted:
@@ -103,14 +103,14 @@ class DeviceTuner(Tuner):
         self._on_tuned(launch, tuned)
         return tuned
 
-    def _compiled_and_measured(self, job: Job[Candidate], launch: Launch, index: int) -> Tuned[Candidate]:
+    def _compiled_and_measured(self, job: Job[LaunchConfig], launch: Launch, index: int) -> Tuned[LaunchConfig]:
         if job.compile is None:
             return self._measured(job, launch)
         compile_one = partial(_on_device, index, job.compile)
         unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
         if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
             extra = [] if job.heuristic is None else [job.heuristic]
-            with Forks(compile_one, [*job.candidates, *extra]) as forks:
+            with CompileForks(compile_one, [*job.candidates, *extra]) as forks:
                 return self._measured(job._replace(compile=forks.compile), launch)
         return self._measured(job._replace(compile=compile_one), launch)
 
@@ -121,7 +121,7 @@ class DeviceTuner(Tuner):
         wanted = range(device_count()) if self._spread == "all" else self._spread
         return [i for i in wanted if i != index and device_name(i) == device_name(index)]
 
-    def _share(self, launch: Launch, index: int, job: Job[Candidate]) -> Tuned[Candidate]:
+    def _share(self, launch: Launch, index: int, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         """Measure a share of a job's candidates on a device, in a thread of its own."""
         use_device(index)
         there = Launch(launch.grid, *moved(launch, tensor_device()))
@@ -129,7 +129,7 @@ class DeviceTuner(Tuner):
         compile_one = partial(self._kernel.compile_cfg, self._kernel.invocation(there))
         return alone.tune(job._replace(args=(there,), compile=compile_one))
 
-    def _measured(self, job: Job[Candidate], launch: Launch) -> Tuned[Candidate]:
+    def _measured(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         if job.isolate and not self._kernel.interpreted:
             obstacle = self._obstacle(job, launch)
             if obstacle is None:
@@ -140,7 +140,7 @@ class DeviceTuner(Tuner):
                 )
             job = job._replace(isolate=False)
         runs = _Runs(self._kernel, launch, self._timer, graph=self._graph, do_bench=self._do_bench)
-        best: Candidate | None = None
+        best: LaunchConfig | None = None
         try:
             tuned = super().tune(job._replace(make_fn=runs.make, args=(), kwargs={}))
             best = tuned.config
@@ -148,17 +148,17 @@ class DeviceTuner(Tuner):
         finally:
             runs.close(best)
 
-    def _obstacle(self, job: Job[Candidate], launch: Launch) -> str | None:
+    def _obstacle(self, job: Job[LaunchConfig], launch: Launch) -> str | None:
         """Return why candidates cannot run in a worker process, or None."""
         hooked = self._kernel.hooks != Hooks() or any(c.pre_hook is not None for c in job.candidates)
         if hooked or self._graph or self._do_bench is not None:
             return "it has hooks, or a do_bench= or use_cuda_graph= of its own"
         return what_cannot_be_sent(self._kernel, launch)
 
-    def _isolated(self, job: Job[Candidate], launch: Launch) -> Tuned[Candidate]:
+    def _isolated(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         from tunebook.adapters._triton.remote_runs import Remote  # noqa: PLC0415 - torch, which only these are sure to have
 
-        def remote(candidates: Sequence[Candidate]) -> Remote:
+        def remote(candidates: Sequence[LaunchConfig]) -> Remote:
             return Remote(
                 self._kernel,
                 launch,
@@ -174,7 +174,7 @@ class DeviceTuner(Tuner):
         return tuned
 
 
-def _on_device(index: int, compile_one: Callable[[Candidate], object], candidate: Candidate) -> object:
+def _on_device(index: int, compile_one: Callable[[LaunchConfig], object], candidate: LaunchConfig) -> object:
     use_device(index)
     return compile_one(candidate)
 
@@ -195,14 +195,14 @@ class _Runs:
         self._graph, self._do_bench = graph, do_bench
         self._named = launch.named(kernel.names)
         hooked = kernel.hooks.before is not None  # the user's own hook takes the place of what these would do
-        self._kept = Kept(
+        self._kept = SavedTensors(
             self._named,
             () if hooked else kernel.reset_to_zero,
             () if hooked else kernel.restore_value,
             (lambda: math.inf) if kernel.interpreted else free_bytes,
         )
 
-    def make(self, candidate: Candidate) -> Callable[[], object]:
+    def make(self, candidate: LaunchConfig) -> Callable[[], object]:
         """Return what runs a candidate once."""
         grid, args, kwargs = self._launch
         run: Callable[[], object] = partial(
@@ -213,7 +213,7 @@ class _Runs:
         once = partial(self._run, run, candidate, {**self._named, **candidate.meta})
         return once if self._do_bench is None else _Benched(once, self._do_bench)
 
-    def close(self, best: Candidate | None) -> None:
+    def close(self, best: LaunchConfig | None) -> None:
         """Leave the arguments as the launch of the best candidate is to find them."""
         self._kept.restore()
         before = self._kernel.hooks.before
@@ -222,7 +222,7 @@ class _Runs:
         if self._timer is not None:
             self._timer.release()
 
-    def _run(self, run: Callable[[], object], candidate: Candidate, arguments: dict[str, Any]) -> None:
+    def _run(self, run: Callable[[], object], candidate: LaunchConfig, arguments: dict[str, Any]) -> None:
         self._kept.restore()
         before, after = self._kernel.hooks
         if candidate.pre_hook is not None:

@@ -17,17 +17,17 @@ from tunebook._code.checksum import candidates_checksum
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import Found, Request, Skipped, key_of
-from tunebook.fleet._agreement.ballot import Entry, Vote
+from tunebook.fleet._agreement.ballot import LogEntry, Vote
 from tunebook.fleet._agreement.board import Board, Patient
 from tunebook.fleet._agreement.log import Log
-from tunebook.fleet._agreement.round import Stand, Terms, Turn, guess, live
+from tunebook.fleet._agreement.round import Position, AgreementRound, Terms, guess, live
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._base.vocabulary import Json, Problem
-    from tunebook._selection.agreement_hook import Alone
+    from tunebook._selection.agreement_hook import LocalTiers
 
 C = TypeVar("C")
 
@@ -64,7 +64,7 @@ class JobAgreement:
         settled = self.settled.get(key_of(request))
         return Skipped("nothing is agreed on yet") if settled is None else settled.answer
 
-    def ask(self, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+    def ask(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         settled = self.settled.get(key_of(request))
         if settled is not None:
             return settled.answer
@@ -73,14 +73,14 @@ class JobAgreement:
             return Skipped("it is being agreed on", transient=True)
         return self._flights.run(request.problem, partial(self._ask_once, request, alone))[0]
 
-    def _ask_once(self, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+    def _ask_once(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         settling = _settling.set((*_settling.get(), request.problem))
         try:
             return self._ask_the_others(request, alone)
         finally:
             _settling.reset(settling)
 
-    def _ask_the_others(self, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+    def _ask_the_others(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         if self._clock_s() < self._lost_until_s:
             return Skipped(f"{self.board.where} does not answer", transient=True)
         log, op = Log(self.board, problem_id(request.problem)), request.problem.op
@@ -101,8 +101,8 @@ class JobAgreement:
             )
             return Skipped(str(error), transient=True)
 
-    def _settle(self, log: Log, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
-        turn = Turn(
+    def _settle(self, log: Log, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
+        turn = AgreementRound(
             rank=self.board.rank,
             # One for each time: a call that is made again after an error must not take its old entries for new ones.
             by=f"{self._by}-{next(self._calls)}",
@@ -123,7 +123,7 @@ class JobAgreement:
                     alone.autotune.write(request, record)
         return answer
 
-    def _as_it_stands(self, log: Log, request: Request[C], alone: Alone[C]) -> Found[C] | Skipped:
+    def _as_it_stands(self, log: Log, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         turn = 0
         while (entry := log.read(turn, 0.0)) is not None:
             if entry.is_last:
@@ -131,7 +131,7 @@ class JobAgreement:
             turn += 1
         return next((f for s in alone.known if isinstance(f := s.ask(request), Found)), Skipped("a recording is on"))
 
-    def _stand(self, request: Request[C], alone: Alone[C]) -> Stand[C]:
+    def _stand(self, request: Request[C], alone: LocalTiers[C]) -> Position[C]:
         """Ask the tiers that need no tuning, and whether it could be done."""
         rank, candidates = self.board.rank, candidates_checksum(request.kernel.candidates(request.inv))
         tiers: list[Callable[[Request[C]], Found[C] | Skipped | None]] = [source.ask for source in alone.known]
@@ -141,9 +141,9 @@ class JobAgreement:
             early = ask(request)
             # What is no candidate (put into memory by hand, say) would be none for the others either.
             if isinstance(early, Found) and live(request, encoded := encode(early.config)) is not None:
-                return Stand(Vote(rank, encoded, able=False, candidates=candidates), early, "")
+                return Position(Vote(rank, encoded, able=False, candidates=candidates), early, "")
         why = early.reason if isinstance(early, Skipped) else ""
-        return Stand(Vote(rank, None, able=early is None, candidates=candidates), None, why)
+        return Position(Vote(rank, None, able=early is None, candidates=candidates), None, why)
 
     def _voters_of(self, op: str, votes: frozenset[int] | None) -> frozenset[int]:
         """Return whose votes are waited for; after a vote, that is who voted."""
@@ -151,7 +151,9 @@ class JobAgreement:
             self._voters[op] = votes
         return self._voters.get(op) or frozenset(range(self.board.world))
 
-    def _take(self, entry: Entry, request: Request[C], alone: Alone[C], own: Found[C] | None) -> Found[C] | Skipped:
+    def _take(
+        self, entry: LogEntry, request: Request[C], alone: LocalTiers[C], own: Found[C] | None
+    ) -> Found[C] | Skipped:
         """Use what stands from now on."""
         if entry.kind == "nothing":
             return Skipped(f"agreed that there is nothing to use: {entry.why}")
@@ -170,14 +172,14 @@ class JobAgreement:
         return found
 
 
-def _at_once(alone: Alone[C], request: Request[C]) -> Found[C] | Skipped | None:
+def _at_once(alone: LocalTiers[C], request: Request[C]) -> Found[C] | Skipped | None:
     """Return what the tier that tunes says without delay; None if it would tune now."""
     if request.policy.cache_miss_fallback == "incremental":
         return Skipped("policy.cache_miss_fallback is 'incremental', by which ranks would run different candidates")
     return alone.tuning.at_once(request)
 
 
-def _answer(entry: Entry, request: Request[C], own: Found[C] | None) -> Found[C] | None:
+def _answer(entry: LogEntry, request: Request[C], own: Found[C] | None) -> Found[C] | None:
     """Return what stands as an answer here; None if it is no candidate."""
     if own is not None and encode(own.config) == entry.config:
         return own

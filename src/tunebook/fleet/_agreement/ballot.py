@@ -41,7 +41,7 @@ def vote_from(text: str) -> Vote:
     return Vote(rank, hit, able, candidates)
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """What stands at one place of a problem's log. `by` is the process that wrote it: a rank may be started again.
 
     "open" begins the vote; "lead" makes `rank` tune, after the ranks of `split` have measured a part each; "left" says
@@ -66,10 +66,10 @@ class Entry(NamedTuple):
         return canonical_json([*self[:-1], list(self.split)])
 
 
-def entry_from(text: str) -> Entry:
+def entry_from(text: str) -> LogEntry:
     """Return an entry as the board had it."""
     kind, rank, by, config, origin, why, split = json.loads(text)
-    return Entry(kind, rank, by, config, origin, why, tuple(split))
+    return LogEntry(kind, rank, by, config, origin, why, tuple(split))
 
 
 class Guess(NamedTuple):
@@ -79,7 +79,7 @@ class Guess(NamedTuple):
     odd: bool = False
 
 
-def count(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> Entry | Guess:
+def count(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> LogEntry | Guess:
     """Return what follows from the votes, or why all must guess; `parts` is among how many the work can be split.
 
     A configuration that a rank knows goes before tuning, and that of the lowest rank before others'. Ranks with
@@ -91,11 +91,11 @@ def count(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> Entry | Gues
     if different := _with_other_candidates(in_order):
         return Guess(f"{named(different)} and rank {in_order[0].rank} have different candidates", odd=True)
     if hit is not None:
-        return Entry("decided", hit.rank, by, hit.hit, "cache")
+        return LogEntry("decided", hit.rank, by, hit.hit, "cache")
     if not able:
         return Guess(f"{named(votes)} may not tune")
     split = able[:parts] if parts > 1 else ()
-    return Entry("lead", able[0], by, split=split if len(split) > 1 else ())
+    return LogEntry("lead", able[0], by, split=split if len(split) > 1 else ())
 
 
 def _with_other_candidates(votes: Sequence[Vote]) -> list[int]:

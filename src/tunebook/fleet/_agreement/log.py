@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from tunebook._base.errors import StoreError
-from tunebook.fleet._agreement.ballot import Entry, Vote, entry_from, vote_from
+from tunebook.fleet._agreement.ballot import LogEntry, Vote, entry_from, vote_from
 from tunebook.fleet._agreement.wire import part_from, part_text, record_from, record_text
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ class Log:
     def __init__(self, board: Board, problem: str) -> None:
         self._board, self._name = board, f"agree/{problem}"
 
-    def write(self, turn: int, entry: Entry) -> Entry:
+    def write(self, turn: int, entry: LogEntry) -> LogEntry:
         """Write an entry at a place unless there is one, and return the one that stands."""
         return entry_from(self._board.first(f"{self._name}/{turn}", entry.text()))
 
-    def read(self, turn: int, timeout_s: float) -> Entry | None:
+    def read(self, turn: int, timeout_s: float) -> LogEntry | None:
         """Return the entry at a place as soon as there is one; None if there is none in time."""
         text = self._board.wait(f"{self._name}/{turn}", timeout_s)
         return None if text is None else entry_from(text)
@@ -70,9 +70,9 @@ class Log:
         """Return what shows that the rank of an entry is alive, while it is entered."""
         return Pulse(self._board, f"{self._name}/{turn}/beats", lease_s / _BEATS)
 
-    def watch(self, turn: int, clock_s: Callable[[], float]) -> Watch:
+    def watch(self, turn: int, clock_s: Callable[[], float]) -> PulseWatch:
         """Return what tells for how long the rank of an entry has shown nothing."""
-        return Watch(self._board, f"{self._name}/{turn}/beats", clock_s)
+        return PulseWatch(self._board, f"{self._name}/{turn}/beats", clock_s)
 
 
 class Pulse:
@@ -98,7 +98,7 @@ class Pulse:
                 self._board.add(self._key, 1)
 
 
-class Watch:
+class PulseWatch:
     """Another rank's pulse, by this process's own clock."""
 
     def __init__(self, board: Board, key: str, clock_s: Callable[[], float]) -> None:

@@ -12,14 +12,14 @@ from tunebook._selection.single_flight import LEASE_S
 from tunebook._selection.tiers import Found, Request, Skipped
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget
-from tunebook.fleet._agreement.ballot import Entry, Share, Vote, contenders, count
+from tunebook.fleet._agreement.ballot import LogEntry, Share, Vote, contenders, count
 from tunebook.fleet._agreement.board import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._base.vocabulary import Json, Measurement
-    from tunebook._selection.agreement_hook import Alone
+    from tunebook._selection.agreement_hook import LocalTiers
     from tunebook.fleet._agreement.log import Log
 
 C = TypeVar("C")
@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     lease_s: float = LEASE_S
 
 
-class Stand(NamedTuple, Generic[C]):
+class Position(NamedTuple, Generic[C]):
     """What this process has to say about a problem: an answer that it knows, whether it could tune, why not."""
 
     vote: Vote
@@ -45,7 +45,7 @@ class Stand(NamedTuple, Generic[C]):
     why: str
 
 
-class Turn(Generic[C]):
+class AgreementRound(Generic[C]):
     """This process's part in settling one problem."""
 
     def __init__(
@@ -56,8 +56,8 @@ class Turn(Generic[C]):
         terms: Terms,
         log: Log,
         request: Request[C],
-        alone: Alone[C],
-        stand: Stand[C],
+        alone: LocalTiers[C],
+        stand: Position[C],
         voters: Callable[[frozenset[int] | None], frozenset[int]],
         clock_s: Callable[[], float],
     ) -> None:
@@ -67,9 +67,9 @@ class Turn(Generic[C]):
         self.own = stand.answer
         self.deadline_s = clock_s() + terms.deadline_s
 
-    def settle(self) -> Entry:
+    def settle(self) -> LogEntry:
         """Vote, follow the log to its end, and return what stands there."""
-        opening = Entry("open", self.rank, self.by)
+        opening = LogEntry("open", self.rank, self.by)
         entry, turn = self.log.write(0, opening), 0
         if entry != opening:
             self.log.vote(self.stand.vote)
@@ -77,19 +77,19 @@ class Turn(Generic[C]):
             entry, turn = self._after(entry, turn), turn + 1
         return entry
 
-    def _after(self, entry: Entry, turn: int) -> Entry:
+    def _after(self, entry: LogEntry, turn: int) -> LogEntry:
         """Return what stands behind an entry, having done this process's part in it."""
         mine = self._my_part(entry, turn)
         return self._wait(entry, turn) if mine is None else self.log.write(turn + 1, mine)
 
-    def _my_part(self, entry: Entry, turn: int) -> Entry | None:
+    def _my_part(self, entry: LogEntry, turn: int) -> LogEntry | None:
         """Return what this process has to write behind an entry; None if that is for others to do."""
         if entry.kind == "open":
             return self._count(turn) if entry.by == self.by else None
         if self.own is not None:  # it came too late for the vote, but before the tuning's end
             return self._decided(self.own, "cache")
         if entry.kind == "left":
-            return Entry("lead", self.rank, self.by) if self.stand.vote.able else None
+            return LogEntry("lead", self.rank, self.by) if self.stand.vote.able else None
         concerned = self.rank == entry.rank or self.rank in entry.split
         # A rank that was started again, or whose call failed, meets entries that were followed long ago.
         if not concerned or not self.stand.vote.able or self.log.read(turn + 1, 0.0) is not None:
@@ -101,7 +101,7 @@ class Turn(Generic[C]):
 
     # ----------------------------------------------------------------------------------------------------- the vote
 
-    def _count(self, turn: int) -> Entry:
+    def _count(self, turn: int) -> LogEntry:
         """Wait for the votes that can be expected, and return what follows from them."""
         op = self.request.problem.op
         expected = self.voters(None)
@@ -116,7 +116,7 @@ class Turn(Generic[C]):
         self.voters(frozenset(votes))
         parts = self.alone.autotune.parts_of(self.request) if self.terms.share == "split" else 1
         counted = count(votes, by=self.by, parts=parts)
-        if isinstance(counted, Entry):
+        if isinstance(counted, LogEntry):
             return counted
         if counted.odd:
             warn_once("agreement", op, f"{op}: {counted.why}, so all take the heuristic")
@@ -124,7 +124,7 @@ class Turn(Generic[C]):
 
     # --------------------------------------------------------------------------------------------------- the tuning
 
-    def _lead(self, entry: Entry, turn: int) -> Entry:
+    def _lead(self, entry: LogEntry, turn: int) -> LogEntry:
         """Tune for all."""
         with ExitStack() as unless_found, self.log.pulse(turn, self.terms.lease_s):
             unless_found.callback(self._leave, turn)
@@ -143,16 +143,16 @@ class Turn(Generic[C]):
     def _leave(self, turn: int) -> None:
         """Let another lead, at an error that is on its way to this process's caller."""
         with suppress(StoreError):
-            self.log.write(turn + 1, Entry("left", self.rank, self.by))
+            self.log.write(turn + 1, LogEntry("left", self.rank, self.by))
 
     def _budget(self) -> Budget:
         return Budget(seconds=max(_TUNING * (self.deadline_s - self.clock_s()), 0.001))
 
-    def _measure(self, entry: Entry) -> tuple[Measurement, ...]:
+    def _measure(self, entry: LogEntry) -> tuple[Measurement, ...]:
         part, parts = entry.split.index(self.rank), len(entry.split)
         return self.alone.autotune.measure_part(self.request, part, parts, self._budget())
 
-    def _gather(self, entry: Entry) -> tuple[Measurement, ...]:
+    def _gather(self, entry: LogEntry) -> tuple[Measurement, ...]:
         """Measure this process's part, and return it with those that the others have measured meanwhile."""
         began_s = self.clock_s()
         parts = {self.rank: self._measure(entry)}
@@ -169,7 +169,7 @@ class Turn(Generic[C]):
 
     # -------------------------------------------------------------------------------------------------- the waiting
 
-    def _wait(self, entry: Entry, turn: int) -> Entry:
+    def _wait(self, entry: LogEntry, turn: int) -> LogEntry:
         """Wait for what another process is to write behind an entry, but not for one that is dead, nor for ever."""
         watch = self.log.watch(turn, self.clock_s)
         lease_s = self.terms.lease_s
@@ -187,13 +187,13 @@ class Turn(Generic[C]):
             if silent_s >= 2 * lease_s:  # those that can do better were given a lease more
                 return self._given_up(turn, f"rank {entry.rank} shows no life, and no other rank that came may tune")
 
-    def _go_on(self) -> Entry | None:
+    def _go_on(self) -> LogEntry | None:
         """Return what this process does in place of one that is dead; None if it cannot do anything."""
         if self.own is not None:
             return self._decided(self.own, "cache")
-        return Entry("lead", self.rank, self.by) if self.stand.vote.able else None
+        return LogEntry("lead", self.rank, self.by) if self.stand.vote.able else None
 
-    def _given_up(self, turn: int, why: str) -> Entry:
+    def _given_up(self, turn: int, why: str) -> LogEntry:
         """Let all take the heuristic, unless there is something better by now."""
         mine = self._guess(why)
         stands = self.log.write(turn + 1, mine)
@@ -204,18 +204,18 @@ class Turn(Generic[C]):
 
     # ------------------------------------------------------------------------------------------------------- entries
 
-    def _decided(self, answer: Found[C], origin: Any) -> Entry:
-        return Entry("decided", self.rank, self.by, encode(answer.config), origin)
+    def _decided(self, answer: Found[C], origin: Any) -> LogEntry:
+        return LogEntry("decided", self.rank, self.by, encode(answer.config), origin)
 
-    def _guess(self, why: str) -> Entry:
+    def _guess(self, why: str) -> LogEntry:
         """Return what all use where nobody knows better: the heuristic of who says so, or its first candidate."""
         found = guess(self.request, self.alone)
         if found is None:
-            return Entry("nothing", self.rank, self.by, why=why)
-        return Entry("decided", self.rank, self.by, encode(found.config), "heuristics", why)
+            return LogEntry("nothing", self.rank, self.by, why=why)
+        return LogEntry("decided", self.rank, self.by, encode(found.config), "heuristics", why)
 
 
-def guess(request: Request[C], alone: Alone[C]) -> Found[C] | None:
+def guess(request: Request[C], alone: LocalTiers[C]) -> Found[C] | None:
     """Return what this process would use without tuning."""
     answers = (source.ask(request) for source in guesses_of(alone))
     return next((answer for answer in answers if isinstance(answer, Found)), None)

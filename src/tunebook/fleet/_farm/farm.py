@@ -16,8 +16,8 @@ from tunebook._selection.env_pins import names_of
 from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import SavedCall, saved_calls
 from tunebook._tuning.job import Budget, parse_budget
-from tunebook.fleet._farm.task import Answer, Status, Task, tune_call
-from tunebook.fleet._farm.workers import Seat, engine_for
+from tunebook.fleet._farm.task import Status, Task, TaskOutcome, tune_call
+from tunebook.fleet._farm.workers import FarmWorker, engine_for
 from tunebook.formats._bundle import merge_into
 from tunebook.stores import open_store
 
@@ -38,7 +38,7 @@ _LOOK_S: Final = 0.5
 _VACANT_S: Final = 60.0
 
 
-class Result(NamedTuple):
+class FarmResult(NamedTuple):
     """What became of one recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
 
     `tuned_as` is what it is on the worker: the device may be another one than where it was recorded.
@@ -61,13 +61,13 @@ class FarmStep(NamedTuple):
     total: int
     elapsed_s: float
     running: dict[str, Problem]
-    latest: Result | None = None
+    latest: FarmResult | None = None
 
 
-class Report(NamedTuple):
+class FarmReport(NamedTuple):
     """What became of a recording, in its order."""
 
-    results: tuple[Result, ...]
+    results: tuple[FarmResult, ...]
     seconds: float
 
     @property
@@ -93,7 +93,7 @@ def tune_recording(
     at_once: int = 1,
     dry_run: bool = False,
     on_step: Callable[[FarmStep], None] | None = None,
-) -> Report:
+) -> FarmReport:
     """Tune the calls of a recording, or of the file of one, on many devices; what is known is not tuned again.
 
     `over` is where: None or "local" for the devices of this machine, "dask://host:port", "ray://auto" or
@@ -108,7 +108,7 @@ def tune_recording(
     """
     calls = [call for call in saved_calls(recording) if _is_meant(call, kernel, device)]
     if not calls:
-        return Report((), 0.0)
+        return FarmReport((), 0.0)
     path = Path(book).absolute() if isinstance(book, (str, os.PathLike)) else None
     store = open_store(path) if path is not None else default_book() if book is None else book
     farm = _Farm(engine_for(over, at_once), store, parse_budget(budget), on_step, calls)  # type: ignore[arg-type] # no path
@@ -138,10 +138,10 @@ class _Farm:
         self._budget = budget
         self._waiting: list[Task] = []
         self._tries: Counter[Problem] = Counter()
-        self._results: dict[Problem, Result] = {}
-        self._running: dict[Future[Answer], tuple[Seat, Task]] = {}
-        self._free: list[Seat] = []
-        self._vacant: dict[Seat, float] = {}
+        self._results: dict[Problem, FarmResult] = {}
+        self._running: dict[Future[TaskOutcome], tuple[FarmWorker, Task]] = {}
+        self._free: list[FarmWorker] = []
+        self._vacant: dict[FarmWorker, float] = {}
         self._kept: list[Future[None]] = []
 
     def prepare(self, modules: Sequence[str], book: str | None, *, dry: bool) -> None:
@@ -162,7 +162,7 @@ class _Farm:
                     found[key] = (*found.get(key, ()), record.to_bytes())
         return found
 
-    def run(self) -> Report:
+    def run(self) -> FarmReport:
         try:
             self._free = self._engine.seats()
             with ThreadPoolExecutor(1, thread_name_prefix="tunebook-book") as self._bookkeeper:
@@ -175,7 +175,7 @@ class _Farm:
         finally:
             self._engine.close([seat for seat, _ in self._running.values()])
         results = tuple(self._results[call.problem] for call in self._calls)
-        return Report(results, time.monotonic() - self._began_s)
+        return FarmReport(results, time.monotonic() - self._began_s)
 
     # ------------------------------------------------------------------------------------------------------- sending
 
@@ -187,7 +187,7 @@ class _Farm:
             self._waiting.remove(task)
             granted = self._granted()
             if granted.is_spent and not task.dry:
-                self._finish(task, Answer("skipped", "the budget is spent", task.call.problem))
+                self._finish(task, TaskOutcome("skipped", "the budget is spent", task.call.problem))
                 continue
             self._free.remove(seat)
             self._tries[task.call.problem] += 1
@@ -201,10 +201,10 @@ class _Farm:
             self._tell()
         if not self._running and not self._vacant:
             for task in self._waiting:
-                self._finish(task, Answer("failed", "no worker is left that could tune it", task.call.problem))
+                self._finish(task, TaskOutcome("failed", "no worker is left that could tune it", task.call.problem))
             self._waiting.clear()
 
-    def _fits(self, seat: Seat, task: Task) -> bool:
+    def _fits(self, seat: FarmWorker, task: Task) -> bool:
         """Whether a seat has the device of a call: that kind if there is one, else that platform.
 
         A platform that no seat is known to have (only NVIDIA's GPUs are found without a framework) is left to those
@@ -249,7 +249,7 @@ class _Farm:
                 future.cancel()
                 self._lost(seat, task, ConnectionError(f"the worker {seat.name} is gone"))
 
-    def _lost(self, seat: Seat, task: Task, error: BaseException) -> None:
+    def _lost(self, seat: FarmWorker, task: Task, error: BaseException) -> None:
         renewed = self._engine.renewed(seat, error)
         if renewed is None:
             self._vacant[seat] = time.monotonic()
@@ -260,7 +260,7 @@ class _Farm:
             self._waiting.insert(0, task)
             return
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._finish(task, Answer("failed", f"{said} ({tries} times)", task.call.problem, worker=seat.name))
+        self._finish(task, TaskOutcome("failed", f"{said} ({tries} times)", task.call.problem, worker=seat.name))
 
     def _look_after_seats(self) -> None:
         for seat, since_s in list(self._vacant.items()):
@@ -270,14 +270,14 @@ class _Farm:
             if renewed is not None or time.monotonic() - since_s > _VACANT_S:
                 del self._vacant[seat]
 
-    def _finish(self, task: Task, answer: Answer) -> None:
+    def _finish(self, task: Task, answer: TaskOutcome) -> None:
         problem = task.call.problem
         if answer.record:  # also if it was known: the parent of another run may have died before it kept it
             self._kept.append(self._bookkeeper.submit(_keep, self._store, answer.record))
         detail = answer.detail
         if answer.status == "tuned" and answer.problem.device != problem.device:
             detail = f"{detail}, on {answer.problem.device}"
-        latest = Result(
+        latest = FarmResult(
             problem,
             answer.status,
             detail,
@@ -290,7 +290,7 @@ class _Farm:
         self._results[problem] = latest
         self._tell(latest)
 
-    def _tell(self, latest: Result | None = None) -> None:
+    def _tell(self, latest: FarmResult | None = None) -> None:
         if self._on_step is None:
             return
         running = {seat.name: task.call.problem for seat, task in self._running.values()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebook._base.errors import MissingDependency, Unsupported
-from tunebook.fleet._farm.workers import Seat, seats_from
+from tunebook.fleet._farm.workers import FarmWorker, seats_from
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -18,19 +18,19 @@ class DaskEngine:
         self._own = isinstance(client, str)
         self._client = _connected(client) if isinstance(client, str) else client
         self._at_once = at_once
-        self._seats: list[Seat] = []
+        self._seats: list[FarmWorker] = []
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[FarmWorker]:
         self._seats = seats_from({address: self._executor(address) for address in self._living()}, self._at_once)
         if not self._seats:
             raise Unsupported(f"{self._client.scheduler.address} has no worker that answers; start some: dask worker")
         return list(self._seats)
 
-    def is_gone(self, seat: Seat) -> bool:
+    def is_gone(self, seat: FarmWorker) -> bool:
         # A task that is for one worker only waits for ever when that is gone, since another of its address may come.
         return seat.name not in self._living()
 
-    def renewed(self, seat: Seat, error: BaseException | None) -> Seat | None:  # noqa: ARG002 - the scheduler knows
+    def renewed(self, seat: FarmWorker, error: BaseException | None) -> FarmWorker | None:  # noqa: ARG002 - the scheduler knows
         living = self._living()
         if seat.name in living:
             return seat
@@ -43,7 +43,7 @@ class DaskEngine:
             self._seats.append(same)
         return same
 
-    def close(self, busy: list[Seat]) -> None:
+    def close(self, busy: list[FarmWorker]) -> None:
         for seat in busy:
             seat.executor.shutdown(wait=False)
         if self._own:

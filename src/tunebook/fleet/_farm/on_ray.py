@@ -6,13 +6,13 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebook._base.errors import MissingDependency, Unsupported
-from tunebook.fleet._farm.workers import Seat, seats_from
+from tunebook.fleet._farm.workers import FarmWorker, seats_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class _Place(NamedTuple):
+class _RayPlacement(NamedTuple):
     """What an actor asks Ray for."""
 
     gpus: float
@@ -25,14 +25,14 @@ class RayEngine:
     def __init__(self, address: str, at_once: int = 1) -> None:
         self._at_once = at_once
         self._ray = _connected(address)
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _RayPlacement] = {}
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[FarmWorker]:
         gpus = int(self._ray.cluster_resources().get("GPU", 0))
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        self._places = {f"gpu actor {n}": _Place(1 / self._at_once) for n in range(gpus * self._at_once)}
+        self._places = {f"gpu actor {n}": _RayPlacement(1 / self._at_once) for n in range(gpus * self._at_once)}
         for n in range(self._at_once):
-            self._places |= {f"cpu actor {n} on {node[:8]}": _Place(0.0, node) for node in nodes}
+            self._places |= {f"cpu actor {n} on {node[:8]}": _RayPlacement(0.0, node) for node in nodes}
         actors = {name: ActorExecutor(self._ray, place) for name, place in self._places.items()}
         seats = seats_from(actors, self._at_once)
         for name in actors.keys() - {seat.name for seat in seats}:
@@ -41,11 +41,11 @@ class RayEngine:
             raise Unsupported("no actor answers: the cluster has no GPU or processor that is free")
         return seats
 
-    def is_gone(self, seat: Seat) -> bool:  # noqa: ARG002 - as it says
+    def is_gone(self, seat: FarmWorker) -> bool:  # noqa: ARG002 - as it says
         """Return False: Ray tells by itself."""
         return False
 
-    def renewed(self, seat: Seat, error: BaseException | None) -> Seat | None:
+    def renewed(self, seat: FarmWorker, error: BaseException | None) -> FarmWorker | None:
         if error is not None and not isinstance(error, self._ray.exceptions.RayActorError):
             return seat
         actor = ActorExecutor(self._ray, self._places[seat.name])
@@ -55,7 +55,7 @@ class RayEngine:
             actor.shutdown()
         return same
 
-    def close(self, busy: list[Seat]) -> None:  # noqa: ARG002 - as it says
+    def close(self, busy: list[FarmWorker]) -> None:  # noqa: ARG002 - as it says
         # All actors of this program go with its connection, those at work too.
         self._ray.shutdown()
 
@@ -63,13 +63,13 @@ class RayEngine:
 class ActorExecutor(Executor):
     """One actor as an executor."""
 
-    def __init__(self, ray: Any, place: _Place) -> None:
+    def __init__(self, ray: Any, place: _RayPlacement) -> None:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": place.gpus, "max_restarts": 0}
         if place.node is not None:
             affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
             options["scheduling_strategy"] = affinity(place.node, soft=False)
         self._ray = ray
-        self._actor = ray.remote(_Worker).options(**options).remote()
+        self._actor = ray.remote(_RayWorker).options(**options).remote()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in the actor."""
@@ -81,7 +81,7 @@ class ActorExecutor(Executor):
         self._ray.kill(self._actor)
 
 
-class _Worker:
+class _RayWorker:
     """What the actor is."""
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -38,7 +38,7 @@ Status: TypeAlias = Literal["tuned", "known", "new", "failed", "skipped"]
 _SCRIPT: Final = "__main__"
 
 
-class Facts(NamedTuple):
+class WorkerFacts(NamedTuple):
     """What a worker has: where it is, and its devices as (kind, physical device), those that it measures on by default.
 
     A GPU is the first that it sees, since that is where frameworks put arrays.
@@ -66,7 +66,7 @@ class Task(NamedTuple):
     attempt: int = 1
 
 
-class Answer(NamedTuple):
+class TaskOutcome(NamedTuple):
     """What became of a task. `problem` is what the call is on the worker, whose device may be of another kind."""
 
     status: Status
@@ -78,48 +78,48 @@ class Answer(NamedTuple):
     worker: str = ""
 
 
-def look_around() -> Facts:
+def look_around() -> WorkerFacts:
     """Return what this worker has."""
     gpus = [(f"gpu:{' '.join(name.split())}", physical_name("gpu", 0)) for name in cuda_names()[:1]]
     process = this_process()
     node = os.uname().nodename
-    return Facts(f"{node} {process.host}", node, process.pid, (*gpus, (host_cpu(), "cpu")))
+    return WorkerFacts(f"{node} {process.host}", node, process.pid, (*gpus, (host_cpu(), "cpu")))
 
 
-def tune_call(task: Task) -> Answer:
+def tune_call(task: Task) -> TaskOutcome:
     """Tune a call here, unless it is known. What goes wrong with the call itself is an answer and not an error."""
     began_s = time.monotonic()
     try:
         answer = _tuned(task)
     except TunebookError as error:
-        answer = Answer("failed", str(error), task.call.problem)
+        answer = TaskOutcome("failed", str(error), task.call.problem)
     worker = f"{os.uname().nodename}:{os.getpid()}"
     return answer._replace(seconds=time.monotonic() - began_s, worker=worker)
 
 
-def _tuned(task: Task) -> Answer:
+def _tuned(task: Task) -> TaskOutcome:
     kernel = _kernel_of(task)
     call = task.call.restored()
     selector = _selector_of(kernel, task)
     if selector.persistent is None:
-        return Answer("skipped", "it keeps nothing (store=False), so it would be lost", call.problem)
+        return TaskOutcome("skipped", "it keeps nothing (store=False), so it would be lost", call.problem)
     problem = problem_here(kernel, call.invocation(kernel))
     wanted, found = _platform(call.problem), _platform(problem)
     if wanted != found:
-        return Answer("skipped", f"recorded on a {wanted}, but this worker has a {found} for it", problem)
+        return TaskOutcome("skipped", f"recorded on a {wanted}, but this worker has a {found} for it", problem)
     store = selector.persistent.store
     merge_into(store, map(Record.from_bytes, task.records))
     if store.get(problem) is None:
         selector.cache.clear()  # what only the memory of a long-lived worker knows is not written down, and must be
     outcome = tune_recorded(call, selector, Budget(trials=0) if task.dry else task.budget)
     if task.dry and outcome.status == "skipped":
-        return Answer("new", "", problem)
+        return TaskOutcome("new", "", problem)
     record = store.get(problem)
     kept = b"" if record is None else record.to_bytes()
     if outcome.status == "tuned" and not kept:
-        return Answer("failed", f"tuned, but {store.where} did not keep it", problem)
+        return TaskOutcome("failed", f"tuned, but {store.where} did not keep it", problem)
     ran = 0 if outcome.tuned is None else outcome.tuned.ran
-    return Answer(outcome.status, outcome.detail, problem, kept, ran)
+    return TaskOutcome(outcome.status, outcome.detail, problem, kept, ran)
 
 
 def _platform(problem: Problem) -> str:

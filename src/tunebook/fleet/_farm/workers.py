@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 60.0
 
 
-class Seat(NamedTuple):
+class FarmWorker(NamedTuple):
     """One problem at a time is tuned here. `kind` is the device's; "" where it is not known, which fits everything."""
 
     name: str
@@ -44,20 +44,20 @@ class Seat(NamedTuple):
 class Engine(Protocol):
     """Workers of one kind. Called by one thread."""
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[FarmWorker]:
         """Return the seats that there are now."""
 
-    def is_gone(self, seat: Seat) -> bool:
+    def is_gone(self, seat: FarmWorker) -> bool:
         """Whether the worker of a seat is known to be gone, while its future waits."""
 
-    def renewed(self, seat: Seat, error: BaseException | None) -> Seat | None:
+    def renewed(self, seat: FarmWorker, error: BaseException | None) -> FarmWorker | None:
         """Return the seat to go on with after its worker raised or was lost; None if there is none for now."""
 
-    def close(self, busy: list[Seat]) -> None:
+    def close(self, busy: list[FarmWorker]) -> None:
         """Let go of the workers; those in `busy` are still at work, which is not wanted any more."""
 
 
-def seats_from(workers: Mapping[str, Executor], at_once: int, others: Iterable[Seat] = ()) -> list[Seat]:
+def seats_from(workers: Mapping[str, Executor], at_once: int, others: Iterable[FarmWorker] = ()) -> list[FarmWorker]:
     """Ask workers what they have, and return seats; `others` have some of the devices already.
 
     A device gets at most `at_once`, from different workers. Who does not answer gets none.
@@ -72,7 +72,7 @@ def seats_from(workers: Mapping[str, Executor], at_once: int, others: Iterable[S
             device = f"{facts.host} {physical}"
             if taken[device] < at_once:
                 taken[device] += 1
-                found.append(Seat(name, workers[name], device, kind))
+                found.append(FarmWorker(name, workers[name], device, kind))
     return found
 
 
@@ -90,25 +90,25 @@ class LocalEngine:
         self._shown = {f"process {n}": gpu for n, gpu in enumerate(devices * at_once)}
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
-    def seats(self) -> list[Seat]:
+    def seats(self) -> list[FarmWorker]:
         self._pools = {name: _pool(gpu) for name, gpu in self._shown.items()}
         seats = seats_from(self._pools, self._at_once)
         if not seats:
             raise Unsupported("no worker process could be started; a script needs `if __name__ == '__main__':`")
         return seats
 
-    def is_gone(self, seat: Seat) -> bool:  # noqa: ARG002 - as it says
+    def is_gone(self, seat: FarmWorker) -> bool:  # noqa: ARG002 - as it says
         """Return False: a pool tells by itself."""
         return False
 
-    def renewed(self, seat: Seat, error: BaseException | None) -> Seat | None:
+    def renewed(self, seat: FarmWorker, error: BaseException | None) -> FarmWorker | None:
         if not isinstance(error, BrokenExecutor):
             return seat
         seat.executor.shutdown(wait=False)
         self._pools[seat.name] = _pool(self._shown[seat.name])
         return seat._replace(executor=self._pools[seat.name])
 
-    def close(self, busy: list[Seat]) -> None:
+    def close(self, busy: list[FarmWorker]) -> None:
         working = {seat.name for seat in busy}
         for name, pool in self._pools.items():
             processes = list((pool._processes or {}).values())  # noqa: SLF001 - public only since Python 3.14
@@ -163,18 +163,18 @@ class GivenEngine:
     def __init__(self, executor: Executor, at_once: int, *, close: bool = False) -> None:
         self._executor, self._at_once, self._close = executor, at_once, close
 
-    def seats(self) -> list[Seat]:
-        return [Seat(f"place {n}", self._executor) for n in range(self._at_once)]
+    def seats(self) -> list[FarmWorker]:
+        return [FarmWorker(f"place {n}", self._executor) for n in range(self._at_once)]
 
-    def is_gone(self, seat: Seat) -> bool:  # noqa: ARG002 - as it says
+    def is_gone(self, seat: FarmWorker) -> bool:  # noqa: ARG002 - as it says
         """Return False: nobody can tell."""
         return False
 
-    def renewed(self, seat: Seat, error: BaseException | None) -> Seat | None:  # noqa: ARG002 - as it says
+    def renewed(self, seat: FarmWorker, error: BaseException | None) -> FarmWorker | None:  # noqa: ARG002 - as it says
         """Return the same seat: if the executor is broken, it says so again."""
         return seat
 
-    def close(self, busy: list[Seat]) -> None:
+    def close(self, busy: list[FarmWorker]) -> None:
         if self._close:
             self._executor.shutdown(wait=not busy, cancel_futures=True)
 
