@@ -81,7 +81,7 @@ docs: $(VENV)/ready
 	@echo 'open site/index.html'
 
 ray: $(RAY)/ready services
-	$(RAY)/bin/python -m pytest -m ray tests/test_farm_ray.py
+	$(RAY)/bin/python -m pytest -m ray tests/fleet/test_farm_ray.py
 
 bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py

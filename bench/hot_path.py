@@ -5,7 +5,7 @@
 Thread CPU time, interleaved rounds, medians; everything in this one process. Prints a table against the targets, and
 writes bench/results/hot_path.json. The kernels do nothing, so that what is measured is the way to them. The exit status
 is not zero if the peer is missing and `--no-peers` is not given; a target that is not met is printed, and is no error:
-in CI the hot path is gated by instruction counts (tests/test_hot_path_instructions.py).
+in CI the hot path is gated by instruction counts (tests/_hotpath/test_hot_path_instructions.py).
 
 What an installation does by default is measured, that is with the accelerator if it was built, and beside it the
 pure-Python way.

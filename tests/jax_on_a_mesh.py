@@ -1,4 +1,4 @@
-"""What needs several devices; run with 8 of them by tests/test_jax_sharding.py. Each check prints its name and "ok"."""
+"""Checks that need several devices, run with 8 by test_jax_sharding.py. Each prints its name and "ok"."""
 
 from __future__ import annotations
 

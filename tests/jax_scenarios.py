@@ -1,4 +1,4 @@
-"""The ways in which a jax program may call a tunable function; run with 8 devices by tests/test_jax_trace.py.
+"""The ways in which a jax program may call a tunable function; run with 8 devices by tests/adapters/test_jax_trace.py.
 
 Each prints what came of it as one line of JSON. The decoy traces fast and runs slowly: whoever times tracing picks it.
 """

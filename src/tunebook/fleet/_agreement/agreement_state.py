@@ -20,7 +20,7 @@ from tunebook._selection.tiers import Found, Request, Skipped, key_of
 from tunebook.fleet._agreement.ballot import LogEntry, Vote
 from tunebook.fleet._agreement.board import Board, Patient
 from tunebook.fleet._agreement.log import Log
-from tunebook.fleet._agreement.round import Position, AgreementRound, Terms, guess, live
+from tunebook.fleet._agreement.round import AgreementRound, Position, Terms, guess, live
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:

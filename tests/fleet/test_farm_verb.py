@@ -1,0 +1,180 @@
+"""`tunebook tune`, and the devices of this machine as it finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import farm_gpu
+import farm_kernels
+import numpy as np
+import pytest
+from fake_driver import driver as driver  # noqa: PLC0414 - a fixture
+from test_farm import HERE, alive, log, recorded, wait_for
+from test_farm import stage as stage  # noqa: PLC0414 - a fixture
+
+import tunebook as tb
+from tunebook import fleet
+from tunebook._cli import main
+from tunebook._selection.persistent_cache import default_book
+from tunebook.fleet._farm.workers import LocalEngine
+
+PAGE = HERE.parent / "docs" / "fleet-tuning.md"
+PAGE_BLOCK = re.compile(r"```python title=\"(\S+)\"\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def gpus(driver, monkeypatch):
+    """A driver with four GPUs, of which this process may use two."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(Path(driver).parent))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+
+
+# ------------------------------------------------------------------------------------------------ devices of a machine
+
+
+def test_each_gpu_has_a_process_and_the_processor_one(gpus):
+    engine = LocalEngine(1)
+    seats = engine.seats()
+    engine.close(seats)
+    assert sorted(seat.kind.partition(" A")[0] for seat in seats if seat.platform == "gpu") == [
+        "gpu:Made Up 1",
+        "gpu:Made Up 3",
+    ]
+    assert [seat.platform for seat in seats].count("cpu") == 1
+    assert len({seat.device for seat in seats}) == len({seat.name for seat in seats}) == 3
+
+
+def test_problems_go_to_gpus_of_their_kind_and_are_known_there_afterwards(tmp_path, gpus):
+    with tb.record() as calls:
+        for n in range(1, 5):
+            farm_gpu.on_gpu(farm_gpu.Array((n,)))
+        farm_kernels.quick(np.ones(5))
+    for call in list(calls):
+        if call.args[0].shape[0] in (2, 4):
+            del calls._calls[call.problem]
+            elsewhere = replace(call, problem=call.problem._replace(device="gpu:Made Up 1"))
+            calls._calls[elsewhere.problem] = elsewhere
+    (tmp_path / "log").unlink()
+    report = fleet.tune_recording(calls)
+    assert report.counts == {"tuned": 5}
+    assert all(result.problem == result.tuned_as for result in report.results)
+    ran = {(event, size) for event, size, *_ in log(tmp_path)}
+    assert ran == {("gpu-3", "1"), ("gpu-1", "2"), ("gpu-3", "3"), ("gpu-1", "4"), ("run", "5")}
+    assert fleet.tune_recording(calls).counts == {"known": 5}
+
+
+def test_with_two_at_once_one_compiles_while_the_other_measures(tmp_path):
+    (tmp_path / "first").mkdir()
+    calls = recorded(tmp_path / "calls.json", farm_kernels.compiled, sizes=[1, 2])
+    (tmp_path / "first").rmdir()
+    report = fleet.tune_recording(calls, at_once=2)
+    assert report.counts == {"tuned": 2}, report.results
+
+
+def test_ctrl_c_ends_the_workers_at_once(tmp_path):
+    (tmp_path / "go").touch()
+    calls = recorded(tmp_path / "calls.json", farm_kernels.stuck, sizes=[1])
+    (tmp_path / "go").unlink()
+    (tmp_path / "log").unlink()
+    parent = subprocess.Popen([sys.executable, HERE / "farm_parent.py", calls, "local"], stderr=subprocess.PIPE)
+    wait_for(lambda: log(tmp_path))
+    parent.send_signal(signal.SIGINT)
+    said = parent.communicate(timeout=30)[1]
+    assert b"KeyboardInterrupt" in said
+    wait_for(lambda: not alive(int(log(tmp_path)[0][2])))
+
+
+# ------------------------------------------------------------------------------------------------ the verb
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Return a function that runs the command, and returns its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code = main(["tune", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_the_verb_says_what_it_would_do_and_does_it(tmp_path, run):
+    calls = recorded(tmp_path / "calls.json", sizes=[1, 2])
+    code, out, _ = run(calls, "--dry-run")
+    assert (code, out.count(" new ")) == (0, 2)
+    assert list(default_book().items()) == []
+    code, out, err = run(calls, "--watch", "--budget", "1m")
+    assert (code, out.count(" tuned ")) == (0, 2)
+    assert "[2/2] tuned farm.quick@v0 x=float64[" in err
+    code, out, _ = run(calls, "--json")
+    assert code == 0
+    assert [entry["status"] for entry in json.loads(out)] == ["known", "known"]
+    assert {entry["id"] for entry in json.loads(out)} == {
+        p.stem for p in Path(os.environ["TUNEBOOK_HOME"]).glob("v1/*/*/*.json")
+    }
+
+
+def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
+    with tb.record() as calls:
+        farm_kernels.broken(np.ones(1))
+    calls.save("calls.json")
+    (tmp_path / "breaks").touch()
+    code, out, _ = run("calls.json")
+    assert code == 1
+    assert "failed" in out
+    assert "all 2 candidates failed" in out
+
+
+def test_patterns_that_fit_nothing_and_files_that_are_none(tmp_path, run):
+    recorded(tmp_path / "calls.json", sizes=[1])
+    assert run("calls.json", "--kernel", "other*") == (1, "", "no call of the recording fits\n")
+    assert run("missing.json")[0] == 3
+    assert run("calls.json", "--over", "nowhere")[0] == 2
+    assert run("calls.json", "--budget", "soon")[0] == 2
+
+
+def test_kernels_of_the_working_directory_are_found(tmp_path, run):
+    (tmp_path / "mine.py").write_text("""
+import numpy as np
+import tunebook as tb
+
+@tb.tunable(space=tb.Space(n=[10, 1000]), check=False)
+def kernel(x, *, config):
+    return sum(range(config.n))
+
+if __name__ == "__main__":
+    with tb.record() as calls:
+        kernel(np.ones(3))
+    calls.save("calls.json")
+""")
+    subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True)
+    code, out, _ = run("calls.json")
+    assert code == 1
+    assert "--import mine" in out
+    assert run("calls.json", "--import", "mine")[0] == 0
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_code_of_the_page_runs(tmp_path):
+    blocks = dict(PAGE_BLOCK.findall(PAGE.read_text()))
+
+    for name, code in blocks.items():
+        (tmp_path / name).write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{HERE.parent / 'src'}"}
+    assert blocks.keys() == {"kernels.py", "program.py", "tune.py"}
+    for script in ("program.py", "tune.py"):
+        done = subprocess.run(
+            [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
