@@ -17,7 +17,7 @@ help:
 	@echo 'make bench   the numbers in the README, beside the peers'"'"'; writes bench/results'
 	@echo 'make docs    the site, in site/'
 	@echo 'make ray     tuning on a Ray cluster, tested on one of its own'
-	@echo 'make lint    ruff and mypy alone'
+	@echo 'make lint    ruff, mypy and the word count alone'
 
 # The compiler first: installing builds the accelerator if there is one.
 ACCELERATOR := hatch_build.py src/tunebook/_hotpath/_packed.c

@@ -106,6 +106,12 @@ def test_the_top_of_the_package_is_a_table_of_contents():
     assert {folder_of(name) for name in MODULES} - {""} <= {*FOLDERS}, "a folder is missing in FOLDERS"
 
 
+def test_the_map_in_contributing_is_this_one():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    width = max(map(len, FOLDERS)) + 2
+    assert "\n".join(f" {folder:<{width}}{purpose}" for folder, purpose in FOLDERS.items()) in page
+
+
 @pytest.mark.parametrize("me", set(MODULES) - {"__main__"}, ids=str)
 def test_imports_go_down_the_folders(me):
     wrong = [other for other in imports_of(MODULES[me]) if not may_import(me, other)]
