@@ -265,7 +265,7 @@ class TestCarryingAbout(OnABook):
     @pytest.mark.parametrize("name", OTHERS)
     def test_each_tools_file_comes_in_and_goes_out_again(self, name, place, run, tmp_path):
         files = {"triton": "matmul_kernel.autotune.json", "tokamax": "tokamax", "vllm": "vllm"}
-        file = str(Path(__file__).parents[1] / "formats" / files.get(name, f"{name}.json"))
+        file = str(Path(__file__).parents[1] / "formats" / "files" / files.get(name, f"{name}.json"))
         book = ("--format", name, "--book", str(tmp_path / "there"))
         assert run("import", file, *book)[0] == 0
         assert run("export", str(tmp_path / "out"), *book)[0] == 0
@@ -277,7 +277,7 @@ class TestCarryingAbout(OnABook):
         assert set(FORMATS) == set(OTHERS)
 
     def test_a_file_that_names_no_device_says_how_to_name_it(self, run, tmp_path):
-        file = str(Path(__file__).parents[1] / "formats" / "t4.json")
+        file = str(Path(__file__).parents[1] / "formats" / "files" / "t4.json")
         words = ("import", file, "--format", "t4", "--book", str(tmp_path / "there"))
         assert "1 of no device, because the file names none: --as-device does" in run(*words)[1]
         assert "no device" not in run(*words, "--as-device", "gpu:NVIDIA H200")[1]

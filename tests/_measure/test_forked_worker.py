@@ -365,9 +365,9 @@ def output_of(script):
     """Run a script in which `kill_with(candidate)` returns how its worker died; warnings are errors there."""
     start = """
 import atexit, ctypes, faulthandler, os, signal, warnings
-from tunebook._measure.forked_worker import Job, Worker
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 def kill_with(candidate):
-    with Worker(Job(build=lambda _: candidate, first=lambda run: run(), sample=None)) as worker:
+    with ForkedWorker(ChildTask(build=lambda _: candidate, first=lambda run: run(), sample=None)) as worker:
         return worker.prepare(0).failure.message
 """
     command = [sys.executable, "-W", "error", "-c", start + script]

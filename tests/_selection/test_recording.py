@@ -178,7 +178,7 @@ def test_an_argument_of_a_class_that_nothing_declares_is_a_clear_error(tmp_path)
     with tb.record() as calls:
         kernel(np.ones(3), Mode.CAUSAL)
     calls.save(tmp_path / "calls.json")
-    with pytest.raises(tb.CodecError, match=r"test_registry\.Mode"):
+    with pytest.raises(tb.CodecError, match=r"test_recording\.Mode"):
         tb.Recording.load(tmp_path / "calls.json")
 
 
@@ -287,7 +287,7 @@ def test_what_is_known_on_a_gpu_is_not_tuned_again():
         made.append(spec.shape)
         return PretendArray(spec.shape)
 
-    register_library("test_registry", make_array)
+    register_library("test_recording", make_array)
     kernel, _ = make(heuristic={"block": 2})
     with tb.record() as calls:
         kernel(PretendArray((1000, 1000)))

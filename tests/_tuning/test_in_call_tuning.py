@@ -332,7 +332,7 @@ class Foreign:
 
 def test_arrays_that_cannot_be_put_back_keep_the_heuristic_and_say_why():
     calls, mine = Calls(), Foreign()
-    with pytest.warns(tb.TunebookWarning, match=r"a test_incremental.Foreign could not be put back"):
+    with pytest.warns(tb.TunebookWarning, match=r"a test_in_call_tuning.Foreign could not be put back"):
         assert {calls.function(mine) for _ in range(50)} == {3.0}
     assert set(calls.runs) == {1}
     assert "could not be put back" in str(calls.function.explain(mine))

@@ -82,7 +82,7 @@ def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
             os.kill(os.getpid(), signal.SIGKILL)
         return config
 
-    with compile_ahead.Forks(dies, MANY) as forks:
+    with compile_ahead.CompileForks(dies, MANY) as forks:
         assert [forks.compile(config) for config in MANY] == MANY
 
 

@@ -26,7 +26,7 @@ from tunebook.formats import FORMATS
 from tunebook.stores import MemoryStore
 
 HERE = Path(__file__).parents[1]
-FILES = HERE / "formats"  # small files in each tool's own form
+FILES = HERE / "formats" / "files"  # small files in each tool's own form
 
 
 def same(one, two):
