@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -66,10 +67,54 @@ def test_nothing_unfinished_is_left():
 
 
 def test_every_public_name_is_documented():
-    public = [name for name in vars(tunebook) if not name.startswith("_")]
-    objects = [getattr(tunebook, name) for name in public]
-    undocumented = [n for n, o in zip(public, objects, strict=True) if callable(o) and not (o.__doc__ or "").strip()]
-    assert undocumented == []
+    public = [name for name in dir(tunebook) if not name.startswith("_")]
+    assert len(public) > 70
+    assert [name for name in public if not (getattr(tunebook, name).__doc__ or "").strip()] == []
+
+
+def imports_for_type_checkers():
+    """The imports under `if TYPE_CHECKING` at the top of the package, as (name, module, name in the module)."""
+    block = next(n for n in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(n, ast.If))
+    return [(alias.asname, node.module, alias.name) for node in block.body for alias in node.names]
+
+
+def test_type_checkers_see_every_name_that_is_loaded_late_and_no_other():
+    imports = imports_for_type_checkers()
+    assert sorted(name for name, _, _ in imports) == sorted(tunebook.__all__)
+    for name, module, original in imports:
+        assert name == original, "only `X as X` makes a name public to a type checker"
+        package = importlib.import_module(module)
+        found = getattr(package, original, None) or importlib.import_module(f"{module}.{original}")
+        assert getattr(tunebook, name) is found, name
+
+
+def test_public_names_can_be_listed_imported_with_a_star_and_shown_by_help():
+    code = """
+import pydoc, tunebook
+assert "Space" not in vars(tunebook)
+public = {name for name in dir(tunebook) if not name.startswith("_")}
+namespace = {}
+exec("from tunebook import *", namespace)
+assert public <= {*namespace}
+assert "class Space" in pydoc.render_doc(tunebook, renderer=pydoc.plaintext)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'tunebook' has no attribute 'tuneable'"):
+        tunebook.tuneable  # noqa: B018 - the access is the test
+
+
+def test_importing_costs_less_than_importing_asyncio():
+    code = "import time; start = time.process_time_ns(); import {}; print(time.process_time_ns() - start)"
+
+    def cpu_ns(module):
+        run = subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    pairs = [(cpu_ns("tunebook"), cpu_ns("asyncio")) for _ in range(3)]
+    assert min(ours for ours, _ in pairs) <= min(theirs for _, theirs in pairs)
 
 
 def test_importing_loads_no_framework():

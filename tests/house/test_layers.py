@@ -48,8 +48,6 @@ ORDER = list(FOLDERS)
 
 # Imports by name, at run time. Each points up, or sideways, and each is wanted: the lower side must not depend on it.
 BY_STRING = {
-    ("__init__", "formats"): "names that few processes need are loaded when they are asked for",
-    ("__init__", "_report"): "the same",
     ("_arrays/framework", "adapters"): "an adapter is loaded when its framework is there",
     ("_tuning/job", "_report"): "a notebook shows a result as a report",
     ("fleet/_agreement/agree", "adapters/_jax"): 'agree("jax") works without the adapter being imported first',
