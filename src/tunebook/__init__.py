@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tunebook import testing as testing
     from tunebook._api.executor import Executor as Executor
     from tunebook._api.explain import Explanation as Explanation
+    from tunebook._api.function_kernel import TunableOptions as TunableOptions
     from tunebook._api.tunable import Tunable as Tunable
     from tunebook._api.tunable import tunable as tunable
     from tunebook._api.tunable import tune as tune
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_api.executor": "Executor",
     "_api.explain": "Explanation",
+    "_api.function_kernel": "TunableOptions",
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
     "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult Hit Match Miss NoMatch Pending ToBeVerified "
     "TuneCache Unchecked",

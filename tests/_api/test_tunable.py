@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
 import threading
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -457,3 +459,26 @@ def test_after_an_edit_the_entry_is_not_trusted_and_only_what_is_new_is_measured
     expected = {"kernel": 2, "helper": 2, "candidate": 2}  # with a new candidate: that one and the incumbent
     assert run() == f"autotune_finish {expected[edit]}\n"
     assert run() == "cache_hit 0\n"
+
+
+def test_an_unknown_option_is_named_with_the_nearest_and_all_that_exist():
+    with pytest.raises(tb.DefinitionError, match=r"unknown option 'polcy'; did you mean 'policy'") as raised:
+        tb.tunable(space=SPACE, polcy=None)
+    assert all(name in str(raised.value) for name in ("space", "name", "heuristic", "reference", "on_event"))
+
+
+def test_every_option_is_described_in_the_docstring():
+    for option in tb.TunableOptions.__annotations__:
+        assert re.search(rf"`{option}[`=]", tb.tunable.__doc__), option
+
+
+def test_every_declared_option_can_be_given():
+    given = dict.fromkeys(tb.TunableOptions.__annotations__) | {"version": "1", "ignore": (), "layout": True}
+    given |= {"check": True, "objective": "typical", "store": False}
+    assert tb.tunable(lambda x, *, config: x, space=[{"block": 1}], **given)(3) == 3
+
+
+def test_type_checkers_are_told_every_option_by_every_overload():
+    signatures = [inspect.signature(each) for each in typing.get_overloads(tb.tunable)]
+    assert len(signatures) == 3
+    assert {s.parameters["options"].annotation for s in signatures} == {"Unpack[TunableOptions]"}

@@ -1,4 +1,4 @@
-"""A kernel made from one function: what `@tunable` gives to the selector."""
+"""A kernel made from one function, and the options of `@tunable`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.output_check import as_mismatch, comparison
@@ -23,78 +23,106 @@ from tunebook._statistics.objective import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
+    from typing import Literal
 
     from tunebook._base.vocabulary import StrategyLike
     from tunebook._kernel.output_check import Compare, Tolerance
+    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.roofline import Peak
+    from tunebook._tuning.tuner import Tuner
 
 CONFIG: Final = "config"
-# An amount of work: a number, or a function of the call's arguments.
-Amount: TypeAlias = "float | Callable[..., float]"
 HOW_TO_DIFFER: Final = (
     "unlike the heuristic's configuration. Give a reference= to check against, or check=False if outputs may differ"
 )
+# An amount of work: a number, or a function of the call's arguments.
+Amount: TypeAlias = "float | Callable[..., float]"
+SpaceLike: TypeAlias = "Space | Iterable[object] | Callable[..., Iterable[object]]"
+
+
+class TunableOptions(TypedDict, total=False):
+    """The options of `@tunable` beside `space` and `name`. The docstring of `tunable` describes each of them.
+
+    Declared here once: type checkers, editors and the check for unknown names read this list.
+    """
+
+    heuristic: object
+    version: str
+    key: Iterable[str] | None
+    ignore: Iterable[str]
+    bucket: Mapping[str, object] | None
+    layout: bool
+    reference: Callable[..., Any] | None
+    check: bool | str | Compare
+    tolerance: Tolerance | None
+    mutates: Iterable[str] | None
+    inputs: Callable[..., Iterable[Any]] | None
+    compile: Callable[[Any], object] | None
+    prune: Callable[..., Iterable[Any]] | None
+    cost: Callable[..., float] | None
+    keep: float | None
+    objective: str | Callable[[Sequence[float]], float]
+    flops: Amount | None
+    bytes: Amount | None
+    peak: Peak | None
+    strategy: StrategyLike | None
+    policy: AutotunePolicy | None
+    tuner: Tuner | None
+    store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
+    on_event: Callable[..., None] | None
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Raise `DefinitionError` for an unknown option of `@tunable`."""
+    valid = ("space", "name", *TunableOptions.__annotations__)
+    for option in options:
+        if option not in valid:
+            raise DefinitionError(f"tunable(): {did_you_mean('option', option, valid)}")
 
 
 class FunctionKernel(Kernel[Any, Any]):
-    """Its invocations hold one argument per parameter, in order, whatever way the caller passed them."""
+    """A kernel made from one function. Its invocations hold one argument per parameter, in order of the signature."""
 
     def __init__(
-        self,
-        function: Callable[..., Any] | Choice,
-        *,
-        space: Space | Iterable[object] | Callable[..., Iterable[object]] | None = None,
-        heuristic: object = None,
-        name: str | None = None,
-        version: str = "0",
-        key: Iterable[str] | None = None,
-        ignore: Iterable[str] = (),
-        bucket: Mapping[str, object] | None = None,
-        layout: bool = True,
-        reference: Callable[..., Any] | None = None,
-        inputs: Callable[..., Iterable[Any]] | None = None,
-        check: bool | str | Compare = True,
-        tolerance: Tolerance | None = None,
-        compile: Callable[[Any], object] | None = None,  # noqa: A002 - the word for it
-        prune: Callable[..., Iterable[Any]] | None = None,
-        cost: Callable[..., float] | None = None,
-        keep: float | None = None,
-        mutates: Iterable[str] | None = None,
-        objective: str | Callable[[Sequence[float]], float] = "typical",
-        flops: Amount | None = None,
-        bytes: Amount | None = None,  # noqa: A002 - as above
-        peak: Peak | None = None,
-        strategy: StrategyLike | None = None,
+        self, function: Callable[..., Any] | Choice, space: SpaceLike | None, name: str | None, options: TunableOptions
     ) -> None:
+        self._heuristic = options.get("heuristic")
         self._choice = function if isinstance(function, Choice) else None
         if isinstance(function, Choice):
-            function, space, heuristic = _of_choice(function, name, space, heuristic)
+            function, space, self._heuristic = _parts_of_choice(function, name, space, self._heuristic)
         elif space is None:
             raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
         self.function: Final = function
         self.parameters: Final = _parameters(function)
-        super().__init__(name or default_name(function), version, self._call_key)
-        self.names: Final = _names_that_count(self.op_id, list(self.parameters), key, ignore)
-        self.buckets: Final[Buckets] = as_buckets(bucket, self.names)
-        self.layout: Final = layout
-        self.compiles = compile is not None
+        super().__init__(name or default_name(function), options.get("version", "0"), self._call_key)
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
-        self._heuristic, self.reference, self._compile = heuristic, reference, compile
-        self._inputs = inputs
-        self._compare = comparison(check, tolerance)
+        key, ignore = options.get("key"), options.get("ignore", ())
+        self.names: Final = _key_names(self.op_id, list(self.parameters), key, ignore)
+        self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
+        self.layout: Final = options.get("layout", True)
+        self.reference: Final = options.get("reference")
+        self._compare = comparison(options.get("check", True), options.get("tolerance"))
         self.checks = self._compare is not None
-        self._pruning = Pruning(self.op_id, prune, cost, keep)
+        mutates = options.get("mutates")
         self.mutates = None if mutates is None else _known_names(self.op_id, "mutates", mutates, self.parameters)
-        objective_for(objective)  # a name that is none is an error here
-        self.objective = objective
-        self._flops, self._bytes, self._peak = flops, bytes, check_peak(peak)
-        self.strategy = _checked(strategy)
+        self._inputs = options.get("inputs")
+        self._compile = options.get("compile")
+        self.compiles = self._compile is not None
+        prune, cost = options.get("prune"), options.get("cost")
+        self._pruning = Pruning(self.op_id, prune, cost, options.get("keep"))
         self.prunes = self._choice is not None or prune is not None or cost is not None
+        self.objective = options.get("objective", "typical")
+        objective_for(self.objective)  # an unknown name is an error here
+        self._flops, self._bytes = options.get("flops"), options.get("bytes")
+        self._peak = check_peak(options.get("peak"))
+        self.strategy = _check_strategy(options.get("strategy"))
 
     def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
-        """Say what runs the function from one argument per parameter and a configuration, and who chooses that."""
+        """Set the selector and the runner, which takes one argument per parameter and a configuration."""
         self._runner = runner
         self.selector = selector
 
@@ -105,11 +133,11 @@ class FunctionKernel(Kernel[Any, Any]):
 
     @property
     def argument_classes(self) -> tuple[object, ...]:
-        """The classes that the function's parameters are annotated with, or have as defaults."""
+        """The annotations and the defaults of the function's parameters."""
         try:
             hints = typing.get_type_hints(self.function)
         except (NameError, TypeError, AttributeError):
-            hints = {}  # an annotation that cannot be resolved declares nothing
+            hints = {}  # an annotation that cannot be resolved
         defaults = [p.default for p in self.parameters.values() if p.default is not p.empty]
         return (*(hint for name, hint in hints.items() if name in self.parameters), *defaults)
 
@@ -118,7 +146,7 @@ class FunctionKernel(Kernel[Any, Any]):
         return Invocation(self.op_id, arguments, {}, override_cfg=override)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return one argument per parameter from a call as it was written."""
+        """Return one argument per parameter, from the arguments of a call."""
         signature = inspect.Signature(list(self.parameters.values()))
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -142,7 +170,7 @@ class FunctionKernel(Kernel[Any, Any]):
         return _configs(self.op_id, self._spread(self._space, inv))
 
     def checksum(self, inv: Invocation[Any, Any]) -> str:
-        """Return the digest over code and candidates; worked out once unless the candidates depend on the call."""
+        """Return the digest over code and candidates, made once unless the candidates depend on the call."""
         return self._static_checksum if isinstance(self._space, (Space, tuple)) else super().checksum(inv)
 
     @cached_property
@@ -164,21 +192,21 @@ class FunctionKernel(Kernel[Any, Any]):
         return None if self._compile is None else self._compile(cfg)
 
     def prune_cfgs(self, inv: Invocation[Any, Any], cfgs: Sequence[Any]) -> Iterable[Any]:
-        """Return the candidates that the author's hook and cost model leave."""
+        """Return the candidates that remain after `prune`, `cost` and `keep`."""
         wanted = [cfg for cfg in cfgs if self._choice is None or self.cfg_priority(inv, cfg) >= 0]
         return self._pruning(wanted, lambda function, first: self._spread(function, inv, first))
 
     def cfg_group(self, inv: Invocation[Any, Any], cfg: Any) -> int:
-        """Return the group of the way that a configuration names."""
+        """Return the group of the implementation that a configuration names."""
         return 0 if self._choice is None else self._choice.option(cfg).group
 
     def cfg_priority(self, inv: Invocation[Any, Any], cfg: Any) -> int:
-        """Return the priority of the way that a configuration names, for this call."""
+        """Return the priority of the implementation that a configuration names, for this call."""
         priority = 0 if self._choice is None else self._choice.option(cfg).priority
         return self._spread(priority, inv) if callable(priority) else priority
 
     def make_inputs(self, inv: Invocation[Any, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return what the author's function makes of the made-up arguments."""
+        """Return the result of `inputs` for the made-up arguments."""
         if self._inputs is None:
             return None
         made = tuple(self._spread(self._inputs, inv))
@@ -190,35 +218,35 @@ class FunctionKernel(Kernel[Any, Any]):
         return made, {}
 
     def mutated(self, inv: Invocation[Any, Any]) -> Sequence[object] | None:
-        """Return the arguments that the author declared to be written to."""
+        """Return the arguments that `mutates` names."""
         if self.mutates is None:
             return None
         return [value for name, value in zip(self.parameters, inv.args, strict=True) if name in self.mutates]
 
     def enough_s(self, inv: Invocation[Any, Any]) -> float:
-        """Return the seconds of a candidate that runs near what the device can do."""
+        """Return the seconds of a candidate that runs near the peak of the device."""
         roofline = self.roofline(inv)
         return 0.0 if roofline is None else roofline.least_s / NEAR
 
     def roofline(self, inv: Invocation[Any, Any]) -> Roofline | None:
-        """Return the work that the author stated, beside the peak that was given or is known of the device."""
+        """Return the work that `flops` and `bytes` state, with the peak of the device."""
         if self._flops is None and self._bytes is None:
             return None
         flops, moved = (self._spread(a, inv) if callable(a) else a for a in (self._flops, self._bytes))
         return Roofline(flops, moved, self._peak or peak_of(inv.device))
 
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
-        """Return what compares an output with the reference's."""
+        """Return a function that compares an output with the reference's output."""
         if self.reference is None or self._compare is None:
             return None
         return partial(_swapped, self._compare, self._spread(self.reference, inv))
 
     def compare(self, output: Any, expected: Any) -> Any:
-        """Return how an output differs from the one of the heuristic's configuration."""
+        """Return the difference between an output and the output of the heuristic's configuration."""
         return as_mismatch(self._compare(output, expected), HOW_TO_DIFFER) if self._compare is not None else None
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
-        """Call a function of the author's with the arguments as the kernel's own signature takes them."""
+        """Call `function` with `before` and the arguments, passed as the kernel's signature takes them."""
         positional: list[Any] = [*before]
         named: dict[str, Any] = {}
         for parameter, value in zip(self.parameters.values(), inv.args, strict=True):
@@ -233,10 +261,10 @@ class FunctionKernel(Kernel[Any, Any]):
         return function(*positional, **named)
 
 
-def _checked(strategy: StrategyLike | None) -> StrategyLike | None:
+def _check_strategy(strategy: StrategyLike | None) -> StrategyLike | None:
     if strategy is None:
         return None
-    from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - only who searches needs it
+    from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
 
     return check_strategy(strategy)
 
@@ -245,19 +273,19 @@ def _swapped(compare: Compare, expected: object, output: object) -> Any:
     return compare(output, expected)
 
 
-def _of_choice(
-    ways: Choice, name: str | None, space: object, heuristic: object
+def _parts_of_choice(
+    choice: Choice, name: str | None, space: object, heuristic: object
 ) -> tuple[Callable[..., Any], tuple[Config, ...], object]:
     """Return the function, the space and the heuristic of a choice among implementations."""
     if space is not None:
-        raise DefinitionError("a choice has its own space; give a way one with tunebook.Option(function, space=...)")
+        raise DefinitionError("a choice has its own space; give one to an Option: tunebook.Option(function, space=...)")
     if name is None:
-        raise DefinitionError(f"a choice of {', '.join(ways.options)} needs a name: tunable(choice(...), name='mul')")
-    return ways.function(name), tuple(ways), ways.default if heuristic is None else heuristic
+        raise DefinitionError(f"a choice of {', '.join(choice.options)} needs a name: tunable(choice(...), name='mul')")
+    return choice.function(name), tuple(choice), choice.default if heuristic is None else heuristic
 
 
 def as_config(value: object) -> Any:
-    """Return a plain dict as a `Config`; anything else is the author's own class and stays as it is."""
+    """Return a plain dict as a `Config`, and an instance of the author's own class unchanged."""
     return Config(**value) if type(value) is dict else value
 
 
@@ -271,7 +299,7 @@ def _configs(op_id: str, space: Any) -> tuple[Any, ...]:
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """Return the op id of a function that was given none: where it can be imported from."""
+    """Return the default op id of a function: the place to import it from."""
     module = function.__module__
     if module == "__main__":
         # Scripts are all called __main__; two of them with a `matmul` each must not share entries.
@@ -284,15 +312,13 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     config = parameters.pop(CONFIG, None)
     if config is None or config.kind is config.POSITIONAL_ONLY:
         raise DefinitionError(
-            f"{function.__qualname__} takes no keyword argument 'config'; write "
+            f"{function.__qualname__} does not take a keyword argument 'config'; write "
             f"def {function.__name__}({', '.join([*parameters, '*', CONFIG])})"
         )
     return parameters
 
 
-def _names_that_count(
-    op_id: str, parameters: list[str], key: Iterable[str] | None, ignore: Iterable[str]
-) -> tuple[str, ...]:
+def _key_names(op_id: str, parameters: list[str], key: Iterable[str] | None, ignore: Iterable[str]) -> tuple[str, ...]:
     if isinstance(key, str) or isinstance(ignore, str):
         raise DefinitionError(f"{op_id!r}: key= and ignore= take a tuple of names, such as ignore=('out',)")
     chosen = None if key is None else tuple(key)

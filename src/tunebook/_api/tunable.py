@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
-from tunebook._api.explain import Explanation, explain_call
-from tunebook._api.function_kernel import FunctionKernel, as_config
+from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
 from tunebook._arrays.framework import load_frameworks
 from tunebook._base.errors import DefinitionError, TunebookError
 from tunebook._hotpath.dispatcher import Dispatcher
@@ -23,19 +22,15 @@ from tunebook._tuning.progress import progress_for
 from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from tunebook._api.function_kernel import Amount
+    from tunebook._api.explain import Explanation
+    from tunebook._api.function_kernel import SpaceLike
     from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
-    from tunebook._kernel.output_check import Compare, Tolerance
-    from tunebook._kernel.policy import AutotunePolicy
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.recording import RecordedCall
     from tunebook._space.choice import Choice
-    from tunebook._space.space import Space
-    from tunebook._statistics.roofline import Peak
     from tunebook._tuning.progress import Progress
     from tunebook._tuning.reverify import Verified
 
@@ -44,13 +39,13 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Tunable(Protocol[R_co]):
-    """A tunable function: called as the author wrote it, without `config`, or with one to override."""
+    """A tunable function, called without `config`, or with a `config` that overrides the choice."""
 
     kernel: FunctionKernel
     selector: ConfigSelectorChain[Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run with the best configuration known; on the first call of its kind, tune."""
+        """Run with the best known configuration; tune on the first call of its kind."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say which configuration a call gets and why, without running or tuning anything."""
@@ -59,11 +54,11 @@ class Tunable(Protocol[R_co]):
         """Give this function one configuration inside a with-block, in this thread or task."""
 
     def problem(self, *args: Any, **kwargs: Any) -> Problem:
-        """Return what a call is looked up by."""
+        """Return the key of a call in memory and in the book."""
 
 
 class _TunableBuilder(Generic[R]):
-    """Builds a generated function and what hangs on it."""
+    """Builds a generated function and its attributes."""
 
     def __init__(self, kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> None:
         self.kernel: Final = kernel
@@ -89,6 +84,8 @@ class _TunableBuilder(Generic[R]):
         return self.kernel.problem(self.kernel.invocation(self.kernel.arguments(args, kwargs)))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        from tunebook._api.explain import explain_call  # noqa: PLC0415 - loaded late: 3 ms
+
         inv = self.kernel.invocation(self.kernel.arguments(args, kwargs))
         return explain_call(self.selector, inv, self.kernel)
 
@@ -98,9 +95,9 @@ class _TunableBuilder(Generic[R]):
         return overlay_op(self.kernel.op_id_v, as_config(values if config is None else config))
 
     def function(self) -> Tunable[R]:
-        """Return the generated function, dressed as the author's.
+        """Return the generated function with the name, the docstring and the signature of the author's function.
 
-        Attributes on a function, because a class with `__call__` would add half as much again to every tuned call.
+        Attributes on a function, because a class with `__call__` would make every tuned call half as slow again.
         """
         call = self.dispatcher.function
         original = self.kernel.function
@@ -130,71 +127,46 @@ def _signature(original: Callable[..., Any]) -> inspect.Signature:
 
 
 @overload
-def tunable(function: Callable[..., R], /, *, space: Any, **options: Any) -> Tunable[R]: ...
+def tunable(
+    function: Callable[..., R], /, *, space: SpaceLike, name: str | None = None, **options: Unpack[TunableOptions]
+) -> Tunable[R]: ...
 @overload
-def tunable(function: Choice, /, *, name: str, **options: Any) -> Tunable[Any]: ...
+def tunable(function: Choice, /, *, name: str, **options: Unpack[TunableOptions]) -> Tunable[Any]: ...
 @overload
 def tunable(
-    *,
-    space: Space | Iterable[object] | Callable[..., Iterable[object]],
-    heuristic: object = None,
-    name: str | None = None,
-    version: str = "0",
-    key: Iterable[str] | None = None,
-    ignore: Iterable[str] = (),
-    bucket: Mapping[str, object] | None = None,
-    layout: bool = True,
-    reference: Callable[..., Any] | None = None,
-    check: bool | str | Compare = True,
-    tolerance: Tolerance | None = None,
-    compile: Callable[[Any], object] | None = None,
-    prune: Callable[..., Iterable[Any]] | None = None,
-    cost: Callable[..., float] | None = None,
-    keep: float | None = None,
-    mutates: Iterable[str] | None = None,
-    inputs: Callable[..., Iterable[Any]] | None = None,
-    objective: str | Callable[[Sequence[float]], float] = "typical",
-    flops: Amount | None = None,
-    bytes: Amount | None = None,
-    peak: Peak | None = None,
-    strategy: StrategyLike | None = None,
-    policy: AutotunePolicy | None = None,
-    tuner: Tuner | None = None,
-    store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
-    on_event: Callable[..., None] | None = None,
+    *, space: SpaceLike, name: str | None = None, **options: Unpack[TunableOptions]
 ) -> Callable[[Callable[..., R]], Tunable[R]]: ...
 def tunable(
     function: Callable[..., Any] | Choice | None = None,
     /,
     *,
-    policy: AutotunePolicy | None = None,
-    tuner: Tuner | None = None,
-    store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None = None,
-    on_event: Callable[..., None] | None = None,
-    **options: Any,
+    space: SpaceLike | None = None,
+    name: str | None = None,
+    **options: Unpack[TunableOptions],
 ) -> Any:
     """Make a function that takes `config` choose it by itself, measured once and remembered.
 
-    `space` is a `Space`, a list of configurations, or a function of the arguments that returns one. `heuristic` is a
-    configuration, or a function of the arguments that returns one. `key` names the arguments that matter, `ignore`
-    those that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
-    `store` is where decisions are kept: None for the user's own book, a path as for `PersistentCache`, or False for
-    memory only.
+    `space` is a `Space`, a list of configurations, or a function of the arguments that returns such a list. `heuristic`
+    is a configuration, or a function of the arguments that returns one. `name` and `version` identify the function in
+    the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
+    arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
+    `store` is the place of the book: None for the user's own book, a path as for `PersistentCache`, or False for
+    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`; `on_event` is called with each event of a choice.
 
-    Every candidate's output is checked before its time counts: against that of `reference`, or else of the heuristic's
-    configuration. `tolerance` is relative to the largest value, for all dtypes or by their names; `check="exact"` asks
-    for equal bits, a function of an output and the right one says what is wrong, and False checks nothing.
-    `mutates` names the arguments that runs write to; if it is not given, that is found out. `inputs` is a function of
-    made-up arguments that returns better ones, for calls that are tuned where there is no data: in a trace of jax's.
+    The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
+    heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
+    `check="exact"` asks for equal bits, False checks nothing, and a function of the output and the expected output
+    returns the difference. `mutates` names the arguments that runs write to; by default they are detected. `inputs` is
+    a function of made-up arguments that returns better ones, for calls without data: in a trace of jax.
 
-    `compile` prepares one configuration, and is called for several at once while others run. `prune` gets the
-    candidates and the arguments, and returns those worth a try; of these the `keep` cheapest by `cost`, a function of
-    a configuration and the arguments, are tried. `objective` says what is best: "typical" (a mean of the faster
-    half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are the work of a call, as numbers or
-    functions of the arguments: near the `peak` of the device, tuning ends.
+    `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
+    gets the candidates and the arguments, and returns the candidates worth a try. Of these the `keep` cheapest are
+    tried, by `cost`, a function of a configuration and the arguments. `objective` is the quantity to minimise:
+    "typical" (a mean of the faster half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are
+    the work of a call, as numbers or functions of the arguments: near the `peak` of the device, tuning ends.
 
     `strategy` searches the candidates instead of racing them all: "auto", "guided", "local", "evolution", "random",
-    "exhaustive", or a class as `tunebook.search` has them. A `Space` of more than 1000 is searched by "auto" anyway.
+    "exhaustive", or a class from `tunebook.search`. A `Space` of more than 1000 is searched by "auto" anyway.
 
     >>> @tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False)
     ... def total(n, *, config):
@@ -204,24 +176,29 @@ def tunable(
     >>> total(100, config={"step": 1})
     100
     """
+    check_options(options)
     if function is None:
-        return partial(tunable, policy=policy, tuner=tuner, store=store, on_event=on_event, **options)
+        return partial(tunable, space=space, name=name, **options)
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
     load_frameworks()
-    kernel = FunctionKernel(function, **options)
-    persistent = _persistent(kernel.op_id, store)
+    kernel = FunctionKernel(function, space, name, options)
+    store = options.get("store")
+    if store is not False and not isinstance(store, PersistentCache):
+        store = PersistentCache(kernel.op_id, store)
     selector: ConfigSelectorChain[Any] = ConfigSelectorChain(
-        ConfigCache(), policy, tuner or Tuner(), persistent, on_event=on_event
+        ConfigCache(),
+        options.get("policy"),
+        options.get("tuner") or Tuner(),
+        None
+        if store is False
+        else store
+        if isinstance(store, PersistentCache)
+        else PersistentCache(kernel.op_id, store),
+        on_event=options.get("on_event"),
     )
     built: _TunableBuilder[Any] = _TunableBuilder(kernel, selector)
     kernel.attach(built.dispatcher.run, selector)
     return built.function()
-
-
-def _persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
-    if store is False:
-        return None
-    return store if isinstance(store, PersistentCache) else PersistentCache(op_id, store)
 
 
 def tune(
@@ -233,7 +210,7 @@ def tune(
     strategy: StrategyLike | None = None,
     **kwargs: Any,
 ) -> Tuned[Any]:
-    """Tune one call ahead of time, and return the measurements; what was measured before is not measured again.
+    """Tune one call ahead of time and return the measurements; earlier measurements are used again.
 
     `budget` is seconds, or a string such as "30s" or "200 trials". `progress` is True or False, a function of `Step`,
     or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
@@ -254,10 +231,10 @@ def tune_together(
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
 ) -> Tuned[Any]:
-    """Find the one configuration that is best for several calls on the whole, and use it for each of them.
+    """Find the one configuration with the least mean time over several calls, and use it for each of them.
 
-    What counts is the mean of the calls' times, each by its weight: how often it happens, say. A call is a tuple of
-    positional arguments. For shapes that change all the time, or where switching configurations costs something.
+    `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
+    shapes that change all the time, or where switching configurations costs something.
     """
     kernel = _kernel_of(function)
     invs = [kernel.invocation(kernel.arguments(call, {})) for call in calls]
@@ -273,10 +250,10 @@ def verify(
     progress: Progress | bool | None = None,
     **kwargs: Any,
 ) -> Verified[Any]:
-    """Measure again only those that could have won a call, and keep its choice if it still wins or ties.
+    """Measure again only the candidates that could win a call, and keep its choice if it still wins or ties.
 
-    If it does not, or there is none yet, the call is tuned as by `tune`. After an update of a driver or a library this
-    happens by itself, at the first call.
+    If it does not, or the call has no choice yet, the call is tuned as by `tune`. After an update of a driver or a
+    library this happens by itself, at the first call.
     """
     kernel = _kernel_of(function)
     arguments = kernel.arguments(args, kwargs)
@@ -292,7 +269,7 @@ def _kernel_of(function: object) -> FunctionKernel:
 
 
 class Outcome(NamedTuple):
-    """What `tune_all` did with one recorded call: "tuned", "known", "failed" or "skipped", and why."""
+    """The result of `tune_all` for one recorded call: "tuned", "known", "failed" or "skipped", and the reason."""
 
     call: RecordedCall
     status: Literal["tuned", "known", "failed", "skipped"]
@@ -310,8 +287,8 @@ def tune_all(
 ) -> list[Outcome]:
     """Tune every call of a recording that is not known yet, the most expensive first, on made-up arrays.
 
-    The budget is shared: what is left over by one call goes to the next. One that fails does not stop the others.
-    `selector` is for kernels that were run by an `Executor`; tunable functions have their own.
+    All calls share the budget: the rest of one call goes to the next. A call that fails does not stop the others.
+    `selector` is for kernels that an `Executor` runs; tunable functions have their own.
     """
     left = parse_budget(budget)
     outcomes = []
@@ -327,10 +304,10 @@ def tune_recorded(
     call: RecordedCall,
     selector: ConfigSelectorChain[Any] | None,
     left: Budget,
-    progress: Progress | bool | None = None,  # noqa: FBT001 - passed on as it came
+    progress: Progress | bool | None = None,  # noqa: FBT001 - passed on unchanged
     seed: int = 0,
 ) -> Outcome:
-    """Tune one recorded call, unless it is known; what it may cost is `left`."""
+    """Tune one recorded call within the budget `left`, unless the call is known."""
     kernel = call.kernel
     if kernel is None:
         return Outcome(call, "skipped", f"{call.problem.op} is not defined in this process; import {call.module} first")
@@ -344,7 +321,7 @@ def tune_recorded(
             return Outcome(call, "skipped", "the budget is spent")
         if known is None:
             inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
-            # Asked again, because what an array's device and its driver are, its description need not tell.
+            # Asked again: the description of an array need not hold its device and driver, and the array does.
             known = _known_by(selector, inv, kernel, kernel.problem(inv))
         if known is not None:
             return Outcome(call, "known", known)
@@ -357,7 +334,7 @@ def tune_recorded(
 def _known_by(
     selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem
 ) -> str | None:
-    """Return the tier that knows the answer to a call; None also if a budget ended the tuning that found it."""
+    """Return the tier that answers a call; None if no tier does, or if a budget cut the tuning of its answer short."""
     known = selector.preview(inv, kernel, problem)
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None

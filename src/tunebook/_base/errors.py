@@ -22,7 +22,7 @@ import warnings
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tunebook._base.vocabulary import Measurement, Problem
 
@@ -140,6 +140,19 @@ class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - as above
 
 class MissingDependency(TunebookError, ImportError):  # noqa: N818 - as above
     """An optional package is not installed; the message ends with the command that installs it."""
+
+
+def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Return a message about an unknown name, with the nearest valid name and all valid names.
+
+    >>> did_you_mean("option", "blok", ["block", "name"])
+    "unknown option 'blok'; did you mean 'block'? Valid: block, name"
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - 3 ms, for a mistake only
+
+    names = list(valid)
+    near = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, names, n=1, cutoff=0.5))
+    return f"unknown {kind} {name!r}{near or '.'} Valid: {', '.join(names)}"
 
 
 class TunebookWarning(UserWarning):
