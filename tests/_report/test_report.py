@@ -426,7 +426,9 @@ class TestPictures:
             "try: report([]).png('x.png')\nexcept MissingDependency as error: print(error)"
         )
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert said.stdout == "a picture of a report needs 'matplotlib'. Run: pip install 'tunebook[plot]'\n"
+        assert said.stdout == (
+            "a picture of a report needs 'matplotlib', which is not installed. Run: pip install 'tunebook[plot]'\n"
+        )
 
 
 class TestColours:

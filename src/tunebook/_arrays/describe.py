@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from tunebook._base.errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
+from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
+from tunebook._base.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -320,7 +320,7 @@ def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
 
 
 def _make_numpy(spec: ArraySpec, rng_seed: int) -> Any:
-    np = _import("numpy", f"making an array of {spec.dtype}")
+    np = require("numpy", feature=f"making an array of {spec.dtype}")
     dtype = _numpy_dtype(np, spec.dtype)
     strides, offset, extent = strides_for(spec.layout, spec.shape)
     buffer = fill(np, dtype, extent, np.random.default_rng(rng_seed)).view("uint8")
@@ -334,19 +334,10 @@ def _numpy_dtype(np: Any, name: str) -> Any:
     try:
         return np.dtype(name)
     except TypeError:
-        found = getattr(_import("ml_dtypes", f"making an array of {name}"), name, None)
+        found = getattr(require("ml_dtypes", feature=f"making an array of {name}"), name, None)
     if found is None:
         raise Unsupported(f"cannot make up values of dtype {name}; pass a live array instead of a description")
     return np.dtype(found)
-
-
-def _import(module: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise MissingDependency(f"{purpose} needs {module!r}. Run: pip install {module}") from None
 
 
 def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:

@@ -13,7 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from tunebook._base.errors import DefinitionError, MissingDependency
+from tunebook._base.errors import DefinitionError
+from tunebook._base.optional import require
 from tunebook._selection.selector import EVERYWHERE
 from tunebook.stores._files import replace_file
 
@@ -266,12 +267,8 @@ def opentelemetry(meter_provider: Any = None, tracer_provider: Any = None) -> No
 
     The providers are those of the process unless they are given. Call it once.
     """
-    try:
-        from opentelemetry import metrics, trace  # noqa: PLC0415 - only who exports needs it
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
-        raise MissingDependency("exporting needs 'opentelemetry'. Run: pip install 'tunebook[otel]'") from None
+    metrics = require("opentelemetry.metrics", extra="otel", feature="exporting")
+    trace = require("opentelemetry.trace", extra="otel", feature="exporting")
     meter = metrics.get_meter("tunebook", meter_provider=meter_provider)
     for family in FAMILIES:
         make = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_up_down_counter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import MissingDependency
+from tunebook._base.optional import require
 from tunebook._report.charts import ROWS, heat_range, heat_step, samples_range
 from tunebook._report.colours import Theme, themes
 from tunebook._report.scales import TIMES, Scale, ratio_text, time_text
@@ -24,19 +24,13 @@ _THICK: Final = 0.36  # of a bar, as a part of its row
 
 def draw(model: ReportModel, path: Path) -> None:
     """Draw the charts of a model, two beside each other, into a PNG file."""
-    try:
-        # Not pyplot, which has one state for the whole process and may want a screen.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only pictures need it
-        from matplotlib.figure import Figure  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        message = "a picture of a report needs 'matplotlib'. Run: pip install 'tunebook[plot]'"
-        raise MissingDependency(message) from None
+    # Not pyplot, which has one state for the whole process and may want a screen.
+    canvas = require("matplotlib.backends.backend_agg", extra="plot", feature="a picture of a report")
+    figures = require("matplotlib.figure", extra="plot", feature="a picture of a report")
     panels = _panels(model)
     rows = max(math.ceil(len(panels) / 2), 1)
-    figure = Figure(figsize=(2 * _INCHES[0], rows * _INCHES[1] + 0.7))
-    FigureCanvasAgg(figure)
+    figure = figures.Figure(figsize=(2 * _INCHES[0], rows * _INCHES[1] + 0.7))
+    canvas.FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained", w_pad=0.16, h_pad=0.14)
     theme = themes()[0]
     figure.set_facecolor(theme.named["paper"])

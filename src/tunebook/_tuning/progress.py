@@ -6,6 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
+from tunebook._base.errors import MissingDependency
+from tunebook._base.optional import require
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -127,11 +130,9 @@ def _notebook_display() -> Callable[..., Any] | None:
 def _rich_line(title: str, stream: TextIO) -> Progress | None:
     """Return a line in colour, cut to the width of the terminal; None where rich is not installed."""
     try:
-        from rich.console import Console  # noqa: PLC0415 - optional
-        from rich.text import Text  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "rich":
-            raise
+        Console = require("rich.console", extra="rich", feature="a line in colour").Console  # noqa: N806 - a class
+        Text = require("rich.text", extra="rich", feature="a line in colour").Text  # noqa: N806 - a class
+    except MissingDependency:
         return None
     # Not rich's own progress bar: it hides the cursor and runs a thread until it is stopped, and a tuning that ends in
     # an error has no last step.

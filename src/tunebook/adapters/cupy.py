@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from tunebook._arrays.describe import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
 from tunebook._arrays.operations import ArrayOps, register_ops
-from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
+from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._base.optional import require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
 from tunebook.adapters._source.per_config import PerConfig
@@ -37,12 +38,7 @@ if TYPE_CHECKING:
 
 def _cupy() -> Any:
     """Return CuPy; it imports without a GPU, but takes a second."""
-    try:
-        return importlib.import_module("cupy")
-    except ModuleNotFoundError as error:
-        if error.name != "cupy":
-            raise
-        raise MissingDependency("kernels for CuPy need 'cupy'. Run: pip install 'tunebook[cupy]'") from None
+    return require("cupy", extra="cupy", feature="a CuPy kernel")
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import MissingDependency
+from tunebook._base.optional import require
 from tunebook.search._products import products
 
 if TYPE_CHECKING:
@@ -32,16 +32,7 @@ _SCALED_FROM: Final = 96
 
 def load_numpy() -> Any:
     """Return numpy, which models need and the rest of tunebook does not."""
-    try:
-        import numpy  # noqa: PLC0415, ICN001 - optional, and 100 ms
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise MissingDependency(
-            "a search that is guided by a model needs 'numpy', which is not installed. Run: pip install numpy, "
-            "or ask for strategy='local', which needs nothing"
-        ) from None
-    return numpy
+    return require("numpy", feature="a search guided by a model, unlike strategy='local',")
 
 
 class TimeModel:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, warn_once
+from tunebook._base.optional import require
 from tunebook.stores._open import OBJECT_SCHEMES, REDIS_SCHEMES
 from tunebook.stores._protocol import LeaseBoard, Store
 from tunebook.stores._signing import NotSigned, unsealed
@@ -69,15 +70,9 @@ def open_remote(url: str, *, timeout_s: float, key: bytes | None = None) -> Remo
         known = ", ".join(f"{name}://" for name in (*REDIS_SCHEMES, *OBJECT_SCHEMES))
         where = without_secrets(url)
         raise DefinitionError(f"no shared book has an address like {where!r}; it begins with one of {known}")
-    module, extra = ("redis", "redis") if scheme in REDIS_SCHEMES else ("obstore", "object")
-    try:
-        return (_redis if scheme in REDIS_SCHEMES else _object)(url, timeout_s, key)
-    except ModuleNotFoundError as error:
-        # A package that is there but broken must show its own traceback, or its user reinstalls it for ever.
-        if error.name != module:
-            raise
-    needed = f"a shared book at {scheme}:// needs the package {module!r}, which is not installed"
-    raise MissingDependency(f"{needed}. Run: pip install 'tunebook[{extra}]'")
+    module, extra, make = ("redis", "redis", _redis) if scheme in REDIS_SCHEMES else ("obstore", "object", _object)
+    require(module, extra=extra, feature=f"a shared book at {scheme}://")
+    return make(url, timeout_s, key)
 
 
 def _redis(url: str, timeout_s: float, key: bytes | None) -> RemoteStore:

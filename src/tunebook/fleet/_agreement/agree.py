@@ -6,7 +6,8 @@ import importlib
 import math
 from typing import get_args
 
-from tunebook._base.errors import DefinitionError, MissingDependency
+from tunebook._base.errors import DefinitionError
+from tunebook._base.optional import require
 from tunebook._selection.agreement_hook import agree_by
 from tunebook._selection.single_flight import LEASE_S
 from tunebook.fleet._agreement.agreement_state import JobAgreement
@@ -74,14 +75,9 @@ def _board_of_the_job(over: str) -> Board:
 
 
 def _jax_board() -> Board:
-    try:
-        # By name: adapters are above this package, and know it.
-        adapter = importlib.import_module("tunebook.adapters._jax.agree")
-    except ModuleNotFoundError as error:
-        if error.name != "jax":
-            raise
-        raise MissingDependency("agree('jax') needs 'jax'. Run: pip install 'tunebook[jax]'") from None
-    made: Board = adapter.jax_board()
+    require("jax", extra="jax", feature="agree('jax')")
+    # By name: adapters are above this package, and know it.
+    made: Board = importlib.import_module("tunebook.adapters._jax.agree").jax_board()
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final, final
 
-from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
+from tunebook._base.errors import DefinitionError, StoreError
+from tunebook._base.optional import require
 
 # Longer than jobs run, so that a rank which joins late finds what was decided; but a server is not filled for ever.
 _KEPT_S: Final = 30 * 24 * 3600
@@ -22,7 +23,7 @@ class RedisBoard:
     """
 
     def __init__(self, url: str, *, job: str, rank: int, world: int) -> None:
-        self._redis: Any = _redis()
+        self._redis: Any = require("redis", extra="redis", feature="agreement over Redis")
         self.rank = rank
         self.world = world
         self._prefix = f"tunebook:{job}:"
@@ -106,14 +107,3 @@ def redis_board(url: str, *, job: str | None, rank: int | None, world: int | Non
             "not know who asks, so write job='a name that no other run has', rank=..., world=... with 0 <= rank < world"
         )
     return RedisBoard(url, job=job, rank=rank, world=world)
-
-
-def _redis() -> Any:
-    try:
-        return importlib.import_module("redis")
-    except ModuleNotFoundError as error:
-        if error.name != "redis":
-            raise
-        raise MissingDependency(
-            "agreement over Redis needs 'redis', which is not installed. Run: pip install 'tunebook[redis]'"
-        ) from None

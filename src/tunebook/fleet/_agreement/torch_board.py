@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, final
 
-from tunebook._base.errors import MissingDependency, StoreError, Unsupported
+from tunebook._base.errors import StoreError, Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._agreement.board import poll
 
 if TYPE_CHECKING:
@@ -53,13 +54,7 @@ class TorchBoard:
 
 def torch_board() -> TorchBoard:
     """Return the board of this process's job."""
-    try:
-        torch = importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependency("agree('torch') needs 'torch'. Run: pip install 'tunebook[torch]'") from None
-    distributed = torch.distributed
+    distributed = require("torch", extra="torch", feature="agree('torch')").distributed
     if not distributed.is_available():
         raise Unsupported("agree('torch') needs torch.distributed, which this build of torch does not have")
     if not distributed.is_initialized():

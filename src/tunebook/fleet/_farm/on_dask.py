@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunebook._base.errors import MissingDependency, Unsupported
+from tunebook._base.errors import Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._farm.workers import FarmWorker, seats_from
 
 if TYPE_CHECKING:
@@ -59,13 +60,8 @@ class DaskEngine:
 
 
 def _connected(address: str) -> Any:
+    distributed = require("distributed", extra="dask", feature="over='dask://...'")
     try:
-        from distributed import Client  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        if error.name != "distributed":
-            raise
-        raise MissingDependency("over='dask://...' needs 'distributed'. Run: pip install 'tunebook[dask]'") from None
-    try:
-        return Client(address if "://" in address else f"tcp://{address}", set_as_default=False)
+        return distributed.Client(address if "://" in address else f"tcp://{address}", set_as_default=False)
     except OSError as error:
         raise Unsupported(f"there is no Dask scheduler at {address}: {error}") from error

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tunebook._base.environment_variables import show_gpu, visible_gpus
 from tunebook._base.errors import DefinitionError, Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._farm.task import look_around
 
 if TYPE_CHECKING:
@@ -205,15 +206,7 @@ def engine_for(over: Executor | str | None, at_once: int) -> Engine:
 
 
 def _mpi_engine() -> Engine:
-    from tunebook._base.errors import MissingDependency  # noqa: PLC0415 - only here
-
-    try:
-        from mpi4py.futures import MPIPoolExecutor  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        if error.name != "mpi4py":
-            raise
-        raise MissingDependency("over='mpi' needs 'mpi4py'. Run: pip install 'tunebook[mpi]'") from None
-    executor = MPIPoolExecutor()
+    executor = require("mpi4py.futures", extra="mpi", feature="over='mpi'").MPIPoolExecutor()
     executor.bootup()
     if not executor.num_workers:
         raise Unsupported("there is no MPI worker; run: mpiexec -n 5 python -m mpi4py.futures -m tunebook tune ...")
