@@ -249,7 +249,8 @@ def test_a_policy_override_is_not_seen_by_another_thread_nor_selector():
 
 
 @pytest.mark.parametrize(
-    ("updates", "says"), [({"alow_autotune": False}, "no policy is called"), ({"cache_miss_fallback": "x"}, "one of")]
+    ("updates", "says"),
+    [({"alow_autotune": False}, "did you mean 'allow"), ({"cache_miss_fallback": "x"}, "one of")],
 )
 def test_a_wrong_policy_is_an_error_where_it_is_written(updates, says):
     chain, _, _ = make()

@@ -101,7 +101,7 @@ def test_it_is_called_as_the_first_way_is():
         (lambda: tb.choice(a=tb.Option(plain, space=tb.Space(way=[1]))), "'way'"),
         (lambda: tb.tunable(tb.choice(a=plain)), "name="),
         (lambda: tb.tunable(tb.choice(a=plain), name="x", space=[{"n": 1}]), "Option"),
-        (lambda: tb.tunable(tb.choice(a=max), name="x"), "first way"),
+        (lambda: tb.tunable(tb.choice(a=max), name="x"), "first implementation"),
     ],
 )
 def test_a_choice_that_is_put_together_wrongly_says_what_to_type(make, says):

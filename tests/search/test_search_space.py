@@ -46,10 +46,10 @@ def test_neighbours_are_the_next_values_a_swap_or_any_other_category():
     ("kinds", "message"),
     [
         ({"m": "round"}, "'m' cannot be 'round'"),
-        ({"f": "ordered"}, "no numbers"),
+        ({"f": "ordered"}, "not numbers"),
         ({"z": "log"}, "zero or less"),
         ({"m": "permutation"}, "not all orders"),
-        ({"x": "log"}, "no axis 'x'"),
+        ({"x": "log"}, "unknown axis 'x'"),
     ],
 )
 def test_a_kind_that_does_not_fit_is_an_error(kinds, message):
@@ -95,7 +95,7 @@ def test_axes_that_are_set_at_launch_add_up_and_change_nothing_else():
     assert space.launch_axes == frozenset()
     assert list(launched) == list(space)
     assert space.at_launch("threads").fingerprint() == space.fingerprint()
-    with pytest.raises(DefinitionError, match="no axis 'grid'; the axes of this space are tile, threads, group"):
+    with pytest.raises(DefinitionError, match=r"unknown axis 'grid'\. Valid: tile, threads, group"):
         space.at_launch("grid")
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
 
-_METHODS: Final = (None, "shard_map")
+_PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 
 class Chooser(Protocol):
-    """What the executor needs of a selector."""
+    """The part of a selector that the executor needs."""
 
     def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
         """Return the configuration for a call."""
@@ -47,7 +47,10 @@ class Executor(Generic[Cfg, Out]):
         **kwargs: Any,
     ) -> Out:
         """Run a kernel; `cfg` overrides the choice for this call. `method="shard_map"` needs mesh and specs."""
-        inv = _invocation(kernel, args, kwargs, cfg, method, mesh, in_specs, out_specs, check_vma)
+        inv = _invocation(
+            kernel, args, kwargs, cfg,
+            method=method, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma,
+        )  # fmt: skip
         if isinstance(self.chooser, ConfigSelectorChain):
             selection = self.chooser.select(inv, kernel)
             if selection.exploration is not None:
@@ -64,37 +67,26 @@ class Executor(Generic[Cfg, Out]):
             recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, took_s, inv.placement())
         return out
 
-    def choose_config(
-        self,
-        kernel: Kernel[Cfg, Out],
-        *args: Any,
-        cfg: Cfg | None = None,
-        method: str | None = None,
-        mesh: Any = None,
-        in_specs: Any = None,
-        out_specs: Any = None,
-        check_vma: bool = False,
-        **kwargs: Any,
-    ) -> Cfg:
-        """Return the configuration that such a call would run with; a miss is tuned as in a call."""
-        inv = _invocation(kernel, args, kwargs, cfg, method, mesh, in_specs, out_specs, check_vma)
-        return self.chooser.choose(inv, kernel)  # type: ignore[no-any-return]
+    def choose_config(self, kernel: Kernel[Cfg, Out], *args: Any, cfg: Cfg | None = None, **kwargs: Any) -> Cfg:
+        """Return the configuration of a call with these arguments, as `__call__` takes them; a miss is tuned."""
+        placement = {name: kwargs.pop(name) for name in _PLACEMENT if name in kwargs}
+        return self.chooser.choose(_invocation(kernel, args, kwargs, cfg, **placement), kernel)  # type: ignore[no-any-return]
 
     def compile(
         self, kernel: Kernel[Cfg, Out], *example_args: Any, cfg: Cfg | None = None, **example_kwargs: Any
     ) -> Callable[..., Out]:
         """Choose once, for calls like the example, and return a function that runs with that choice and no lookup.
 
-        Where the framework compiles whole functions, as jax does, it is compiled.
+        A framework that compiles whole functions, as jax does, compiles the returned one.
         """
-        inv = _invocation(kernel, example_args, example_kwargs, cfg, None, None, None, None, False)  # noqa: FBT003
+        inv = _invocation(kernel, example_args, example_kwargs, cfg)
         run = partial(_run_prepared, kernel, _bound(kernel, inv, self.chooser.choose(inv, kernel)))
         framework = framework_of((inv.args, inv.kwargs))
         return run if framework is None else framework.jitted(run)
 
 
 def _bound(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Callable[..., Any]:
-    """Return what runs a call, and is differentiated by the kernel's own backward pass in a framework that does so."""
+    """Return the function that runs a call; in a framework with gradients it has the kernel's own backward pass."""
     special = inv.method is not None or kernel.has_backward(inv)
     framework = framework_of((inv.args, inv.kwargs)) if special else None  # not for most kernels: 2 us
     return kernel.bind(inv, cfg) if framework is None else framework.bind(kernel, inv, cfg)
@@ -106,31 +98,14 @@ def _run_prepared(kernel: Kernel[Any, Out], bound: Callable[..., Out], *args: An
 
 
 def _invocation(
-    kernel: Kernel[Cfg, Out],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    cfg: Cfg | None,
-    method: str | None,
-    mesh: Any,
-    in_specs: Any,
-    out_specs: Any,
-    check_vma: bool,  # noqa: FBT001 - passed on as it came
+    kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], cfg: Cfg | None, **placement: Any
 ) -> Invocation[Cfg, Out]:
-    if method not in _METHODS:
-        raise DefinitionError(f"method={method!r} is unknown; use None or 'shard_map'")
-    needed = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    missing = [name for name, value in needed.items() if value is None]
-    if method == "shard_map" and missing:
-        raise DefinitionError(f"method='shard_map' of {kernel.op_id!r} also needs {', '.join(missing)}")
+    method = placement.get("method")
+    if method is not None:
+        if method != "shard_map":
+            raise DefinitionError(f"method={method!r} is unknown; use None or 'shard_map'")
+        missing = [name for name in ("mesh", "in_specs", "out_specs") if placement.get(name) is None]
+        if missing:
+            raise DefinitionError(f"method='shard_map' of {kernel.op_id!r} also needs {', '.join(missing)}")
     args, kwargs = kernel.prepare(*args, **kwargs)
-    return Invocation(
-        kernel.op_id,
-        args,
-        kwargs,
-        override_cfg=cfg,
-        method=method,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=check_vma,
-    )
+    return Invocation(kernel.op_id, args, kwargs, override_cfg=cfg, **placement)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
@@ -17,7 +18,6 @@ from tunebook._kernel.output_check import as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
-from tunebook._space.pruning import Pruning
 from tunebook._space.space import Config, Space
 from tunebook._statistics.objective import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
@@ -101,6 +101,7 @@ class FunctionKernel(Kernel[Any, Any]):
         super().__init__(name or default_name(function), options.get("version", "0"), self._call_key)
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
         key, ignore = options.get("key"), options.get("ignore", ())
+        self._checksum: str | None = None
         self.names: Final = _key_names(self.op_id, list(self.parameters), key, ignore)
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
         self.layout: Final = options.get("layout", True)
@@ -112,9 +113,12 @@ class FunctionKernel(Kernel[Any, Any]):
         self._inputs = options.get("inputs")
         self._compile = options.get("compile")
         self.compiles = self._compile is not None
-        prune, cost = options.get("prune"), options.get("cost")
-        self._pruning = Pruning(self.op_id, prune, cost, options.get("keep"))
-        self.prunes = self._choice is not None or prune is not None or cost is not None
+        self._prune, self._cost, self._keep = options.get("prune"), options.get("cost"), options.get("keep")
+        if (self._cost is None) != (self._keep is None):
+            raise DefinitionError(f"{self.op_id!r}: cost= ranks candidates and keep= says how many remain; give both")
+        if self._keep is not None and not self._keep > 0:
+            raise DefinitionError(f"{self.op_id!r}: keep={self._keep!r}: write a number of candidates, or a part: 0.25")
+        self.prunes = any(each is not None for each in (self._choice, self._prune, self._cost))
         self.objective = options.get("objective", "typical")
         objective_for(self.objective)  # an unknown name is an error here
         self._flops, self._bytes = options.get("flops"), options.get("bytes")
@@ -171,11 +175,11 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def checksum(self, inv: Invocation[Any, Any]) -> str:
         """Return the digest over code and candidates, made once unless the candidates depend on the call."""
-        return self._static_checksum if isinstance(self._space, (Space, tuple)) else super().checksum(inv)
-
-    @cached_property
-    def _static_checksum(self) -> str:
-        return self._checksum_over(self._space)  # type: ignore[arg-type] # not a callable here
+        if not isinstance(self._space, (Space, tuple)):
+            return super().checksum(inv)
+        if self._checksum is None:
+            self._checksum = self._checksum_over(self._space)
+        return self._checksum
 
     @cached_property
     def code_checksum(self) -> str:
@@ -193,8 +197,16 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def prune_cfgs(self, inv: Invocation[Any, Any], cfgs: Sequence[Any]) -> Iterable[Any]:
         """Return the candidates that remain after `prune`, `cost` and `keep`."""
-        wanted = [cfg for cfg in cfgs if self._choice is None or self.cfg_priority(inv, cfg) >= 0]
-        return self._pruning(wanted, lambda function, first: self._spread(function, inv, first))
+        left = [cfg for cfg in cfgs if self._choice is None or self.cfg_priority(inv, cfg) >= 0]
+        if self._prune is not None:
+            left = list(self._spread(self._prune, inv, left))
+        if self._cost is None or self._keep is None:
+            return left
+        # A cost of NaN says that the model does not know: the candidate goes last.
+        costs = {i: float(self._spread(self._cost, inv, cfg)) for i, cfg in enumerate(left)}
+        order = sorted(costs, key=lambda i: math.inf if math.isnan(costs[i]) else costs[i])
+        kept = set(order[: math.ceil(self._keep * len(left)) if self._keep < 1 else int(self._keep)])
+        return [cfg for i, cfg in enumerate(left) if i in kept]
 
     def cfg_group(self, inv: Invocation[Any, Any], cfg: Any) -> int:
         """Return the group of the implementation that a configuration names."""
@@ -239,7 +251,8 @@ class FunctionKernel(Kernel[Any, Any]):
         """Return a function that compares an output with the reference's output."""
         if self.reference is None or self._compare is None:
             return None
-        return partial(_swapped, self._compare, self._spread(self.reference, inv))
+        compare, expected = self._compare, self._spread(self.reference, inv)
+        return lambda output: compare(output, expected)
 
     def compare(self, output: Any, expected: Any) -> Any:
         """Return the difference between an output and the output of the heuristic's configuration."""
@@ -267,10 +280,6 @@ def _check_strategy(strategy: StrategyLike | None) -> StrategyLike | None:
     from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
 
     return check_strategy(strategy)
-
-
-def _swapped(compare: Compare, expected: object, output: object) -> Any:
-    return compare(output, expected)
 
 
 def _parts_of_choice(
@@ -319,18 +328,15 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _key_names(op_id: str, parameters: list[str], key: Iterable[str] | None, ignore: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(key, str) or isinstance(ignore, str):
-        raise DefinitionError(f"{op_id!r}: key= and ignore= take a tuple of names, such as ignore=('out',)")
-    chosen = None if key is None else tuple(key)
-    ignored = tuple(ignore)
-    for option, names in (("key", chosen or ()), ("ignore", ignored)):
-        _known_names(op_id, option, names, parameters)
-    return tuple(n for n in parameters if (chosen is None or n in chosen) and n not in ignored)
+    """Return the parameters that are part of a key."""
+    chosen = parameters if key is None else _known_names(op_id, "key", key, parameters)
+    ignored = _known_names(op_id, "ignore", ignore, parameters)
+    return tuple(name for name in parameters if name in chosen and name not in ignored)
 
 
 def _known_names(op_id: str, option: str, names: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
-        raise DefinitionError(f"{op_id!r}: {option}= takes a tuple of names, such as {option}=({names!r},)")
+        raise DefinitionError(f"{op_id!r}: {option}= takes a tuple of names: {option}=({names!r},)")
     given = tuple(names)
     for name in given:
         if name not in parameters:

@@ -1,4 +1,4 @@
-"""What the selector may do."""
+"""The policy of a selector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, did_you_mean
 
 MissFallback = Literal["autotune", "heuristics", "background", "incremental", "nearest"]
 WhileTuning = Literal["wait", "heuristics"]
@@ -15,23 +15,22 @@ Isolate = Literal["never", "auto", "always"]
 
 @dataclass(frozen=True, slots=True)
 class AutotunePolicy:
-    """What happens on a miss.
+    """The rules for a call that misses.
 
-    `cache_miss_fallback` is "autotune" to tune in the call that misses, which waits for it; or one of those that let
-    the heuristic answer. "heuristics" never tunes; nor does "nearest", which takes what was best for the nearest sizes
-    that the book knows, and the heuristic if it knows none. "background" tunes in a thread of its own, on made-up
-    arrays, and calls that come after it get the result. "incremental" tries one candidate per call, in the user's own
-    calls, which take at most `incremental_slowdown` times as long together as the heuristic alone would, but for the
-    one candidate that takes longer than expected; it measures forward passes, and loses what it measured if the process
-    ends before.
-    Both tune in the call after all if the kernel has no heuristic, or it is not allowed. Both keep to the heuristic,
-    with a warning, if an argument is neither an array nor a plain value.
+    `cache_miss_fallback` names the answer to a miss. "autotune" tunes in the call, which waits. All others let the
+    heuristic answer. "heuristics" never tunes; nor does "nearest", which takes the best configuration of the nearest
+    sizes in the book, or else the heuristic. "background" tunes in a thread of its own on made-up arrays, and later
+    calls get the result. "incremental" tries one candidate per call, in the user's own calls. Together these take at
+    most `incremental_slowdown` times as long as with the heuristic alone, except for a candidate that is slower than
+    expected. It measures forward passes, and loses its measurements if the process ends before it is done. Both tune
+    in the call if the kernel has no heuristic or the heuristic is not allowed. Both keep to the heuristic, with a
+    warning, if an argument is neither an array nor a plain value.
 
-    `while_tuning` says what a thread does when another one is tuning the same problem: wait for it, or take the
-    heuristic for now. `isolate` runs candidates in a worker process, which may crash or take longer than
-    `candidate_timeout_s` over one without harm; "auto" does so for kernels that are compiled ahead (`compile=`) and run
-    on the CPU. The worker is a fork, which does not suit a process that uses a GPU, or whose threads hold locks; only
-    Triton kernels have one that is started afresh, for "always" and "auto".
+    `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
+    `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
+    candidate without harm; "auto" does so for kernels on the CPU that are compiled ahead (`compile=`). The worker is a
+    fork, which does not suit a process that uses a GPU, or with threads that hold locks. Triton kernels have a worker
+    that is started afresh, for "always" and "auto".
     """
 
     allow_autotune: bool = True
@@ -51,8 +50,8 @@ class AutotunePolicy:
             raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
         if not 1 < self.incremental_slowdown < math.inf:
             raise DefinitionError(
-                f"incremental_slowdown={self.incremental_slowdown!r} is a factor on the time of a call, and must be "
-                "more than 1: 1.5 lets calls take half as long again while candidates are tried"
+                f"incremental_slowdown={self.incremental_slowdown!r} must be more than 1: 1.5 lets calls take half as "
+                "long again while candidates are tried"
             )
         if self.cache_miss_fallback == "incremental" and self.isolate == "always":
             raise DefinitionError(
@@ -61,14 +60,14 @@ class AutotunePolicy:
             )
 
     def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
-        """Return a copy with some fields changed; an unknown name is an error that lists the known ones."""
+        """Return a copy with some fields changed; `DefinitionError` for an unknown name."""
         names = [field.name for field in fields(self)]
         for name in updates:
             if name not in names:
-                raise DefinitionError(f"no policy is called {name!r}; there are {', '.join(names)}")
+                raise DefinitionError(did_you_mean("policy", name, names))
         return replace(self, **updates)
 
 
 def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
     if value not in valid:
-        raise DefinitionError(f"{name}={value!r} is not a policy; use one of {', '.join(map(repr, valid))}")
+        raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, valid))}")

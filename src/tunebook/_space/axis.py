@@ -1,4 +1,4 @@
-"""The axes of a space: what kind of values one has, which are next to each other, and where a model sees them."""
+"""The axes of a space: the kind of their values, the values next to each other, and their positions for a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 _WIDE: Final = 4.0
 # The largest value of an axis of sizes is at least this; numbers of stages or of unrolled steps are smaller.
 _SIZE: Final = 16
-# What is a multiple of this is as round as hardware asks for: the lanes of a warp or wavefront, or a cache line.
+# A multiple of this is as round as hardware asks for: the lanes of a warp or wavefront, or a cache line.
 _ROUND: Final = 64
 # On an axis with more values than this, a neighbour is at most a jump of a power of two away, not any other value.
 _MANY: Final = 32
@@ -45,7 +45,7 @@ class Axis(NamedTuple):
             yield from (at for at in range(len(self.values)) if at != index)
 
     def others(self, index: int) -> Iterator[int]:
-        """Yield the positions that one change of this axis can reach; of many ordered values, not all of them."""
+        """Yield the positions that one change of this axis can reach; not all, if there are many ordered values."""
         count = len(self.values)
         if count <= _MANY or not self.is_ordered:
             yield from (at for at in range(count) if at != index)
@@ -56,7 +56,7 @@ class Axis(NamedTuple):
             jump *= 2
 
     def positions(self) -> list[tuple[float, ...]]:
-        """Return where a model sees each value: on a line of length 1, or each category in a direction of its own."""
+        """Return the position of each value for a model: on a line of length 1, or a direction per category."""
         if len(self.values) == 1:
             return [(0.0,)]
         if not self.is_ordered and len(self.values) > 2:
@@ -65,16 +65,15 @@ class Axis(NamedTuple):
         ranks = [at / last for at in range(last + 1)]
         if self.kind != "log":
             return [(rank,) for rank in ranks]
-        # Half by rank and half by ratio: neither alone tells 16, 32, 48, ... 256 as kernels see them.
+        # Half by rank and half by ratio: neither alone spaces 16, 32, 48, ... 256 as kernels see them.
         low, high = math.log(self.values[0]), math.log(self.values[-1])
         return [((rank + (math.log(v) - low) / (high - low)) / 2,) for rank, v in zip(ranks, self.values, strict=True)]
 
     def roundness(self) -> list[tuple[float, ...]] | None:
         """Return how round each value is, from 0 to 1; None if its position on the axis says as much.
 
-        A block of 96 fills warps and cache lines as one of 64 does, and one of 72 does not; and 64 divides most
-        problems without a rest, which 96 does not. To a model that sees only how large they are, times would look like
-        noise.
+        A block of 96 fills warps and cache lines like a block of 64, unlike a block of 72; and 64 divides most problems
+        without a rest, unlike 96. To a model that sees only the size, times would look like noise.
         """
         parts = [part for part in (self._halvings(), self.powers_of_two()) if part is not None]
         return [tuple(value / math.sqrt(len(parts)) for value in values) for values in zip(*parts, strict=True)] or None
@@ -87,7 +86,7 @@ class Axis(NamedTuple):
         return powers if len(set(powers)) > 1 else None
 
     def _halvings(self) -> list[float] | None:
-        """Return how often each size can be halved, from 0 to 1; None for what is no size, or if all are alike."""
+        """Return how often each size can be halved, from 0 to 1; None if the values are not sizes, or all alike."""
         if not self._has_counts() or self.values[-1] < _SIZE or all(v.bit_count() == 1 for v in self.values):
             return None
         halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
@@ -99,12 +98,12 @@ class Axis(NamedTuple):
 
 
 def axis_of(name: str, values: Sequence[Any], kind: str | None = None) -> Axis:
-    """Return an axis; its kind is told from the values unless it is given."""
+    """Return an axis; by default its kind follows from the values."""
     if kind is not None and kind not in KINDS:
         raise DefinitionError(f"{name!r} cannot be {kind!r}; an axis is one of {', '.join(KINDS)}")
     found = _kind_of(values)
     if kind in {"ordered", "log"} and found not in {"ordered", "log"}:
-        raise DefinitionError(f"axis {name!r} has values that are no numbers, so it cannot be {kind!r}")
+        raise DefinitionError(f"axis {name!r} has values that are not numbers, so it cannot be {kind!r}")
     if kind == "log" and min(values) <= 0:
         raise DefinitionError(f"axis {name!r} has values of zero or less, so it cannot be 'log'; write 'ordered'")
     if kind == "permutation" and found != "permutation":

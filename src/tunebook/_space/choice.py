@@ -1,4 +1,4 @@
-"""Choosing among whole implementations of one operation."""
+"""Choosing among whole implementations of an operation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REMEMBERED: Final = 1024  # a service that overrides every call makes a new con
 
 
 class Option(NamedTuple):
-    """One way to do an operation, which takes `config` if it has a `space` of its own.
+    """One implementation of an operation; it takes `config` if it has a `space` of its own.
 
-    A way is tried only if none in a group of a lower number gave a right result. In a group the highest `priority` is
-    tried first; it may be a function of the call's arguments, and a negative one leaves the way out. `heuristic` is
-    the configuration that stands for the way before anything is measured.
+    A group is tried only if all groups with lower numbers failed. In a group the highest `priority` is tried first; it
+    may be a function of the call's arguments, and a negative priority leaves the implementation out. `heuristic` is
+    the configuration that stands for the implementation before anything is measured.
     """
 
     function: Callable[..., Any]
@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
 @final
 class Choice:
-    """Ways to do one operation. `choice(config, *args)` goes the way that a configuration names.
+    """Implementations of one operation. `choice(config, *args)` runs the one that the configuration names as "way".
 
     >>> ways = choice(builtin=sum, loop=lambda values: max(values) * 3)
     >>> ways(Config(way="builtin"), [1, 2, 3]), [dict(config) for config in ways]
@@ -44,12 +44,12 @@ class Choice:
 
     def __init__(self, options: dict[str, Option]) -> None:
         if not options:
-            raise DefinitionError("a choice needs ways to choose from: choice(fast=..., plain=...)")
+            raise DefinitionError("a choice needs implementations: choice(fast=..., plain=...)")
         for name, option in options.items():
             if not callable(option.function):
                 raise DefinitionError(f"{name}={option.function!r} cannot be called; give a function or an Option")
             if option.space is not None and WAY in option.space.axes:
-                raise DefinitionError(f"the space of {name!r} has an axis {WAY!r}, which names the way; rename it")
+                raise DefinitionError(f"the space of {name!r} has an axis {WAY!r}, a reserved name; rename it")
         self.options: Final = dict(options)
 
     def __call__(self, config: Config, /, *args: Any, **kwargs: Any) -> Any:
@@ -64,18 +64,18 @@ class Choice:
             yield from (Config(**{WAY: name, **point}) for point in points)
 
     def option(self, config: Config) -> Option:
-        """Return the way that a configuration names."""
+        """Return the implementation that a configuration names."""
         return self.options[config[WAY]]
 
     @property
     def default(self) -> Config | None:
-        """The first way of the first group, if it needs no configuration of its own or has a heuristic's."""
+        """The first implementation of the first group; None if it has a space and no heuristic."""
         name, option = min(self.options.items(), key=lambda item: item[1].group)
         own = {} if option.space is None else option.heuristic
         return None if own is None else Config(**{WAY: name, **own})
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the choice as one function with the signature of the first way, and `config`."""
+        """Return a function that runs the choice, with the signature of the first implementation and `config`."""
         first = next(iter(self.options.values())).function
 
         def chosen(*args: Any, config: Config, **kwargs: Any) -> Any:
@@ -83,12 +83,12 @@ class Choice:
 
         chosen.__name__ = chosen.__qualname__ = name.rpartition(".")[2]
         chosen.__module__ = getattr(first, "__module__", None) or "builtins"
-        chosen.__doc__ = f"Goes one of these ways: {', '.join(self.options)}."
-        chosen.__signature__ = _with_config(name, first)  # type: ignore[attr-defined] # what inspect looks for
+        chosen.__doc__ = f"Runs one of these: {', '.join(self.options)}."
+        chosen.__signature__ = _with_config(name, first)  # type: ignore[attr-defined] # for inspect
         return chosen
 
     def __tunebook_checksum__(self) -> str:
-        """Return a digest of what every way does."""
+        """Return a digest of the code of every implementation."""
         return self._code
 
     @cached_property
@@ -97,7 +97,7 @@ class Choice:
         return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()
 
     def _own(self, config: Config) -> Config:
-        """Return a way's own part of a configuration: the same object each time, by which it may look things up."""
+        """Return the part of a configuration without "way": the same object each time, so that it can be a key."""
         key = (*config.items(), *map(type, config.values()))  # 1 == 1.0, and a kernel may divide by it
         own = self._parts.get(key)
         if own is None:
@@ -114,7 +114,7 @@ class Choice:
 def choice(**ways: Callable[..., Any] | Option) -> Choice:
     """Let a tunable function be one of several implementations: plain functions, or an `Option` each.
 
-    `tunable(choice(...), name="attention")` makes one function of them. The first way is what runs while nothing is
+    `tunable(choice(...), name="attention")` makes one function of them. The first implementation runs while nothing is
     measured.
     """
     return Choice({name: way if isinstance(way, Option) else Option(way) for name, way in ways.items()})
@@ -125,8 +125,8 @@ def _with_config(name: str, first: Callable[..., Any]) -> inspect.Signature:
         signature = inspect.signature(first)
     except (TypeError, ValueError) as error:
         raise DefinitionError(
-            f"{name!r}: the first way, {first!r}, has no signature that could be read. Put a way written in Python "
-            "first, or wrap it: lambda a, b: ..."
+            f"{name!r}: the signature of the first implementation, {first!r}, cannot be read. Put one written in "
+            "Python first, or wrap it: lambda a, b: ..."
         ) from error
     parameters = [p for p in signature.parameters.values() if p.name != "config"]
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY)

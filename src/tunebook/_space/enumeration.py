@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# What a constraint written in Python fails with. Anything else is not about the configuration, and shows itself.
+# The errors of a constraint written in Python. Any other error is not about the configuration, and is not caught.
 MISTAKES: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
-# Configurations on which a constraint is watched, to see which axes it reads.
+# The number of configurations on which a constraint is watched, to see which axes it reads.
 _WATCHED: Final = 8
 
 
@@ -19,7 +19,7 @@ class Undecided(BaseException):
 
 
 class PartialConfig:
-    """Some axes of a configuration. To read any other raises `Undecided`, and so does to look at it as a whole."""
+    """Some axes of a configuration. Reading any other axis, or the configuration as a whole, raises `Undecided`."""
 
     __slots__ = ("_read", "_values")
 
@@ -52,8 +52,8 @@ class PartialConfig:
 class SpaceWalk:
     """Enumerates the points that some constraints accept, axis by axis in the order given.
 
-    What a constraint says about a part of a configuration must not depend on the rest: it is taken to be a function.
-    `accepts` is asked about whole configurations, and raises what a constraint with a mistake in it raises.
+    A constraint must be a pure function: its answer about some axes must not depend on the other axes. `accepts` is
+    asked about whole configurations; it raises the error of a constraint with a mistake in it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SpaceWalk:
         return self._descend(self._names, range(len(self._constraints)), whole=True)
 
     def count(self) -> int:
-        """Return how many points there are: the product over groups of axes that no constraint ties together."""
+        """Return the number of points: the product over groups of axes that no constraint ties together."""
         total = 1
         for names, constraints in self._groups():
             if not constraints:
@@ -81,19 +81,21 @@ class SpaceWalk:
             try:
                 total *= sum(1 for _ in self._descend(names, constraints, whole=False))
             except Undecided:
-                return sum(1 for _ in self)  # it reads more than was seen of it
+                return sum(1 for _ in self)  # a constraint reads more axes than it was seen to read
         return total
 
     def one(self, shuffled: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, Any] | None:
-        """Return a point that is found by going down in an order of the caller's; None if there is none."""
+        """Return the first point if axes are gone through in the order of `shuffled`; None if there are no points."""
         return next(self._descend(self._names, range(len(self._constraints)), whole=True, order=shuffled), None)
 
     def _read_by(self, constraint: Callable[[Any], object]) -> frozenset[str]:
-        """Return the axes that a constraint was seen to read; all of them if it looks at the configuration whole."""
+        """Return the axes that a constraint was seen to read; all axes if it looks at the configuration as a whole."""
         read: set[str] = set()
         for turn in range(_WATCHED):
             values = {name: own[(turn * len(own)) // _WATCHED] for name, own in self._axes.items()}
-            if not _is_decided(constraint, PartialConfig(values, read)):
+            try:
+                constraint(PartialConfig(values, read))
+            except (Undecided, *MISTAKES):
                 return frozenset(self._names)
         return frozenset(read & set(self._names))
 
@@ -119,7 +121,7 @@ class SpaceWalk:
             due[reads[-1] if reads else names[-1]].append(number)
         depth, last = 0, len(names) - 1
         open_: list[Iterator[Any]] = [iter(order(self._axes[names[0]]))]
-        waiting: list[list[int]] = [[]]  # per depth: constraints that could not decide further up
+        waiting: list[list[int]] = [[]]  # per depth: constraints that were undecided at lower depths
         values: dict[str, Any] = {}
         while depth >= 0:
             name = names[depth]
@@ -154,13 +156,5 @@ class SpaceWalk:
     def _ask(self, number: int, values: dict[str, Any]) -> bool:
         try:
             return bool(self._constraints[number](PartialConfig(values)))
-        except MISTAKES as error:  # on the whole configuration it is shown
+        except MISTAKES as error:  # raised again on the whole configuration
             raise Undecided from error
-
-
-def _is_decided(constraint: Callable[[Any], object], values: PartialConfig) -> bool:
-    try:
-        constraint(values)
-    except (Undecided, *MISTAKES):
-        return False
-    return True

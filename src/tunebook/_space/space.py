@@ -5,12 +5,13 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from numbers import Number
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 
 from tunebook._base.config_codec import fingerprint, fingerprint_of, register_codec
-from tunebook._base.errors import CodecError, DefinitionError
+from tunebook._base.errors import CodecError, DefinitionError, did_you_mean
 from tunebook._code.checksum import code_checksum
 from tunebook._code.source import text_of
 from tunebook._space.axis import Axis, axis_of
@@ -36,8 +37,8 @@ class Config(Mapping[str, Any]):
 
     __module__ = "tunebook"  # its name in the book, which must outlive the move of a file
 
-    # The values are the instance's __dict__ and nothing else is, so that reading an attribute is what it is for any
-    # plain object; a __getattr__ would cost 10 times as much inside a kernel's launch.
+    # The values alone are the instance's __dict__, so that reading an attribute costs as much as for any plain object;
+    # a __getattr__ would cost 10 times as much inside a kernel's launch.
     __slots__ = ("__dict__", "__weakref__", "_hash")
     _hash: int
 
@@ -113,7 +114,7 @@ def _rebuild(values: dict[str, Any]) -> Config:
 
 
 def _config_of(values: dict[str, Any]) -> Config:
-    """Make a configuration whose names have been checked; `values` belongs to it from here on."""
+    """Return a configuration that owns `values`, without checking their names."""
     config = object.__new__(Config)
     object.__setattr__(config, "__dict__", values)
     return config
@@ -121,7 +122,7 @@ def _config_of(values: dict[str, Any]) -> Config:
 
 register_codec(Config, dict, _rebuild)
 
-# An axis of such a name would hide the method, and `**config` would call a number.
+# An axis with one of these names would hide the method, and `**config` would call a number.
 _METHODS: Final = frozenset(name for name in dir(Config) if not name.startswith("_"))
 
 
@@ -141,9 +142,9 @@ def check_axis_name(name: str) -> None:
 Predicate: TypeAlias = Callable[[Config], object]
 
 Point: TypeAlias = tuple[int, ...]
-"""A configuration as the positions of its values on the axes, each axis in canonical order (see `_axes`)."""
+"""A configuration as the positions of its values on the axes, each axis in canonical order (see `axis.py`)."""
 
-# So many random combinations are tried before a configuration is searched for, which finds one but not evenly.
+# The number of random combinations to try before searching for a configuration, which finds one but not evenly.
 _TRIES: Final = 300
 # Values whose equality and type tell them apart as well as their fingerprint does, at a hundredth of the cost.
 _PLAIN: Final = (int, str, bool, type(None))
@@ -163,19 +164,6 @@ class Space:
     (3, Config(block_m=32, block_n=32))
     """
 
-    __slots__ = (
-        "_axes",
-        "_constraints",
-        "_count",
-        "_fingerprint",
-        "_grid",
-        "_kinds",
-        "_places",
-        "_values",
-        "_walk",
-        "launch_axes",
-    )
-
     def __init__(self, /, **axes: Iterable[Any] | Callable[[Any], Iterable[Any]]) -> None:
         if not axes:
             raise DefinitionError("a space needs at least one axis, as in Space(block=[32, 64, 128])")
@@ -192,40 +180,31 @@ class Space:
             self._axes[name] = tuple(self._values[name].values())
         self._kinds: dict[str, str] = {}
         self.launch_axes: frozenset[str] = frozenset()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Nothing is worked out yet."""
-        self._count: int | None = None
-        self._fingerprint: str | None = None
-        self._walk: SpaceWalk | None = None
-        self._grid: tuple[Axis, ...] | None = None
-        self._places: tuple[dict[tuple[type, Any], int], ...] | None = None
 
     def where(self, predicate: Predicate) -> Space:
-        """Return the space of those configurations that the predicate accepts too; it gets a `Config`."""
+        """Return the space of the configurations that `predicate`, a function of a `Config`, accepts too."""
         if not callable(predicate):
             raise DefinitionError(
                 f"where({predicate!r}) needs a function of a configuration, as in where(lambda c: c.m <= c.n)"
             )
-        return self._with(constraints=(*self._constraints, predicate))
+        return self._with(_constraints=(*self._constraints, predicate))
 
     def typed(self, /, **kinds: str) -> Space:
         """Return the space with other kinds of axes: "ordered", "log", "categorical" or "permutation".
 
-        They say to a search what is near what, and are told from the values unless they are given: numbers that span a
-        factor of 4 are "log", other numbers "ordered", tuples of the same things in other orders "permutation".
+        The kinds tell a search which values are near each other. By default they follow from the values: numbers that
+        span a factor of 4 are "log", other numbers "ordered", tuples of the same things in other orders "permutation".
         """
         self._check_names(kinds)
         for name, kind in kinds.items():
             axis_of(name, self._axes[name], kind)
-        return self._with(kinds={**self._kinds, **kinds})
+        return self._with(_kinds={**self._kinds, **kinds})
 
     def at_launch(self, /, *names: str) -> Space:
-        """Return the space with axes that are set when a kernel is launched: its compiled program is the same for all.
+        """Return the space with axes that are set when a kernel is launched, and do not change its compiled program.
 
-        Configurations that differ only on them are compiled once and measured each, and a search compiles less.
-        Names add up. They change neither which configurations there are nor the fingerprint.
+        Configurations that differ only on these axes are compiled once and measured each, so a search compiles less.
+        Names add up. They change neither the configurations nor the fingerprint.
         """
         self._check_names(names)
         return self._with(launch_axes=self.launch_axes.union(names))
@@ -233,21 +212,12 @@ class Space:
     def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._axes:
-                raise DefinitionError(f"there is no axis {name!r}; the axes of this space are {', '.join(self._axes)}")
+                raise DefinitionError(did_you_mean("axis", name, self._axes))
 
-    def _with(
-        self,
-        *,
-        constraints: tuple[Predicate, ...] | None = None,
-        kinds: dict[str, str] | None = None,
-        launch_axes: frozenset[str] | None = None,
-    ) -> Space:
+    def _with(self, **changes: Any) -> Space:
         space = object.__new__(Space)
-        space._axes, space._values = self._axes, self._values
-        space._constraints = self._constraints if constraints is None else constraints
-        space._kinds = self._kinds if kinds is None else kinds
-        space.launch_axes = self.launch_axes if launch_axes is None else launch_axes
-        space._forget()
+        kept = ("_axes", "_values", "_constraints", "_kinds", "launch_axes")  # the rest is derived from these
+        space.__dict__.update({name: self.__dict__[name] for name in kept}, **changes)
         return space
 
     @property
@@ -257,33 +227,32 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many combinations there are before constraints."""
+        """The number of combinations before constraints."""
         return math.prod(len(values) for values in self._axes.values())
 
     @property
     def constraints(self) -> tuple[Predicate, ...]:
-        """What a configuration must be accepted by; a dependent axis is one of them."""
+        """The constraints on a configuration; a dependent axis adds one."""
         return self._constraints
 
     def __iter__(self) -> Iterator[Config]:
         """Go through the configurations in the order of the axes and their values; nothing is kept."""
-        return map(_config_of, self._walked())
+        return map(_config_of, self._walk)
 
     def __len__(self) -> int:
         """Count the configurations, once; only axes that a constraint ties together are gone through."""
-        if self._count is None:
-            self._count = self._walked().count() if self._constraints else self.size
         return self._count
 
-    def _walked(self) -> SpaceWalk:
-        if self._walk is None:
-            self._walk = SpaceWalk(
-                self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None
-            )
-        return self._walk
+    @cached_property
+    def _count(self) -> int:
+        return self._walk.count() if self._constraints else self.size
+
+    @cached_property
+    def _walk(self) -> SpaceWalk:
+        return SpaceWalk(self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None)
 
     def __bool__(self) -> bool:
-        return next(iter(self), None) is not None  # not by len, which has to list all
+        return next(iter(self), None) is not None  # not by len, which lists all
 
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, Mapping) or config.keys() != self._axes.keys():
@@ -296,10 +265,9 @@ class Space:
         missing = [name for name in self._axes if name not in values]
         unknown = [name for name in values if name not in self._axes]
         if missing or unknown:
-            said = [
-                f"{', '.join(group)} {word}" for group, word in ((missing, "missing"), (unknown, "unknown")) if group
-            ]
-            raise DefinitionError(f"the axes of this space are {', '.join(self._axes)}; {' and '.join(said)}")
+            groups = ((missing, "missing"), (unknown, "unknown"))
+            said = " and ".join(f"{', '.join(group)} {word}" for group, word in groups if group)
+            raise DefinitionError(f"the axes of this space are {', '.join(self._axes)}; {said}")
         for name, value in values.items():
             if _key(value) not in self._values[name]:
                 raise DefinitionError(_not_a_value(name, value, self._axes[name]))
@@ -311,20 +279,24 @@ class Space:
 
     def fingerprint(self) -> str:
         """Return a digest of axes, values and the code of the constraints; the same in every process."""
-        if self._fingerprint is None:
-            axes: dict[str, Json] = {name: [*sorted(values)] for name, values in self._values.items()}
-            constraints: list[Json] = [*sorted({code_checksum(predicate) for predicate in self._constraints})]
-            self._fingerprint = fingerprint_of({"axes": axes, "constraints": constraints})
         return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        axes: dict[str, Json] = {name: [*sorted(values)] for name, values in self._values.items()}
+        constraints: list[Json] = [*sorted({code_checksum(predicate) for predicate in self._constraints})]
+        return fingerprint_of({"axes": axes, "constraints": constraints})
 
     # ------------------------------------------------------------------------------------------------- for searching
 
-    @property
+    @cached_property
     def grid(self) -> tuple[Axis, ...]:
         """The axes as a search sees them: with their kinds, and values in canonical order."""
-        if self._grid is None:
-            self._grid = tuple(axis_of(name, values, self._kinds.get(name)) for name, values in self._axes.items())
-        return self._grid
+        return tuple(axis_of(name, values, self._kinds.get(name)) for name, values in self._axes.items())
+
+    @cached_property
+    def _places(self) -> tuple[dict[tuple[type, Any], int], ...]:
+        return tuple({_place(value): at for at, value in enumerate(axis.values)} for axis in self.grid)
 
     def at(self, point: Point) -> Config | None:
         """Return the configuration at a point, or None if a constraint refuses it."""
@@ -332,18 +304,16 @@ class Space:
         return config if self._refusing(config) is None else None
 
     def point(self, config: Mapping[str, Any]) -> Point | None:
-        """Return where a configuration is, or None if an axis does not have its value; constraints are not asked."""
+        """Return the point of a configuration, or None if an axis lacks its value; constraints do not count."""
         if config.keys() != self._axes.keys():
             return None
-        if self._places is None:
-            self._places = tuple(_places(axis.values) for axis in self.grid)
         found = tuple(
             places.get(_place(config[axis.name]), -1) for axis, places in zip(self.grid, self._places, strict=True)
         )
         return None if -1 in found else found
 
     def decoded(self, encoded: Json) -> Config | None:
-        """Return the configuration that was written so, found by its digests; None if it is none of this space."""
+        """Return the configuration with this encoding, found by its digests; None if it is outside this space."""
         fields = encoded.get("v") if isinstance(encoded, dict) and encoded.get("t") == "tunebook.Config" else encoded
         if not isinstance(fields, dict) or fields.keys() != self._axes.keys():
             return None
@@ -354,19 +324,16 @@ class Space:
         return config if self._refusing(config) is None else None
 
     def sample(self, rng: random.Random) -> Config | None:
-        """Return a random configuration, or None if there is none.
+        """Return a random configuration, or None if the space is empty.
 
-        Each is as likely as any other where at least a few of a hundred combinations are accepted; where fewer are, one
-        is searched for, axis by axis, which does not find all of them as often.
+        All are equally likely if the constraints accept at least a few of a hundred combinations. Otherwise a search,
+        axis by axis, finds one, and finds some configurations more often than others.
         """
-        axes = self._axes.values()
         for _ in range(_TRIES if self._constraints else 1):
-            config = _config_of(
-                dict(zip(self._axes, [values[int(rng.random() * len(values))] for values in axes], strict=True))
-            )
-            if self._refusing(config) is None:
-                return config
-        values = self._walked().one(lambda values: rng.sample(values, len(values)))
+            drawn = {name: values[int(rng.random() * len(values))] for name, values in self._axes.items()}
+            if self._refusing(_config_of(drawn)) is None:
+                return _config_of(drawn)
+        values = self._walk.one(lambda values: rng.sample(values, len(values)))
         return None if values is None else _config_of(values)
 
     def __repr__(self) -> str:
@@ -374,7 +341,7 @@ class Space:
         return f"Space({axes})" + "".join(f".where({text_of(predicate)})" for predicate in self._constraints)
 
     def _member(self, values: Mapping[str, Any]) -> Config:
-        """Return the configuration with the axes' own values, in the axes' order."""
+        """Return the configuration with the axes' own values, in the order of the axes."""
         return _config_of({name: own[_key(values[name])] for name, own in self._values.items()})
 
     def _refusing(self, config: Config) -> Predicate | None:
@@ -391,7 +358,7 @@ class Space:
 
 
 class Among:
-    """The constraint that comes with an axis whose values depend on other axes."""
+    """The constraint of an axis with values that depend on other axes."""
 
     __slots__ = ("_function", "_name")
 
@@ -412,7 +379,7 @@ class Among:
 
 
 def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """Return all values that a dependent axis may have: of every combination of the axes that its function reads."""
+    """Return all values of a dependent axis, over every combination of the axes that its function reads."""
     read: set[str] = set()
     parents: list[str] = []
     while True:
@@ -426,7 +393,7 @@ def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Map
             if not missing:
                 raise DefinitionError(
                     f"axis {name!r} depends on {', '.join(sorted(read - set(before))) or 'a whole configuration'}; "
-                    f"let it read axes that come before it: {', '.join(before) or 'there are none'}"
+                    f"let it read axes that come before it: {', '.join(before) or 'it is the first'}"
                 ) from None
             parents += missing
         else:
@@ -435,10 +402,6 @@ def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Map
 
 def _place(value: Any) -> tuple[type, Any]:
     return (type(value), value) if type(value) in _PLAIN else (object, _key(value))
-
-
-def _places(values: tuple[Any, ...]) -> dict[tuple[type, Any], int]:
-    return {_place(value): at for at, value in enumerate(values)}
 
 
 def _listed(name: str, values: object) -> list[Any]:
@@ -475,16 +438,16 @@ def _key(value: object) -> str:
     try:
         return fingerprint(value)
     except CodecError:
-        return ""  # what cannot be written down is not a value of any axis
+        return ""  # no axis has a value that cannot be encoded
 
 
 def _not_a_value(name: str, value: object, allowed: tuple[Any, ...]) -> str:
-    message = f"{name}={value!r} is not a value of that axis; there are {_shortened(allowed)}"
+    message = f"{name}={value!r} is not a value of that axis; it has {_shortened(allowed)}"
     numbers = [own for own in allowed if isinstance(own, Number)] if isinstance(value, Number) else []
     alike = next((own for own in numbers if own == value), None)
     if alike is None:
         return message
-    return f"{message}. {alike!r} is equal, but a {type(alike).__name__} and no {type(value).__name__}"
+    return f"{message}. {alike!r} is equal, but a {type(alike).__name__}, not a {type(value).__name__}"
 
 
 def _shortened(values: tuple[Any, ...]) -> str:
