@@ -75,7 +75,7 @@ class TestModes:
 
     def test_an_unknown_mode_lists_the_known_ones(self, kernel, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_MODE", "cold")
-        with pytest.raises(tb.DefinitionError, match="'cold' is not a mode; use one of normal, frozen, replay, off"):
+        with pytest.raises(tb.DefinitionError, match="'cold'; use one of normal, frozen, replay, off"):
             kernel(8)
 
     @pytest.mark.parametrize("mode", ["", "normal"])

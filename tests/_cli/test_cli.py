@@ -392,7 +392,7 @@ class TestDoctor(OnABook):
         monkeypatch.setenv("TUNEBOOK_REMOTE", "redis://user:hunter2@127.0.0.1:1/0")
         code, out, _ = run("doctor")
         assert code == 1
-        assert "TUNEBOOK_MODE='sometimes' is not a mode" in out
+        assert "invalid TUNEBOOK_MODE='sometimes'" in out
         assert "hunter2" not in out
 
     def test_what_was_set_aside_is_shown(self, place, run, ids):

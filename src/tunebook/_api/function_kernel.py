@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
+from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -138,10 +138,7 @@ class FunctionKernel(Kernel[Any, Any]):
     @property
     def argument_classes(self) -> tuple[object, ...]:
         """The annotations and the defaults of the function's parameters."""
-        try:
-            hints = typing.get_type_hints(self.function)
-        except (NameError, TypeError, AttributeError):
-            hints = {}  # an annotation that cannot be resolved
+        hints = annotations_of(self.function)
         defaults = [p.default for p in self.parameters.values() if p.default is not p.empty]
         return (*(hint for name, hint in hints.items() if name in self.parameters), *defaults)
 

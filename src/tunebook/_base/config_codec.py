@@ -7,8 +7,8 @@ Plain JSON values stand for themselves. Everything else is an object with a `$` 
     Tiles(m=64, n=32)         {"$": "object", "t": "kernels.Tiles", "v": {"m": 64, "n": 32}}
     numpy.dtype("bfloat16")   {"$": "dtype", "v": "bfloat16"}
 
-Decoding never imports, calls or looks up anything that the data names: a class is used only if the caller passed it
-in. That is why there is no pickle here, and why a poisoned book can at worst be a miss.
+Decoding never imports, calls or looks up a name that comes from the data: a class is used only if the caller passed it
+in. Hence no pickle, and a poisoned book can at worst be a miss.
 """
 
 from __future__ import annotations
@@ -75,17 +75,21 @@ def fingerprint_of(encoded: Json) -> str:
 def _encode(value: object, where: str, depth: int) -> Json:
     if depth > _MAX_DEPTH:
         raise CodecError(f"{where} is nested more than {_MAX_DEPTH} deep (or contains itself)")
-    encoder = _ENCODERS.get(type(value)) or _encoder_by_kind(value)
-    if encoder is None:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value, where, depth + 1)
+    if isinstance(value, enum.Enum):
+        return _enum(value, where)
+    fields = _fields_of(value)
+    if fields is not None:
+        return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth + 1)}
+    found = _of_library(value, where, depth + 1)
+    if found is None:
         raise CodecError(
             f"cannot store {where}, a {type_name(type(value))}. Use numbers, strings, tuples, enums, dtypes or "
             "dataclasses in configurations, or call tunebook.register_codec for this class."
         )
-    return encoder(value, where, depth + 1)
-
-
-def _plain(value: Any, _where: str, _depth: int) -> Json:
-    return value  # type: ignore[no-any-return]
+    return found
 
 
 def _str(value: str, _where: str, _depth: int) -> Json:
@@ -95,34 +99,13 @@ def _str(value: str, _where: str, _depth: int) -> Json:
     return {TAG: "str", "v": value.encode("utf-8", "surrogatepass").hex()}
 
 
-def _int(value: int, _where: str, _depth: int) -> Json:
-    # hex: Python refuses to print or parse decimal integers of more than 4300 digits.
-    return value if -_EXACT_INT < value < _EXACT_INT else {TAG: "int", "v": hex(value)}
-
-
-def _float(value: float, _where: str, _depth: int) -> Json:
-    return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
-
-
-def _complex(value: complex, where: str, depth: int) -> Json:
-    return {TAG: "complex", "v": [_encode(value.real, where, depth), _encode(value.imag, where, depth)]}
-
-
-def _list(value: list[object], where: str, depth: int) -> Json:
+def _list(value: Iterable[object], where: str, depth: int) -> Json:
     return [_encode(item, f"{where}[{i}]", depth) for i, item in enumerate(value)]
-
-
-def _tuple(value: tuple[object, ...], where: str, depth: int) -> Json:
-    return {TAG: "tuple", "v": _list(list(value), where, depth)}
 
 
 def _set(value: set[object] | frozenset[object], where: str, depth: int) -> Json:
     items = sorted((_encode(item, f"an item of {where}", depth) for item in value), key=canonical_json)
     return {TAG: type(value).__name__, "v": items}
-
-
-def _bytes(value: bytes, _where: str, _depth: int) -> Json:
-    return {TAG: "bytes", "v": binascii.b2a_base64(value, newline=False).decode("ascii")}
 
 
 def _dict(value: dict[object, object], where: str, depth: int) -> Json:
@@ -138,14 +121,34 @@ def _fields(value: Mapping[str, object], where: str, depth: int) -> dict[str, Js
     return {name: _encode(item, f"{where}.{name}", depth) for name, item in value.items()}
 
 
-def _object(value: object, where: str, depth: int) -> Json:
-    fields = _fields_of(value)
-    if fields is None:  # _encoder_by_kind asked already; a class whose fields come and go is not a record
-        raise CodecError(f"cannot store {where}: {type_name(type(value))} lost its fields while it was written")
-    return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth)}
+_ENCODERS: Final[dict[type, Callable[[Any, str, int], Json]]] = {
+    type(None): lambda value, _where, _depth: value,
+    bool: lambda value, _where, _depth: value,
+    str: _str,
+    # hex: Python refuses to print or parse decimal integers of more than 4300 digits.
+    int: lambda value, _where, _depth: value if abs(value) < _EXACT_INT else {TAG: "int", "v": hex(value)},
+    float: lambda value, _where, _depth: value if math.isfinite(value) else {TAG: "float", "v": repr(value)},
+    complex: lambda value, where, depth: {TAG: "complex", "v": _list((value.real, value.imag), where, depth)},
+    list: _list,
+    tuple: lambda value, where, depth: {TAG: "tuple", "v": _list(value, where, depth)},
+    set: _set,
+    frozenset: _set,
+    bytes: lambda value, _where, _depth: {TAG: "bytes", "v": binascii.b2a_base64(value, newline=False).decode("ascii")},
+    dict: _dict,
+}
+
+_HOOKS: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {}
 
 
-def _enum(value: enum.Enum, where: str, _depth: int) -> Json:
+def register_codec(kind: type[Any], to_plain: Callable[[Any], object], from_plain: Callable[[Any], object]) -> None:
+    """Teach the codec a class: `from_plain(to_plain(x))` must equal `x`, and `to_plain` must give a storable value."""
+    _HOOKS[kind] = (to_plain, from_plain)
+    _ENCODERS[kind] = lambda value, where, depth: {
+        TAG: "custom", "t": type_name(kind), "v": _encode(to_plain(value), where, depth)
+    }  # fmt: skip
+
+
+def _enum(value: enum.Enum, where: str) -> Json:
     named: Json = value.name
     if isinstance(value, enum.Flag):
         # A combination has no name that its class would know again; its parts do.
@@ -159,97 +162,41 @@ def _union(kind: type[enum.Flag], names: list[Any]) -> enum.Flag:
     return functools.reduce(operator.or_, (kind[name] for name in names), kind(0))
 
 
-def _hooked(value: object, where: str, depth: int) -> Json:
-    to_plain, _ = _HOOKS[type(value)]
-    return {TAG: "custom", "t": type_name(type(value)), "v": _encode(to_plain(value), where, depth)}
-
-
-def _dtype(value: Any, where: str, _depth: int) -> Json:
-    if value.name not in _DTYPES:
-        raise CodecError(f"cannot store {where}: dtype {value!r} is not a plain number type")
-    return {TAG: "dtype", "v": value.name}
-
-
-def _scalar_type(value: Any, where: str, depth: int) -> Json:
-    return {**typing.cast("dict[str, Json]", _dtype(_numpy().dtype(value), where, depth)), TAG: "scalar-type"}
-
-
-def _jax_scalar_type(value: Any, where: str, depth: int) -> Json:
-    return {**typing.cast("dict[str, Json]", _dtype(value.dtype, where, depth)), TAG: "jax-scalar-type"}
-
-
-def _numpy_scalar(value: Any, where: str, depth: int) -> Json:
-    name = typing.cast("dict[str, Json]", _dtype(value.dtype, where, depth))["v"]
-    # The extension floats (bfloat16, ...) have an item() that returns themselves.
-    item = value.item() if value.dtype.kind in "biufc" else float(value)
-    return {TAG: "scalar", "d": name, "v": _encode(item, where, depth)}
-
-
-def _torch_dtype(value: object, _where: str, _depth: int) -> Json:
-    return {TAG: "torch-dtype", "v": str(value).removeprefix("torch.")}
-
-
-_Encoder = typing.Callable[[Any, str, int], "Json"]
-
-_ENCODERS: Final[dict[type, _Encoder]] = {
-    type(None): _plain,
-    bool: _plain,
-    str: _str,
-    int: _int,
-    float: _float,
-    complex: _complex,
-    list: _list,
-    tuple: _tuple,
-    set: _set,
-    frozenset: _set,
-    bytes: _bytes,
-    dict: _dict,
-}
-
-_HOOKS: Final[dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]]] = {}
-
-
-def register_codec(kind: type[Any], to_plain: Callable[[Any], object], from_plain: Callable[[Any], object]) -> None:
-    """Teach the codec a class: `from_plain(to_plain(x))` must equal `x`, and `to_plain` must give a storable value."""
-    _HOOKS[kind] = (to_plain, from_plain)
-    _ENCODERS[kind] = _hooked
-
-
-def _encoder_by_kind(value: object) -> _Encoder | None:
-    if isinstance(value, enum.Enum):
-        return _enum
-    if _fields_of(value) is not None:
-        return _object
-    return _encoder_by_library(value)
-
-
-def _encoder_by_library(value: object) -> _Encoder | None:
-    """Dtypes and scalars of array libraries, without importing any: a value of a library implies that it is loaded."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        if isinstance(value, numpy.dtype):
-            return _dtype
-        if isinstance(value, numpy.generic):
-            return _numpy_scalar
-        if isinstance(value, type) and issubclass(value, numpy.generic):
-            return _scalar_type
-        # jax.numpy.float32 is no numpy class, but an object with the dtype that it makes.
-        if type(value).__module__.partition(".")[0] == "jax" and isinstance(getattr(value, "dtype", None), numpy.dtype):
-            return _jax_scalar_type if getattr(value, "shape", None) is None else None
-    torch = sys.modules.get("torch")
+def _of_library(value: Any, where: str, depth: int) -> Json:
+    """Return the encoding of a dtype or scalar of an array library, which is loaded if it made the value; or None."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.dtype):
-        return _torch_dtype
+        return {TAG: "torch-dtype", "v": str(value).removeprefix("torch.")}
+    return None if numpy is None else _of_numpy(numpy, value, where, depth)
+
+
+def _of_numpy(numpy: Any, value: Any, where: str, depth: int) -> Json:
+    if isinstance(value, numpy.dtype):
+        return {TAG: "dtype", "v": _dtype_name(value, where)}
+    if isinstance(value, numpy.generic):
+        # The extension floats (bfloat16, ...) have an item() that returns themselves.
+        item = value.item() if value.dtype.kind in "biufc" else float(value)
+        return {TAG: "scalar", "d": _dtype_name(value.dtype, where), "v": _encode(item, where, depth)}
+    if isinstance(value, type) and issubclass(value, numpy.generic):
+        return {TAG: "scalar-type", "v": _dtype_name(numpy.dtype(value), where)}
+    # jax.numpy.float32 is not a numpy class, but an object with the dtype that it makes.
+    is_jax = type(value).__module__.partition(".")[0] == "jax" and getattr(value, "shape", None) is None
+    if is_jax and isinstance(getattr(value, "dtype", None), numpy.dtype):
+        return {TAG: "jax-scalar-type", "v": _dtype_name(value.dtype, where)}
     return None
 
 
+def _dtype_name(dtype: Any, where: str) -> str:
+    if dtype.name not in _DTYPES:
+        raise CodecError(f"cannot store {where}: dtype {dtype!r} is not a plain number type")
+    return str(dtype.name)
+
+
 def _fields_of(value: object) -> Mapping[str, object] | None:
-    """Return the fields from which the value's class can build it again, or None if it is no such class."""
-    kind = type(value)
-    names = _field_names(kind)
-    if names is None:
-        return None
+    """Return the fields from which the class of a value can build it again; None for a class without fields."""
+    names = _field_names(type(value))
     try:
-        return {name: getattr(value, name) for name in names}
+        return None if names is None else {name: getattr(value, name) for name in names}
     except AttributeError:
         return None  # a plain class that does not keep its constructor's arguments
 
@@ -294,7 +241,7 @@ def decode(encoded: Json, classes: Mapping[str, type] | None = None) -> Any:
     try:
         return _decode(encoded, classes, 0)
     except (TypeError, ValueError, KeyError, AttributeError, binascii.Error, OverflowError) as error:
-        # Whatever a constructor of the caller's says about altered data: the entry is not usable.
+        # A constructor of the caller refuses altered data in any of these ways: the entry is not usable.
         if isinstance(error, CodecError):
             raise
         raise CodecError(f"not a configuration: {type(error).__name__}: {error}") from error
@@ -341,16 +288,11 @@ def _decode_class(x: dict[str, Json], classes: Mapping[str, type] | None, depth:
     raise CodecError(f"{name} cannot be read from a {tag!r}")
 
 
-def _numpy() -> Any:
-    import numpy as np  # noqa: PLC0415 - only a configuration with a dtype inside needs it
-
-    return np
-
-
 def _numpy_dtype(name: object) -> Any:
     if name not in _DTYPES:
         raise CodecError(f"unknown dtype {str(name)[:40]!r}")
-    np = _numpy()
+    import numpy as np  # noqa: PLC0415 - optional, and 100 ms
+
     try:
         return np.dtype(name)
     except TypeError:
@@ -370,7 +312,7 @@ def _torch_dtype_named(name: object) -> Any:
     torch = sys.modules.get("torch")
     found = getattr(torch, str(name), None)
     if torch is None or not isinstance(found, torch.dtype):
-        raise CodecError(f"torch.{str(name)[:40]} is no dtype here; import torch first")
+        raise CodecError(f"unknown dtype torch.{str(name)[:40]}; import torch first")
     return found
 
 
@@ -396,7 +338,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def classes_of(roots: Iterable[object]) -> dict[str, type]:
-    """Return the classes that may be built on reading: those of the values given, and those they are annotated with."""
+    """Return the classes that may be built on reading: the classes of the roots, of their parts and annotations."""
     found: dict[str, type] = {}
     pending = list(roots)
     seen: set[int] = set()
@@ -406,9 +348,10 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
             continue
         seen.add(id(item))
         if isinstance(item, type):
-            if item.__module__ != "builtins" and (_is_storable_class(item)):
+            storable = issubclass(item, enum.Enum) or item in _HOOKS or _field_names(item) is not None
+            if item.__module__ != "builtins" and storable:
                 found[type_name(item)] = item
-                pending.extend(_annotations(item))
+                pending.extend(annotations_of(item).values())
         elif typing.get_origin(item) is not None:
             pending.extend(typing.get_args(item))
         else:
@@ -417,15 +360,12 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
     return found
 
 
-def _is_storable_class(kind: type) -> bool:
-    return issubclass(kind, enum.Enum) or kind in _HOOKS or _field_names(kind) is not None
-
-
-def _annotations(kind: type) -> Iterable[object]:
+def annotations_of(annotated: type | Callable[..., Any]) -> dict[str, object]:
+    """Return the annotations of a class or function; empty if one of them cannot be resolved."""
     try:
-        return typing.get_type_hints(kind).values()
+        return typing.get_type_hints(annotated)
     except (NameError, TypeError, AttributeError):
-        return ()  # an annotation that cannot be resolved declares nothing
+        return {}
 
 
 def _parts(item: object) -> Iterable[object]:
@@ -435,5 +375,4 @@ def _parts(item: object) -> Iterable[object]:
         return item
     if type(item) in _HOOKS:
         return [_HOOKS[type(item)][0](item)]
-    fields = _fields_of(item)
-    return () if fields is None else fields.values()
+    return (_fields_of(item) or {}).values()

@@ -1,6 +1,6 @@
-"""Settings that come from the environment: one table, and the one reader of `os.environ`.
+"""Settings from the environment: their table, and the only module that reads `os.environ`.
 
-Every reader looks anew, so that a test or a launcher can change a setting; none is read on the hot path.
+Every function reads the environment anew, so that a test or a launcher can change a setting. The hot path reads none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Mode = Literal["normal", "frozen", "replay", "off"]
 
 
 class Setting(NamedTuple):
-    """One environment variable: what it may hold, what it means without, and what it does."""
+    """One environment variable: its values, its default, and its meaning."""
 
     name: str
     values: str
@@ -36,7 +36,7 @@ SETTINGS: Final = (
         "TUNEBOOK_PIN",
         "kernel:name=value,name=value; kernel:...",
         "nothing pinned",
-        "gives every call of a kernel one configuration, for a comparison; nothing of it is remembered",
+        "gives every call of a kernel one configuration, for a comparison; it is never stored",
     ),
     Setting(
         "TUNEBOOK_REMOTE",
@@ -48,35 +48,34 @@ SETTINGS: Final = (
         "TUNEBOOK_SIGNING_KEY",
         "a secret, or @ and the path of a file that holds it",
         "records are not signed",
-        "signs what goes to the shared book or into a bundle, and refuses what comes back without",
+        "signs records for the shared book and bundles, and refuses records without a valid signature",
     ),
     Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
     Setting(
         "TUNEBOOK_LOCKS",
         "a directory",
         "tunebook- and the user's number in /tmp",
-        "where processes that measure on one device wait for each other; containers that share one need a common one",
+        "where processes that measure on one device wait for each other; containers need the same directory",
     ),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
 
 
 def accelerator_wanted() -> bool:
-    """Return whether compiled code may be used: yes, unless `TUNEBOOK_PURE` is set to anything but nothing or "0"."""
+    """Return whether compiled code may be used: unless `TUNEBOOK_PURE` is set to anything but "0"."""
     return os.environ.get("TUNEBOOK_PURE", "") in ("", "0")
 
 
 def mode() -> Mode:
-    """Return what the process may do with its book."""
+    """Return the mode: how the process may use its book."""
     asked = os.environ.get("TUNEBOOK_MODE") or "normal"
-    for known in get_args(Mode):
-        if asked == known:
-            return known  # type: ignore[no-any-return] # one of the literals
-    raise DefinitionError(f"TUNEBOOK_MODE={asked!r} is not a mode; use one of {', '.join(get_args(Mode))}")
+    if asked not in get_args(Mode):
+        raise DefinitionError(f"invalid TUNEBOOK_MODE={asked!r}; use one of {', '.join(get_args(Mode))}")
+    return asked  # type: ignore[return-value] # one of the literals
 
 
 def pins_text() -> str:
-    """Return what is pinned for the process, as it was written."""
+    """Return the pins of the process as text."""
     return os.environ.get("TUNEBOOK_PIN", "")
 
 
@@ -86,7 +85,7 @@ def remote_url() -> str | None:
 
 
 def signing_key() -> bytes | None:
-    """Return the secret that records and bundles are signed with, or None; an unreadable file is an error."""
+    """Return the secret for signing records and bundles, or None; an unreadable file is an error."""
     given = os.environ.get("TUNEBOOK_SIGNING_KEY")
     if not given:
         return None
@@ -103,37 +102,36 @@ def signing_key() -> bytes | None:
 
 def lock_root() -> Path:
     """Return the directory on this host in which processes of this user lock devices; it need not exist."""
-    # Not $TMPDIR and not $XDG_RUNTIME_DIR: a service, a batch job and a login of one user have different ones, and
-    # would not see each other.
+    # Not $TMPDIR and not $XDG_RUNTIME_DIR: they differ between a service, a batch job and a login of the same user,
+    # which would not see each other.
     return Path(os.environ.get("TUNEBOOK_LOCKS") or f"/tmp/tunebook-{os.geteuid()}")  # noqa: S108 - checked when opened
 
 
 def visible_gpus() -> list[str] | None:
-    """Return the GPUs that this process is told to use, as it is told; None if it may use all."""
+    """Return the names in `CUDA_VISIBLE_DEVICES`; None if this process may use all GPUs."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if given is None else [name.strip() for name in given.split(",") if name.strip()]
 
 
 def show_gpu(name: str) -> None:
-    """Let this process, which has not used one yet, see one GPU only; none if the name is empty."""
+    """Let this process, which has not used a GPU yet, see this GPU only; an empty name hides all."""
     os.environ["CUDA_VISIBLE_DEVICES"] = name
 
 
 def colour_refused() -> bool:
-    """Return whether the user wants no colour on terminals: `NO_COLOR` is set to something (https://no-color.org)."""
+    """Return whether the user refuses colour on terminals: `NO_COLOR` is set (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def settings_given() -> dict[str, str]:
-    """Return the settings of the table that are set, as they were written."""
+    """Return the settings that are set, as text."""
     return {setting.name: os.environ[setting.name] for setting in SETTINGS if os.environ.get(setting.name)}
 
 
 def book_root() -> Path | None:
-    """Return the directory of the user's book, or None where the user has no home.
+    """Return the directory of the user's book, which need not exist; None where the user has no home.
 
-    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory. Read at each call, so that a test or a
-    launcher can change it; the directory need not exist.
+    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory.
     """
     home = os.environ.get(HOME_VARIABLE)
     if home:
@@ -141,13 +139,7 @@ def book_root() -> Path | None:
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
         return Path(cache) / "tunebook"
-    expanded = Path("~").expanduser() if os.environ.get("HOME") or os.name == "nt" else _home_of_account()
-    return None if expanded is None else expanded / ".cache" / "tunebook"
-
-
-def _home_of_account() -> Path | None:
-    """Containers run accounts that have neither $HOME nor a line in the password file."""
     try:
-        return Path.home()
+        return Path.home() / ".cache" / "tunebook"
     except RuntimeError:
-        return None
+        return None  # containers run accounts that have neither $HOME nor a line in the password file

@@ -1,18 +1,18 @@
-"""The exception tree, and the one way in which the library warns.
+"""The exception tree, and the function by which the library warns.
 
 TunebookError
 ├── NoConfig             (RuntimeError, LookupError)  no tier had a configuration
 ├── TuningFailed         (ExceptionGroup)             every candidate failed; holds the real errors
-├── DefinitionError      (ValueError)                 a kernel, space or setting is put together wrongly
+├── DefinitionError      (ValueError)                 a kernel, space or setting is invalid
 ├── UnkeyableError       (TypeError)                  an argument cannot be part of a call key
-├── CodecError           (ValueError)                 a value cannot be written, or what was read is not a value
+├── CodecError           (ValueError)                 a value cannot be encoded, or data cannot be decoded
 ├── StoreError           (OSError)                    a store cannot be read or written
 ├── CompileError         (RuntimeError)               a candidate did not compile
 ├── Unsupported          (NotImplementedError)        this kernel does not define the operation
-├── Disagreement         (RuntimeError)               ranks of one job use different configurations
+├── Disagreement         (RuntimeError)               ranks of a job use different configurations
 └── MissingDependency    (ImportError)                an optional package is not installed
 
-Every one carries its facts as attributes and survives pickling, because tuning happens in other processes too.
+Each error carries its facts as attributes and can be pickled, because tuning happens in other processes too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class TunebookError(Exception):
-    """Base of everything that this library raises on purpose."""
+    """The base of all errors that this library raises on purpose."""
 
 
-class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named after what happened, as LookupError is
-    """No tier had a configuration for a call; `tried` holds (tier, what it said), in the order asked."""
+class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named after the event, as LookupError is
+    """No tier had a configuration for a call; `tried` holds (tier, reason), in the order asked."""
 
     def __init__(self, op: str, tried: Sequence[tuple[str, str]], remedy: str = "") -> None:
         self.op = op
@@ -49,15 +49,15 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
         return type(self), (self.op, self.tried, self.remedy)
 
 
-class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - as above
+class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - the same
     """Every candidate failed. `exceptions` holds one error per candidate, each naming its configuration.
 
-    `measurements` hold the same failures as they are written down, for whoever would try these candidates again.
+    `measurements` hold the same failures as stored in the book, for a later tuning of these candidates.
     """
 
     measurements: tuple[Measurement, ...]
 
-    # Both, because a group takes its arguments in `__new__` and keeps in `__init__` what it pickles by.
+    # Both, because a group takes its arguments in `__new__`, and `__init__` keeps the arguments for pickling.
     def __new__(cls, message: str, exceptions: Sequence[Exception], measurements: Sequence[Measurement] = ()) -> Self:
         group = super().__new__(cls, message, exceptions)
         group.measurements = tuple(measurements)
@@ -80,12 +80,12 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - as
 
 
 def _with_notes(error: Exception) -> str:
-    """Return an error on one line behind its notes, of which the first names the candidate."""
+    """Return the notes of an error, of which the first names the candidate, and the error, on one line."""
     return ": ".join([*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}"])
 
 
 class DefinitionError(TunebookError, ValueError):
-    """A kernel, a space or a setting is put together wrongly; raised where it is defined, not where it is called."""
+    """A kernel, a space or a setting is invalid; raised where it is defined, not where it is called."""
 
 
 class UnkeyableError(TunebookError, TypeError):
@@ -93,7 +93,7 @@ class UnkeyableError(TunebookError, TypeError):
 
 
 class CodecError(TunebookError, ValueError):
-    """A value cannot be written down, or what was read is not a value that may be read here."""
+    """A value cannot be encoded, or data cannot be decoded here."""
 
 
 class StoreError(TunebookError, OSError):
@@ -110,15 +110,15 @@ class StoreError(TunebookError, OSError):
 
 
 class CompileError(TunebookError, RuntimeError):
-    """A candidate did not compile; the message holds what the compiler said."""
+    """A candidate did not compile; the message holds the output of the compiler."""
 
 
-class Unsupported(TunebookError, NotImplementedError):  # noqa: N818 - as above
-    """This kernel does not define the operation that was asked of it."""
+class Unsupported(TunebookError, NotImplementedError):  # noqa: N818 - the same
+    """This kernel does not define the requested operation."""
 
 
-class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - as above
-    """Ranks of one job use different configurations, or some did not say which.
+class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - the same
+    """Ranks of a job use different configurations, or some did not answer.
 
     `differences` holds (problem, configuration as text, ranks that use it), `missing` the ranks that did not answer.
     """
@@ -138,7 +138,7 @@ class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - as above
         return type(self), (self.message, self.differences, self.missing)
 
 
-class MissingDependency(TunebookError, ImportError):  # noqa: N818 - as above
+class MissingDependency(TunebookError, ImportError):  # noqa: N818 - the same
     """An optional package is not installed; the message ends with the command that installs it."""
 
 
@@ -156,10 +156,10 @@ def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
 
 
 class TunebookWarning(UserWarning):
-    """Something went wrong that must not fail the user's call; said once per place and kind."""
+    """A fault that must not fail the user's call; warned about once per place and kind."""
 
 
-_WARNED_LIMIT: Final = 4096  # a service that meets ever new paths must not grow without bound
+_WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
 _warned: set[tuple[str, str]] = set()
 _warned_lock = threading.Lock()
 

@@ -5,9 +5,9 @@ Two lines of JSON, each behind its own checksum::
     9d1c2a04 {"call_key":...,"checksum":...,"config":...,"device":...,"op":...}
     5be1f7c3 {"measurements":[...],"provenance":{...}}
 
-A hit needs the first line only, so the second is not even parsed then: a record with 500 measurements answers as
-fast as one with none. Fields that this version does not know are kept, so that an older release can merge into a
-newer one's record without losing what it does not understand.
+A hit needs the first line only, and does not parse the second: a record with 500 measurements answers as fast as an
+empty record. Unknown fields are kept, so that an older release can merge into the record of a newer release without
+losing them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a hit needs. `config` is encoded; `generation` is the lease that wrote it (see `_pending`).
+    """The part of a record that a hit needs. `config` is encoded; `generation` is the lease that wrote the record.
 
-    A `config` of None is no decision: all candidates failed, and the body says how. None, because no call can get
-    it as its configuration, so that whoever does not know about such records takes them for a miss.
+    A `config` of None means that all candidates failed; the body says how. No call can get None as its configuration,
+    so a reader that does not know about failures takes the record for a miss.
     """
 
     problem: Problem
@@ -49,13 +49,13 @@ class Head:
 
     @property
     def decided(self) -> bool:
-        """Whether there is a configuration in it."""
+        """Whether the record holds a configuration."""
         return self.config is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What explanations and later tunings need."""
+    """The part of a record that explanations and later tunings need."""
 
     measurements: tuple[Measurement, ...] = ()
     provenance: Mapping[str, Json] = field(default_factory=dict)
@@ -74,23 +74,23 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
-        """Read a record back; `CodecError` if the bytes are not whole, or their first line is not a head."""
+        """Return the record in `data`; `CodecError` if the bytes are not whole, or the first line is not a head."""
         if len(data) > MAX_RECORD_BYTES:
             raise CodecError(f"a record of {len(data)} bytes is over the limit of {MAX_RECORD_BYTES}")
         lines = data.split(b"\n")
         if len(lines) != 3 or lines[2]:
-            raise CodecError(f"a record has two lines, each ended; this has {len(lines) - 1}")
+            raise CodecError(f"a record has two lines, each with an end; found {len(lines) - 1}")
         record = cls.__new__(cls)
         record.head = _head_from(_parse(lines[0]))  # type: ignore[misc] # Final, and this is the other constructor
         # The body's own checksum is verified here, its JSON parsed later: a wrong byte is found at once, for 1 us.
         _verify(lines[1])
-        record._body = None  # noqa: SLF001 - this is the other constructor
-        record._data = data  # noqa: SLF001 - as above
+        record._body = None  # noqa: SLF001 - the other constructor
+        record._data = data  # noqa: SLF001 - the same
         return record
 
     @classmethod
     def from_fields(cls, head: dict[str, Json], body: dict[str, Json]) -> Record:
-        """Make a record of what `to_fields` gave; `CodecError` if it is something else."""
+        """Return the record with these results of `to_fields`; `CodecError` for anything else."""
         return cls(_head_from(dict(head)), _body_from(dict(body)))
 
     @property
@@ -107,25 +107,25 @@ class Record:
 
     @property
     def provenance(self) -> Mapping[str, Json]:
-        """The provenance alone: measurements are most of a record, and who goes through 100,000 has no use for them."""
+        """The provenance, read without the measurements, which are most of a record: for walks over 100,000 records."""
         if self._body is None:
-            # Keys are in order, so it comes after the measurements; a quote inside a text would have a backslash.
+            # Keys are sorted, so it comes after the measurements; a quote inside a text would have a backslash.
             _, found, rest = self._data.rpartition(b'],"provenance":{')
             try:
                 provenance = _decode(f'{{"provenance":{{{rest.decode("ascii")}')["provenance"] if found else None
             except (ValueError, RecursionError):
-                provenance = None  # something in it, or behind it, has the same name
+                provenance = None  # a field inside or behind it has the same name
             if isinstance(provenance, dict):
                 return provenance
         return self.body.provenance
 
     def to_fields(self) -> tuple[dict[str, Json], dict[str, Json]]:
-        """Return head and body as JSON objects, for a store that keeps them in a file of its own form."""
+        """Return head and body as JSON objects, for a store with a file format of its own."""
         return _head_to(self.head), _body_to(self.body)
 
     def to_bytes(self) -> bytes:
-        """Write the record down; the same record always gives the same bytes."""
-        if self._data:  # it goes out as it came in: copying a book needs no body parsed, and alters nothing
+        """Return the bytes of the record; equal records give equal bytes."""
+        if self._data:  # unchanged since it was read: copying a book parses no body, and alters nothing
             return self._data
         data = _line(_head_to(self.head)) + _line(_body_to(self.body))
         if len(data) > MAX_RECORD_BYTES:
@@ -150,7 +150,7 @@ class Record:
 
 
 def canonical_json(value: Json) -> str:
-    """Return the one text of a JSON value: sorted keys, no spaces, ASCII, no NaN; `CodecError` if it has none."""
+    """Return the canonical text of a JSON value: sorted keys, no spaces, ASCII; `CodecError` for other values."""
     try:
         return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -173,7 +173,7 @@ def _refuse_constant(name: str) -> None:
     raise CodecError(f"{name} is not JSON")
 
 
-# `json.loads` would let NaN in, which `to_bytes` then could not write; and it builds a decoder per call, for 3 us.
+# `json.loads` would accept NaN, which `to_bytes` then could not write; and it builds a decoder per call, for 3 us.
 _decode: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
@@ -188,7 +188,7 @@ def _parse(line: bytes) -> dict[str, Json]:
 
 
 def _take(fields: dict[str, Json], name: str, kind: type[T]) -> T:
-    """Remove a field and return it; whatever is left over in the end is kept as unknown."""
+    """Remove a field and return it; the fields that remain in the end are kept as unknown."""
     value = fields.pop(name, None)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise CodecError(f"field {name!r} should be {kind.__name__}, found {type(value).__name__}")
@@ -215,11 +215,11 @@ def _head_from(fields: dict[str, Json]) -> Head:
         raise CodecError("field 'config' is missing")
     config = fields.pop("config")
     generation = _take(fields, "generation", int)
-    if not 0 <= generation < 1 << 63:  # a planted one could never be outlived, and packs hold 64 bits
+    if not 0 <= generation < 1 << 63:  # no lease could outlive a planted huge one, and packs hold 64 bits
         raise CodecError("field 'generation' is out of range")
     origin = _take(fields, "origin", str)
     if origin not in get_args(Origin):
-        raise CodecError(f"origin {origin[:40]!r} is none of {get_args(Origin)}")
+        raise CodecError(f"unknown origin {origin[:40]!r}; valid: {get_args(Origin)}")
     return Head(
         problem=problem,
         config=config,
@@ -237,12 +237,8 @@ def _body_to(body: Body) -> dict[str, Json]:
 
 
 def _body_from(fields: dict[str, Json]) -> Body:
-    measurements = []
-    for entry in _take(fields, "measurements", list):
-        if not isinstance(entry, dict):
-            raise CodecError(f"a measurement is a JSON object, not {type(entry).__name__}")
-        measurements.append(_measurement_from(dict(entry)))
-    return Body(measurements=tuple(measurements), provenance=_take(fields, "provenance", dict), extra=fields)
+    measurements = tuple(_measurement_from(entry) for entry in _take(fields, "measurements", list))
+    return Body(measurements=measurements, provenance=_take(fields, "provenance", dict), extra=fields)
 
 
 def _measurement_to(m: Measurement) -> dict[str, Json]:
@@ -266,9 +262,10 @@ def _measurement_to(m: Measurement) -> dict[str, Json]:
     return fields
 
 
-def _measurement_from(fields: dict[str, Json]) -> Measurement:
-    if "config" not in fields:
-        raise CodecError("a measurement without 'config'")
+def _measurement_from(entry: Json) -> Measurement:
+    if not isinstance(entry, dict) or "config" not in entry:
+        raise CodecError(f"a measurement is a JSON object with a 'config', not {str(entry)[:40]!r}")
+    fields = dict(entry)
     config = fields.pop("config")
     failure = fields.pop("failure", None)
     compile_s = fields.pop("compile_s", None)
@@ -288,22 +285,19 @@ def _measurement_from(fields: dict[str, Json]) -> Measurement:
 
 
 def _samples_from(values: list[Json]) -> tuple[float, ...]:
-    # Nearly all of a record is samples, and nearly all samples are times: one look at their types, and not one each.
+    # Nearly all of a record is samples, and nearly all samples are times: look at the set of types, not at each.
     if set(map(type, values)) <= {float}:
         return tuple(cast("list[float]", values))
     return tuple(math.nan if s is None else _number(s) for s in values)
 
 
 def _failure_from(value: Json) -> Failure:
-    if not isinstance(value, dict):
-        raise CodecError(f"a failure is a JSON object, not {type(value).__name__}")
-    kind = value.get("kind")
-    if not isinstance(kind, str):
-        raise CodecError(f"a failure's kind is a name, not {type(kind).__name__}")
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise CodecError(f"a failure is a JSON object with a 'kind', not {str(value)[:40]!r}")
     expires = value.get("expires")
     return Failure(
-        # A newer release may know more kinds than we do; refusing one would hide every other measurement beside it.
-        kind=cast("FailureKind", kind),
+        # A newer release may know more kinds; refusing an unknown kind would hide every measurement beside it.
+        kind=cast("FailureKind", value["kind"]),
         message=str(value.get("message", "")),
         expires=None if expires is None else _number(expires),
     )
@@ -316,10 +310,10 @@ def _number(value: Json) -> float:
 
 
 def merge(mine: Record, theirs: Record) -> Record:
-    """Return one record with the measurements of both; head and provenance of the higher generation, then the later.
+    """Return a record with the measurements of both, and the head and provenance of the higher generation.
 
-    A decision goes before none, and one that somebody pinned before one that was measured. Associative and
-    commutative, so that books can be merged in any order.
+    Of equal generations the later record counts. A record with a decision goes before a record without, and a pinned
+    decision before a measured one. Associative and commutative, so that books can be merged in any order.
     """
     by_identity = {identity(m): m for m in sorted((*mine.body.measurements, *theirs.body.measurements), key=_order)}
     newer = max(mine, theirs, key=_precedence)
@@ -332,7 +326,7 @@ def merge(mine: Record, theirs: Record) -> Record:
 
 
 def identity(m: Measurement) -> tuple[str, str, str, str]:
-    """Return what makes two measurements the same one: configuration, code, policy, environment."""
+    """Return the identity of a measurement: configuration, code, policy, environment."""
     return m.fingerprint, m.code, m.policy, m.environment
 
 
@@ -341,19 +335,19 @@ def _order(m: Measurement) -> tuple[object, ...]:
 
 
 def _precedence(record: Record) -> tuple[bool, bool, int, float, str, str]:
-    """Order records by what the winner hands on whole; were the rest in it, merging twice would change the order."""
+    """Return the sort key of a record. With fields that a merge alters, merging twice would change the order."""
     provenance = dict(record.body.provenance)
     when = provenance.get("when")
     time = when if isinstance(when, (int, float)) else 0.0
     head = canonical_json(_head_to(replace(record.head, extra={})))
     pinned = record.head.origin == "pinned"
-    # Of two pins the later counts: generations order tunings, and merging may raise that of a pin (`merge_into`).
+    # Of two pins the later counts: generations order tunings, and `merge_into` may raise the generation of a pin.
     generation = 0 if pinned else record.head.generation
     return record.head.decided, pinned, generation, time, head, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:
-    """Keep every unknown field; of two values the greater text, since "the newer" depends on the order of merging."""
+    """Return every unknown field; of two values the greater text, since "newer" depends on the order of merging."""
     both = {**mine, **theirs}
     for name in mine.keys() & theirs.keys():
         both[name] = max(mine[name], theirs[name], key=canonical_json)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
-"""Where a stored configuration came from. There is no "heuristic": a guess is never written down."""
+"""The origin of a stored configuration. A heuristic is missing here, since a guess is never stored."""
 
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
 
@@ -21,7 +21,7 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 
 
 class Problem(NamedTuple):
-    """What a configuration is looked up by. A NamedTuple, because it is hashed on every lookup."""
+    """The key of a configuration. A NamedTuple, because it is hashed on every lookup."""
 
     device: str
     op: str
@@ -29,7 +29,7 @@ class Problem(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a candidate has no time. `expires` is a Unix time after which it may be tried again."""
+    """The reason why a candidate has no time. After the Unix time `expires` it may be tried again."""
 
     kind: FailureKind
     message: str
@@ -37,12 +37,12 @@ class Failure(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What one configuration did on one problem under one measurement policy in one environment.
+    """The samples, or the failure, of one configuration on one problem under one policy in one environment.
 
-    `config` is the encoded configuration (see `_codec`), so that a measurement can be kept, merged and compared
+    `config` is the encoded configuration (see `config_codec`), so that a measurement can be kept, merged and compared
     without the class of the configuration. `code` is the checksum of the kernel's code alone: adding a candidate
-    changes the kernel's checksum, but leaves every known measurement valid. `dropped` says that it left its race behind
-    others: its samples are early ones, not taken in turn with those of the finalists, and must not win against them.
+    changes the kernel's checksum, but leaves every known measurement valid. `dropped` marks a candidate that left its
+    race behind others: its samples are early ones, not taken in turn with the finalists, and must not win against them.
     """
 
     config: Json

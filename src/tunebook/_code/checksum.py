@@ -1,4 +1,4 @@
-"""Digests over code, to tell whether a kernel is still the one that was measured.
+"""Digests over code, which change when a kernel is edited.
 
 A kernel is more than its own text. The walk starts at its function and follows every name that the code reads, through
 globals, closures, attributes of modules and of `self`, to functions, classes and constants of the user's own code. At
@@ -45,22 +45,21 @@ _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A set of candidates that can say what it is without being listed; `Space` is one."""
+    """A set of candidates with a digest that does not list them, for example a `Space`."""
 
     def fingerprint(self) -> str:
         """Return a digest that is equal for equal sets, in every process."""
 
 
 def code_checksum(function: object, *, version: str = "", extra: Iterable[object] = ()) -> str:
-    """Return a digest over a function's code and all that it reads, as far as that is the user's own.
+    """Return a digest over a function's code and the user's own code and values that it reads.
 
-    Comments, docstrings, formatting and the place of the file do not matter. Variables whose content the code itself
-    changes are left out, and arrays count by their description, not by their content. `extra` adds further functions,
-    classes or values. An object with `__tunebook_checksum__() -> str` speaks for itself. Pass a bound method rather
-    than a class's function to have `self.helper()` followed.
+    Comments, docstrings, formatting and the place of the file do not matter. Variables that the code itself changes
+    are left out, and arrays count by their description, not by their content. `extra` adds further functions, classes
+    or values. An object with `__tunebook_checksum__() -> str` gives its own digest. Pass a bound method rather than
+    the function of a class to have `self.helper()` followed.
     """
-    walk = _CodeWalk(home=_home(function), versions=True)
-    return walk.digest([function, *extra], version)
+    return _CodeWalk(home=_home(function), versions=True).digest([function, *extra], version)
 
 
 def source_digest(function: object) -> str:
@@ -72,14 +71,14 @@ def source_digest(function: object) -> str:
 
 
 def candidates_checksum(candidates: Iterable[object] | Fingerprinted) -> str:
-    """Return a digest over a set of candidates, whatever their order."""
+    """Return a digest over a set of candidates, in any order."""
     if isinstance(candidates, Fingerprinted):
         return candidates.fingerprint()
     return _digest(sorted({fingerprint(candidate) for candidate in candidates}))  # type: ignore[arg-type] # list[str] is Json
 
 
 def inner_callable(x: object) -> object | None:
-    """Return the function that a wrapper object stands for, or None."""
+    """Return the function inside a wrapper object, or None."""
     wrapped = getattr(x, "__wrapped__", None)
     if callable(wrapped):
         return wrapped  # type: ignore[no-any-return]
@@ -101,19 +100,17 @@ def _home(function: object) -> str:
 
 
 class _CodeWalk:
-    """Lists everything that is reachable, each thing once, in an order that does not depend on addresses or hashes.
+    """Lists all reachable objects, each once, in an order that does not depend on addresses or hashes.
 
-    `refer` gives a plain value at once and a number for what has parts, so that cycles end.
+    `refer` returns a plain value itself, and a number for an object with parts, so that cycles end.
     """
-
-    __slots__ = ("_alive", "_home", "_nodes", "_numbers", "_pending", "_versions")
 
     def __init__(self, *, home: str, versions: bool) -> None:
         self._home = home
         self._versions = versions
         self._nodes: list[Json] = []
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._alive: list[object] = []  # a freed object's id may come back as another's
+        self._alive: list[object] = []  # the id of a freed object may come back
         self._pending: deque[tuple[int, Any]] = deque()
 
     def digest(self, roots: Iterable[object], version: str) -> str:
@@ -142,7 +139,11 @@ class _CodeWalk:
     def _parts(self, x: Any) -> Json:
         speak = None if isinstance(x, type) else getattr(x, "__tunebook_checksum__", None)
         if callable(speak):
-            return {"checksum": _spoken(speak(), x)}
+            answer = speak()
+            if not isinstance(answer, str):
+                name = f"{type_name(type(x))}.__tunebook_checksum__()"
+                raise DefinitionError(f"{name} must return a str, not {type(answer).__name__}")
+            return {"checksum": answer}
         if isinstance(x, FunctionType):
             return self._function(x, None)
         if isinstance(x, MethodType):
@@ -165,7 +166,7 @@ class _CodeWalk:
             return {**parts, **self._foreign(module, f.__code__.co_qualname), **self._unnamed(f)}
         node = node_of(f)
         if node is None and wrapped is not None:
-            return parts  # a generated wrapper, such as tunebook's own
+            return parts  # a generated wrapper, like tunebook's own
         state = frozenset[str]() if node is None else mutated_names(node)
         return {
             **parts,
@@ -176,7 +177,7 @@ class _CodeWalk:
         }
 
     def _unnamed(self, f: FunctionType) -> dict[str, Json]:
-        """Return what tells functions made inside other functions apart; they share one qualified name."""
+        """Return the code and closure of a function made inside another function: these share a qualified name."""
         if "<" not in f.__code__.co_qualname:
             return {}
         cells: list[Json] = [self.refer(value) for _, value in sorted(closure(f).items())]
@@ -187,8 +188,9 @@ class _CodeWalk:
         if self._is_foreign(kind.__module__, str(getattr(module, "__file__", None) or "")):
             return self._foreign(kind.__module__, kind.__qualname__)
         node = class_node_of(kind)
-        # With the text at hand, methods without any were generated from it (dataclasses do that).
-        methods = [(name, f) for name, f in sorted(_methods(kind)) if node is None or node_of(f) is not None]
+        # If the class has a text, methods without a text were generated from it (dataclasses do that).
+        members = ((name, _function_in(member)) for name, member in sorted(vars(kind).items()))
+        methods = [(name, f) for name, f in members if f is not None and (node is None or node_of(f) is not None)]
         bases: list[Json] = [self.refer(base) for base in kind.__bases__ if base is not object]
         return {
             "class": kind.__qualname__,
@@ -223,7 +225,7 @@ class _CodeWalk:
             "value": _encoded(x),
         }
 
-    # ------------------------------------------------------------------------------------------------- names it reads
+    # --------------------------------------------------------------------------------------------- names that it reads
 
     def _names(self, f: FunctionType, owner: object | None, state: frozenset[str]) -> Iterator[tuple[str, Json]]:
         first = f.__code__.co_varnames[0] if owner is not None and f.__code__.co_argcount else None
@@ -235,7 +237,8 @@ class _CodeWalk:
                 continue
             yield name, self.refer(value)
         if owner is not None and "__class__" in f.__code__.co_freevars:  # it calls super()
-            for i, base in enumerate(_inherited(f.__name__, owner)):
+            bases = filter(None, map(_function_in, _definitions(f.__name__, owner)))
+            for i, base in enumerate(bases):
                 yield f"super {i}", self.refer(MethodType(base, owner))
 
     def _decorators(self, node: ast.AST, f: FunctionType) -> Iterator[tuple[str, Json]]:
@@ -246,7 +249,7 @@ class _CodeWalk:
                 yield name, self.refer(names[name])
 
     def _follow(self, read: Read, places: _Places) -> tuple[str, Any]:
-        """Return how far the dotted name leads through modules of the user's own, and what is there."""
+        """Follow a dotted name through modules of the user's own; return the part followed and its value."""
         path, value = read.name, places.look_up(read.name, in_closure=read.closed_over)
         attributes = list(read.attributes)
         if value is places.owner and attributes and read.name == places.first:
@@ -285,7 +288,7 @@ _NOTHING: Final = object()
 
 
 class _Places(NamedTuple):
-    """Where the names of one function lead."""
+    """The namespaces of a function."""
 
     module: dict[str, Any]
     closed_over: dict[str, Any]
@@ -304,14 +307,11 @@ def _is_data(value: object) -> bool:
 
 
 def _member(owner: object, name: str) -> Any:
-    """Return what `owner.name` is, without running a property or any other code of the owner's."""
-    for kind in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
-        if name in vars(kind):
-            found = vars(kind)[name]
-            function = _function_in(found)
-            return found if function is None else MethodType(function, owner)
-    instance = getattr(owner, "__dict__", {})
-    return instance.get(name, _NOTHING)
+    """Return the attribute `owner.name` without running a property or any other code of the owner."""
+    for found in _definitions(name, owner):
+        function = _function_in(found)
+        return found if function is None else MethodType(function, owner)
+    return getattr(owner, "__dict__", {}).get(name, _NOTHING)
 
 
 def _function_in(member: object) -> FunctionType | None:
@@ -319,22 +319,14 @@ def _function_in(member: object) -> FunctionType | None:
     return inner if isinstance(inner, FunctionType) else None
 
 
-def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    for name, member in vars(kind).items():
-        function = _function_in(member)
-        if function is not None:
-            yield name, function
-
-
-def _inherited(name: str, owner: object) -> Iterator[FunctionType]:
-    for kind in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
-        function = _function_in(vars(kind).get(name))
-        if function is not None:
-            yield function
+def _definitions(name: str, owner: object) -> list[Any]:
+    """Return the attributes of this name in the classes of an object, the most specific first."""
+    kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    return [vars(kind)[name] for kind in kinds if name in vars(kind)]
 
 
 def _stable_name(x: object) -> str:
-    """Return what to sort members of a set by; never a hash or an address."""
+    """Return a sort key for members of a set, without hashes and addresses."""
     named = f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', '')}"
     content = code_form(x.__code__) if isinstance(x, FunctionType) else _encoded(x)
     return f"{type_name(type(x))} {named} {canonical_json(content)}"
@@ -344,12 +336,4 @@ def _encoded(x: object) -> Json:
     try:
         return encode(x)
     except CodecError:
-        return None  # an object that is no value counts by its class
-
-
-def _spoken(answer: object, x: object) -> str:
-    if not isinstance(answer, str):
-        raise DefinitionError(
-            f"{type_name(type(x))}.__tunebook_checksum__() must return a str, not {type(answer).__name__}"
-        )
-    return answer
+        return None  # an object that cannot be encoded counts by its class

@@ -1,4 +1,4 @@
-"""The code of live functions and classes: its text, found exactly or not at all, and the names that it reads."""
+"""The code of live functions and classes: its exact source text, and the names that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-# `ctx` repeats what the place in the tree says; the others are comments to type checkers.
+# `ctx` follows from the place in the tree; the others are comments to type checkers.
 _SILENT_FIELDS: Final = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
 
 # fmt: off
@@ -29,7 +29,7 @@ _MUTATORS: Final = frozenset({
 
 
 class _File(NamedTuple):
-    """A text that was parsed and compiled once, with what is looked for in it."""
+    """A source text that was parsed and compiled once, with an index of its functions and classes."""
 
     codes: frozenset[CodeType]
     functions: dict[tuple[int, str], list[FunctionNode]]  # by first line and name
@@ -37,10 +37,10 @@ class _File(NamedTuple):
 
 
 def node_of(function: FunctionType) -> FunctionNode | None:
-    """Return the syntax tree of a function, or None if the text it was compiled from is not at hand.
+    """Return the syntax tree of a function, or None if the text that it was compiled from is not available.
 
-    The text must compile to the very code that the function runs: a file that was edited after it was imported
-    describes another function. Of two lambdas on one line the right one is found by the columns of its code.
+    The text must compile to the very code that the function runs: a file that was edited after its import describes
+    another function. The columns of the code tell two lambdas on one line apart.
     """
     code = function.__code__
     file = _file_with(code, function.__globals__)
@@ -53,7 +53,7 @@ def node_of(function: FunctionType) -> FunctionNode | None:
 
 
 def text_of(function: object) -> str:
-    """Return how to name a function to a person: a lambda by its text, any other by its name."""
+    """Return the name of a function for a message; for a lambda its text."""
     node = node_of(function) if isinstance(function, FunctionType) else None
     if isinstance(node, ast.Lambda):
         return ast.unparse(node)
@@ -61,14 +61,14 @@ def text_of(function: object) -> str:
 
 
 def class_node_of(kind: type) -> ast.ClassDef | None:
-    """Return the syntax tree of a class, or None if there is no text, or more than one class of that name in it."""
+    """Return the syntax tree of a class; None without a text, or if the text has several classes of that name."""
     file = _file_of_class(kind)
     found = [] if file is None else file.classes.get(kind.__qualname__, [])
     return found[0] if len(found) == 1 else None
 
 
 def _file_of_class(kind: type) -> _File | None:
-    # A method leads to the text that was really compiled; a class without methods has only its module's name.
+    # A method leads to the text that was really compiled; a class without methods has only the name of its module.
     for method in vars(kind).values():
         if isinstance(method, FunctionType) and method.__module__ == kind.__module__:
             file = _file_with(method.__code__, method.__globals__)
@@ -102,7 +102,8 @@ def _parsed(text: str, filename: str) -> _File | None:
     functions: dict[tuple[int, str], list[FunctionNode]] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            functions.setdefault((_starts(node), _name(node)), []).append(node)
+            first = next(iter(getattr(node, "decorator_list", ())), node)
+            functions.setdefault((first.lineno, getattr(node, "name", "<lambda>")), []).append(node)
     classes: dict[str, list[ast.ClassDef]] = {}
     for name, kind in _classes(tree):
         classes.setdefault(name, []).append(kind)
@@ -128,19 +129,10 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, ast.ClassDef]]:
         pending.extend((prefix, child) for child in ast.iter_child_nodes(node))
 
 
-def _starts(node: FunctionNode) -> int:
-    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-    return decorators[0].lineno if decorators else node.lineno
-
-
-def _name(node: FunctionNode) -> str:
-    return "<lambda>" if isinstance(node, ast.Lambda) else node.name
-
-
 def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | None:
     """Return the smallest lambda whose body holds every instruction of the code."""
     spans = [(p[0], p[2], p[1], p[3]) for p in code.co_positions() if all(part is not None for part in p)]
-    # The prologue is placed at column 0 with no width; it belongs to no expression.
+    # The prologue has column 0 and no width; it is not part of an expression.
     spans = [span for span in spans if (span[0], span[1]) != (span[2], span[3])]
     if not spans:
         return None  # a constant, which Python 3.12 gives no place, or python -X no_debug_ranges
@@ -164,15 +156,15 @@ def _end(node: ast.expr) -> tuple[int, int]:
 def normal_form(node: ast.AST, decorators: list[ast.expr] | None = None) -> Json:
     """Return the tree as a list of words without positions, comments and docstrings, the same for every Python version.
 
-    `decorators` stand in place of the node's own. Not `ast.dump`: from one Python to the next it gains fields, and
-    every kernel would look edited. Not by recursion: a sum of 400 terms is a tree 400 levels deep.
+    `decorators` replace the decorators of the node. Not `ast.dump`: new versions of Python add fields to it, and every
+    kernel would look edited. Not by recursion: a sum of 400 terms is a tree 400 levels deep.
     """
     words: list[Json] = []
     pending: list[object] = [node]
     while pending:
         item = pending.pop()
         if isinstance(item, _Word):
-            words.append(item.text)
+            words.append(str(item))
         elif isinstance(item, ast.AST):
             fields = _fields(item, decorators if item is node else None)
             parts = [part for name, value in fields for part in (_Word(f".{name}"), value)]
@@ -184,8 +176,8 @@ def normal_form(node: ast.AST, decorators: list[ast.expr] | None = None) -> Json
     return words
 
 
-class _Word(NamedTuple):
-    text: str
+class _Word(str):
+    __slots__ = ()
 
 
 def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[str, object]]:
@@ -194,7 +186,7 @@ def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[
         if name == "decorator_list" and decorators is not None:
             kept = decorators
         elif name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            kept = _without_docstring(value)
+            kept = value[1:] if ast.get_docstring(node, clean=False) is not None else value
         elif isinstance(node, ast.JoinedStr):
             # Python 3.12.1 ends f"{x:>{n}}" with an empty piece of text.
             kept = [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
@@ -202,15 +194,8 @@ def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[
             yield name, kept
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0] if body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        return body[1:]
-    return body
-
-
 def code_form(code: CodeType) -> Json:
-    """Return what a code object does, as JSON, for functions whose text is not at hand; differs between Pythons."""
+    """Return a code object as JSON, for functions without a text; differs between versions of Python."""
     constants: list[Json] = [_constant_form(constant) for constant in code.co_consts]
     names: list[Json] = [list(group) for group in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)]
     counts: list[Json] = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags]
@@ -230,7 +215,7 @@ def _constant_form(constant: object) -> Json:
 def mutated_names(node: ast.AST) -> frozenset[str]:
     """Return the names of variables whose content the code changes, as in `calls.append(x)` and `memo[key] = y`.
 
-    They are the function's state and no constants: a counter must not make a kernel look edited.
+    They are state of the function, not constants: a counter must not make a kernel look edited.
     """
     found: set[str] = set()
     for item in ast.walk(node):
@@ -246,11 +231,11 @@ def mutated_names(node: ast.AST) -> frozenset[str]:
     return frozenset(found)
 
 
-# ------------------------------------------------------------------------------------------- what live functions read
+# ------------------------------------------------------------------------------------------ names that functions read
 
 
 class Read(NamedTuple):
-    """A variable that code reads, with the attributes that it takes of it."""
+    """A variable that code reads, with the attributes that it reads from it."""
 
     name: str
     attributes: tuple[str, ...]
@@ -273,16 +258,12 @@ def reads(code: CodeType, first: str | None) -> Iterator[Read]:
             name = value
         elif operation in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
             name, closed_over = value, True
-        elif operation.startswith("LOAD_FAST") and _loads(value, first):
+        # Python 3.13 has instructions that load two variables; the attribute is read from the second.
+        elif operation.startswith("LOAD_FAST") and first == (value[-1] if isinstance(value, tuple) else value):
             name, closed_over = str(first), True
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from reads(constant, first)
-
-
-def _loads(value: object, first: str | None) -> bool:
-    # Python 3.13 has instructions that load two variables; the attribute is taken of the second.
-    return first is not None and (value[-1] if isinstance(value, tuple) else value) == first
 
 
 def stored(code: CodeType) -> frozenset[str]:
@@ -310,7 +291,7 @@ def defaults(f: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def kept_decorators(node: ast.AST, f: FunctionType) -> list[ast.expr]:
-    """Return the decorators that are part of a function: all but tunebook's, which name candidates and not code."""
+    """Return the decorators of a function without tunebook's own, which name candidates and not code."""
     names = {**f.__globals__, **closure(f)}
     return [item for item in getattr(node, "decorator_list", ()) if not _is_ours(item, names)]
 
@@ -318,7 +299,7 @@ def kept_decorators(node: ast.AST, f: FunctionType) -> list[ast.expr]:
 def _is_ours(decorator: ast.expr, names: dict[str, Any]) -> bool:
     root, last = _ends(decorator)
     if root not in names:
-        return last == "tunable"  # imported inside a function: only the name is left to go by
+        return last == "tunable"  # imported inside a function: only the name is known
     found = names[root]
     module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
     return str(module).partition(".")[0] == "tunebook"
