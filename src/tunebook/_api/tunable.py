@@ -146,7 +146,7 @@ def tunable(
 ) -> Any:
     """Make a function that takes `config` choose it by itself, measured once and remembered.
 
-    `space` is a `Space`, a list of configurations, or a function of the arguments that returns such a list. `heuristic`
+    `space` is a `Space`, a list of configurations, or a function of the arguments that returns a list. `heuristic`
     is a configuration, or a function of the arguments that returns one. `name` and `version` identify the function in
     the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
     arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
@@ -212,7 +212,7 @@ def tune(
 ) -> Tuned[Any]:
     """Tune one call ahead of time and return the measurements; earlier measurements are used again.
 
-    `budget` is seconds, or a string such as "30s" or "200 trials". `progress` is True or False, a function of `Step`,
+    `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
     or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
     """
     kernel = _kernel_of(function)
@@ -231,7 +231,7 @@ def tune_together(
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
 ) -> Tuned[Any]:
-    """Find the one configuration with the least mean time over several calls, and use it for each of them.
+    """Find the configuration with the least mean time over several calls, and use it for each of them.
 
     `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
     shapes that change all the time, or where switching configurations costs something.
@@ -287,7 +287,7 @@ def tune_all(
 ) -> list[Outcome]:
     """Tune every call of a recording that is not known yet, the most expensive first, on made-up arrays.
 
-    All calls share the budget: the rest of one call goes to the next. A call that fails does not stop the others.
+    All calls share the budget: the rest of a call goes to the next. A call that fails does not stop the others.
     `selector` is for kernels that an `Executor` runs; tunable functions have their own.
     """
     left = parse_budget(budget)

@@ -16,7 +16,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure, FailureKind, Json, Measurement, Origin, Problem
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MAX_RECORD_BYTES: Final = 8 << 20
 
 T = TypeVar("T")
+
+_HEAD_FIELDS: Final[dict[str, type]] = {"checksum": str, "origin": str, "environment": str, "generation": int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,39 +198,21 @@ def _take(fields: dict[str, Json], name: str, kind: type[T]) -> T:
 
 
 def _head_to(head: Head) -> dict[str, Json]:
-    return {
-        **head.extra,
-        "device": head.problem.device,
-        "op": head.problem.op,
-        "call_key": head.problem.call_key,
-        "config": head.config,
-        "checksum": head.checksum,
-        "origin": head.origin,
-        "environment": head.environment,
-        "generation": head.generation,
-    }
+    plain: dict[str, Json] = {name: getattr(head, name) for name in _HEAD_FIELDS}
+    return {**head.extra, **head.problem._asdict(), **plain, "config": head.config}
 
 
 def _head_from(fields: dict[str, Json]) -> Head:
-    problem = Problem(_take(fields, "device", str), _take(fields, "op", str), _take(fields, "call_key", str))
+    problem = Problem(*(_take(fields, name, str) for name in Problem._fields))
     if "config" not in fields:
         raise CodecError("field 'config' is missing")
     config = fields.pop("config")
-    generation = _take(fields, "generation", int)
-    if not 0 <= generation < 1 << 63:  # no lease could outlive a planted huge one, and packs hold 64 bits
+    plain: dict[str, Any] = {name: _take(fields, name, kind) for name, kind in _HEAD_FIELDS.items()}
+    if not 0 <= plain["generation"] < 1 << 63:  # no lease could outlive a planted huge one, and packs hold 64 bits
         raise CodecError("field 'generation' is out of range")
-    origin = _take(fields, "origin", str)
-    if origin not in get_args(Origin):
-        raise CodecError(f"unknown origin {origin[:40]!r}; valid: {get_args(Origin)}")
-    return Head(
-        problem=problem,
-        config=config,
-        checksum=_take(fields, "checksum", str),
-        origin=cast("Origin", origin),
-        environment=_take(fields, "environment", str),
-        generation=generation,
-        extra=fields,
-    )
+    if plain["origin"] not in get_args(Origin):
+        raise CodecError(f"unknown origin {plain['origin'][:40]!r}; valid: {get_args(Origin)}")
+    return Head(problem=problem, config=config, extra=fields, **plain)
 
 
 def _body_to(body: Body) -> dict[str, Json]:

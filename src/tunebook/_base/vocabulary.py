@@ -37,7 +37,7 @@ class Failure(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The samples, or the failure, of one configuration on one problem under one policy in one environment.
+    """The samples, or the failure, of a configuration on a problem, under a policy and in an environment.
 
     `config` is the encoded configuration (see `config_codec`), so that a measurement can be kept, merged and compared
     without the class of the configuration. `code` is the checksum of the kernel's code alone: adding a candidate

@@ -21,19 +21,8 @@ from tunebook._base.config_codec import encode, fingerprint, type_name
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook._base.hashing import blake2b
 from tunebook._base.record_format import canonical_json
-from tunebook._code.source import (
-    Read,
-    class_node_of,
-    closure,
-    code_form,
-    defaults,
-    kept_decorators,
-    mutated_names,
-    node_of,
-    normal_form,
-    reads,
-    stored,
-)
+from tunebook._code import source
+from tunebook._code.source import closure, code_form, node_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -167,13 +156,15 @@ class _CodeWalk:
         node = node_of(f)
         if node is None and wrapped is not None:
             return parts  # a generated wrapper, like tunebook's own
-        state = frozenset[str]() if node is None else mutated_names(node)
+        state = frozenset[str]() if node is None else source.mutated_names(node)
         return {
             **parts,
-            "code": code_form(f.__code__) if node is None else normal_form(node, kept_decorators(node, f)),
+            "code": code_form(f.__code__)
+            if node is None
+            else source.normal_form(node, source.kept_decorators(node, f)),
             "names": dict(self._names(f, owner, state)),
             "decorators": {} if node is None else dict(self._decorators(node, f)),
-            "defaults": {name: self.refer(value) for name, value in defaults(f) if name not in state},
+            "defaults": {name: self.refer(value) for name, value in source.defaults(f) if name not in state},
         }
 
     def _unnamed(self, f: FunctionType) -> dict[str, Json]:
@@ -187,14 +178,14 @@ class _CodeWalk:
         module = sys.modules.get(kind.__module__)
         if self._is_foreign(kind.__module__, str(getattr(module, "__file__", None) or "")):
             return self._foreign(kind.__module__, kind.__qualname__)
-        node = class_node_of(kind)
+        node = source.class_node_of(kind)
         # If the class has a text, methods without a text were generated from it (dataclasses do that).
         members = ((name, _function_in(member)) for name, member in sorted(vars(kind).items()))
         methods = [(name, f) for name, f in members if f is not None and (node is None or node_of(f) is not None)]
         bases: list[Json] = [self.refer(base) for base in kind.__bases__ if base is not object]
         return {
             "class": kind.__qualname__,
-            "code": None if node is None else normal_form(node),
+            "code": None if node is None else source.normal_form(node),
             "methods": {name: self.refer(f) for name, f in methods},
             "bases": bases,
         }
@@ -229,9 +220,9 @@ class _CodeWalk:
 
     def _names(self, f: FunctionType, owner: object | None, state: frozenset[str]) -> Iterator[tuple[str, Json]]:
         first = f.__code__.co_varnames[0] if owner is not None and f.__code__.co_argcount else None
-        changed = state | stored(f.__code__)
+        changed = state | source.stored(f.__code__)
         places = _Places(f.__globals__, closure(f), first, owner)
-        for read in sorted(set(reads(f.__code__, first))):
+        for read in sorted(set(source.reads(f.__code__, first))):
             name, value = self._follow(read, places)
             if value is _NOTHING or (read.name in changed and _is_data(value)):
                 continue
@@ -244,11 +235,13 @@ class _CodeWalk:
     def _decorators(self, node: ast.AST, f: FunctionType) -> Iterator[tuple[str, Json]]:
         """Yield the constants that the decorators were given, as in `@njit(fastmath=FAST)`."""
         names = {**f.__globals__, **closure(f)}
-        for name in sorted({n.id for d in kept_decorators(node, f) for n in ast.walk(d) if isinstance(n, ast.Name)}):
+        for name in sorted(
+            {n.id for d in source.kept_decorators(node, f) for n in ast.walk(d) if isinstance(n, ast.Name)}
+        ):
             if name in names and _is_data(names[name]):
                 yield name, self.refer(names[name])
 
-    def _follow(self, read: Read, places: _Places) -> tuple[str, Any]:
+    def _follow(self, read: source.Read, places: _Places) -> tuple[str, Any]:
         """Follow a dotted name through modules of the user's own; return the part followed and its value."""
         path, value = read.name, places.look_up(read.name, in_closure=read.closed_over)
         attributes = list(read.attributes)

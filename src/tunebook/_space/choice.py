@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
 @final
 class Choice:
-    """Implementations of one operation. `choice(config, *args)` runs the one that the configuration names as "way".
+    """Implementations of an operation. `choice(config, *args)` runs the implementation that `config.way` names.
 
     >>> ways = choice(builtin=sum, loop=lambda values: max(values) * 3)
     >>> ways(Config(way="builtin"), [1, 2, 3]), [dict(config) for config in ways]

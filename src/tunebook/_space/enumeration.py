@@ -85,7 +85,7 @@ class SpaceWalk:
         return total
 
     def one(self, shuffled: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, Any] | None:
-        """Return the first point if axes are gone through in the order of `shuffled`; None if there are no points."""
+        """Return the first point if axes are gone through in the order of `shuffled`; None if the space is empty."""
         return next(self._descend(self._names, range(len(self._constraints)), whole=True, order=shuffled), None)
 
     def _read_by(self, constraint: Callable[[Any], object]) -> frozenset[str]:
