@@ -31,15 +31,42 @@ def test_a_module_has_at_most_500_lines_and_a_function_60(path):
             assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"
 
 
+def broad_excepts_in(text):
+    """The lines of `except Exception`, `except BaseException`, a bare `except` and `suppress(Exception)`."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        caught = []
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "suppress":
+            caught = node.args
+        if any(kind is None or getattr(kind, "id", "") in {"Exception", "BaseException"} for kind in caught):
+            yield lines[node.lineno - 1]
+
+
 def test_broad_excepts_are_few_and_explained():
-    broad = [
-        line
-        for path in MODULES
-        for line in path.read_text().splitlines()
-        if re.search(r"except (Base)?Exception|except:", line)
-    ]
-    assert len(broad) <= 4
-    assert all("# " in line for line in broad), "each with its reason"
+    broad = [line for path in MODULES for line in broad_excepts_in(path.read_text())]
+    assert len(broad) <= 5
+    assert all(re.search(r"# (?:noqa: BLE001 - )?\w+ \w+", line) for line in broad), "each with its reason"
+
+
+def test_the_rule_sees_every_form_of_a_broad_except():
+    text = (
+        "import contextlib\n"
+        "try: f()\nexcept Exception: a\n"
+        "try: f()\nexcept (OSError, BaseException) as error: b\n"
+        "try: f()\nexcept: c\n"
+        "try: f()\nexcept ValueError: pass\n"
+        "with contextlib.suppress(Exception): d\n"
+        "with suppress(OSError, Exception): e\n"
+        "with suppress(OSError): pass\n"
+    )
+    assert [line[-1] for line in broad_excepts_in(text)] == ["a", "b", "c", "d", "e"]
+
+
+def test_a_kernel_has_few_methods_for_authors_to_read():
+    own = [name for name, value in vars(tunebook.Kernel).items() if callable(value) or isinstance(value, property)]
+    assert len(own) <= 20
 
 
 def test_only_settings_reads_the_environment_and_nothing_prints():
