@@ -37,7 +37,7 @@ FOLDERS = {
     "_kernel": "Kernel, Invocation, AutotunePolicy, output checks",
     "_statistics": "eliminates slow candidates; picks the winner; objectives; rooflines",
     "_keys": "call keys, their text, fast keys, buckets",
-    "_space": "spaces of configurations, enumeration, choices, pruning",
+    "_space": "spaces of configurations, enumeration, choices",
     "_memo": "memory tier, overlays, and when memoised answers are invalid",
     "_code": "source and checksum of a kernel's code",
     "stores": "storage engines, one file each",
