@@ -148,10 +148,13 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return one argument per parameter, from the arguments of a call."""
-        signature = inspect.Signature(list(self.parameters.values()))
-        bound = signature.bind(*args, **kwargs)
+        bound = inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in self.parameters)
+
+    def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[Any, Any]:
+        """Return a call with these arguments, passed as the function's signature takes them."""
+        return self.invocation(self.arguments(args, kwargs))
 
     def run(self, *args: Any, cfg: Any, **kwargs: Any) -> Any:
         """Call the function; `args` are one per parameter."""

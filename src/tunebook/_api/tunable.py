@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from functools import partial
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
@@ -81,13 +81,12 @@ class _TunableBuilder(Generic[R]):
             recording.observe(problem, self.kernel, arguments, {}, seconds)
 
     def problem(self, *args: Any, **kwargs: Any) -> Problem:
-        return self.kernel.problem(self.kernel.invocation(self.kernel.arguments(args, kwargs)))
+        return self.kernel.problem(self.kernel.call(args, kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         from tunebook._api.explain import explain_call  # noqa: PLC0415 - loaded late: 3 ms
 
-        inv = self.kernel.invocation(self.kernel.arguments(args, kwargs))
-        return explain_call(self.selector, inv, self.kernel)
+        return explain_call(self.selector, self.kernel.call(args, kwargs), self.kernel)
 
     def overlay(self, config: object = None, /, **values: Any) -> Scope:
         if (config is None) == (not values):
@@ -99,21 +98,9 @@ class _TunableBuilder(Generic[R]):
 
         Attributes on a function, because a class with `__call__` would make every tuned call half as slow again.
         """
-        call = self.dispatcher.function
-        original = self.kernel.function
-        call.__name__, call.__qualname__ = original.__name__, original.__qualname__
-        call.__module__, call.__doc__ = original.__module__, original.__doc__
-        call.__annotations__ = dict(original.__annotations__)
-        attributes: dict[str, Any] = {
-            "__wrapped__": original,
-            "__signature__": _signature(original),
-            "kernel": self.kernel,
-            "selector": self.selector,
-            "explain": self.explain,
-            "overlay": self.overlay,
-            "problem": self.problem,
-        }
-        call.__dict__.update(attributes)
+        call = update_wrapper(self.dispatcher.function, self.kernel.function)
+        names = ("kernel", "selector", "explain", "overlay", "problem")
+        call.__dict__.update({name: getattr(self, name) for name in names}, __signature__=_signature(call.__wrapped__))
         return cast("Tunable[R]", call)
 
 
@@ -216,9 +203,8 @@ def tune(
     or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
     """
     kernel = _kernel_of(function)
-    arguments = kernel.arguments(args, kwargs)
     show = progress_for(progress, kernel.op_id)
-    inv = kernel.invocation(arguments)
+    inv = kernel.call(args, kwargs)
     return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
 
 
@@ -237,7 +223,7 @@ def tune_together(
     shapes that change all the time, or where switching configurations costs something.
     """
     kernel = _kernel_of(function)
-    invs = [kernel.invocation(kernel.arguments(call, {})) for call in calls]
+    invs = [kernel.call(args, {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
     return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
 
@@ -256,9 +242,8 @@ def verify(
     library this happens by itself, at the first call.
     """
     kernel = _kernel_of(function)
-    arguments = kernel.arguments(args, kwargs)
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.verify(kernel.invocation(arguments), kernel, budget=budget, on_step=show)
+    return kernel.selector.verify(kernel.call(args, kwargs), kernel, budget=budget, on_step=show)
 
 
 def _kernel_of(function: object) -> FunctionKernel:

@@ -1,10 +1,9 @@
-"""Digests of what must be told apart: keys, code, configurations."""
+"""The hash of keys, code and configurations."""
 
 from __future__ import annotations
 
 try:
-    # What `hashlib.blake2b` is. By way of `hashlib` it comes with OpenSSL, whose loading is 3 of the 60 ms that
-    # `import tunebook` may take.
+    # The same function as `hashlib.blake2b`. Importing `hashlib` loads OpenSSL, which takes 3 ms.
     from _blake2 import blake2b as blake2b  # noqa: PLC0414 - this module's only name
 except ImportError:  # not CPython
-    from hashlib import blake2b as blake2b  # noqa: PLC0414 - as above
+    from hashlib import blake2b as blake2b  # noqa: PLC0414 - the same
