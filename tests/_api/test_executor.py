@@ -108,7 +108,7 @@ def test_the_method_and_its_specs_are_part_of_the_key():
     assert len({inv.call_key for inv in (plain, *sharded)}) == 3
 
 
-def test_shard_map_without_its_specs_says_what_is_missing():
+def test_shard_map_without_its_specs_names_the_missing_ones():
     with pytest.raises(tb.DefinitionError, match="in_specs, out_specs"):
         executor()(PerPlatform("p"), 1, method="shard_map", mesh="m")
     with pytest.raises(tb.DefinitionError, match="'pmap' is unknown"):

@@ -190,7 +190,7 @@ def test_arguments_may_be_passed_by_name_or_position():
     assert len(runs) == 1
 
 
-def test_key_and_ignore_say_what_counts():
+def test_key_and_ignore_choose_the_arguments_of_a_key():
     by_key, _ = make(key=("x",))
     assert by_key.problem(np.ones(64), 1) == by_key.problem(np.ones(64), 2)
     ignoring, _ = make(ignore=("scale",))
@@ -223,7 +223,7 @@ def test_a_typo_is_an_error_where_the_kernel_is_defined(options, says):
         make(**options)
 
 
-def test_a_function_without_config_is_refused_with_what_to_write():
+def test_a_function_without_config_is_refused_with_a_signature_to_write():
     with pytest.raises(tb.DefinitionError, match=r"def f\(x, \*, config\)"):
         tb.tunable(lambda_like, space=SPACE)
 
@@ -407,7 +407,7 @@ def test_tune_returns_the_measurements_and_shows_progress():
     assert len(tuned.measurements) == 3
 
 
-def test_tune_of_something_else_says_what_to_do():
+def test_tune_of_a_plain_function_is_an_error_with_the_decorator_to_write():
     with pytest.raises(tb.DefinitionError, match=r"@tunebook\.tunable"):
         tb.tune(print, 1)
 
@@ -430,7 +430,7 @@ def test_a_second_process_finds_the_answer(tmp_path):
 
 
 @pytest.mark.parametrize("edit", ["kernel", "helper", "candidate"])
-def test_after_an_edit_the_entry_is_not_trusted_and_only_what_is_new_is_measured(tmp_path, edit):
+def test_after_an_edit_the_entry_is_not_trusted_and_only_new_candidates_are_measured(tmp_path, edit):
     text = textwrap.dedent("""
         import numpy as np, tunebook as tb
         def helper(x):

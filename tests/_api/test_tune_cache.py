@@ -68,7 +68,7 @@ def test_another_checksum_makes_it_a_miss(root):
     assert cache.fastest("k") == Hit(1)
 
 
-def test_validating_what_is_not_there_says_so(root):
+def test_validating_an_unknown_key_returns_none(root):
     cache = TuneCache("matmul", "gpu0", root)
     assert cache.validate_checksum("k", "sum") is None
     cache.mark_pending("k")
@@ -119,7 +119,7 @@ def test_two_that_agree_or_are_of_two_processes_do_not_warn(root):
     assert len(list(TuneCache("matmul", "gpu0", root)._store.items())) == 1
 
 
-def test_keys_may_be_made_of_what_configs_are_made_of(root):
+def test_a_key_may_be_any_storable_value(root):
     cache = TuneCache("matmul", "gpu0", root)
     cache.cache_insert((1, "f32"), 3)
     assert cache.fastest((1, "f32")) == Hit(3)
@@ -127,6 +127,6 @@ def test_keys_may_be_made_of_what_configs_are_made_of(root):
 
 
 @pytest.mark.parametrize("index", [-1, True, 1.0, None, "0"])
-def test_an_index_that_is_none_is_refused(root, index):
+def test_an_invalid_index_is_refused(root, index):
     with pytest.raises(tb.DefinitionError, match="fastest_index"):
         TuneCache("matmul", "gpu0", root).cache_insert("k", index)

@@ -36,7 +36,7 @@ class TestModes:
         assert kernel(8) == {"block": 4, "order": "ij"}
         assert "autotune    off: TUNEBOOK_MODE is frozen" in str(kernel.explain(8))
 
-    def test_frozen_takes_what_the_book_knows(self, kernel, monkeypatch):
+    def test_frozen_answers_from_the_book(self, kernel, monkeypatch):
         known = tb.tune(kernel, 8).config
         kernel.selector.cache.clear()
         monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
@@ -44,7 +44,7 @@ class TestModes:
         assert kernel(8) == known
         assert heard == ["cache_hit"]
 
-    def test_replay_makes_an_unknown_call_an_error_and_a_known_one_none(self, kernel, monkeypatch):
+    def test_replay_makes_only_an_unknown_call_an_error(self, kernel, monkeypatch):
         known = tb.tune(kernel, 8).config
         monkeypatch.setenv("TUNEBOOK_MODE", "replay")
         assert kernel(8) == known
@@ -79,7 +79,7 @@ class TestModes:
             kernel(8)
 
     @pytest.mark.parametrize("mode", ["", "normal"])
-    def test_normal_is_what_an_empty_one_means(self, kernel, monkeypatch, mode):
+    def test_an_empty_mode_is_normal(self, kernel, monkeypatch, mode):
         monkeypatch.setenv("TUNEBOOK_MODE", mode)
         heard = events_of(kernel)
         kernel(8)
@@ -107,7 +107,7 @@ class TestPins:
         with kernel.overlay(block=4, order="ji"):
             assert kernel(8).block == 4
 
-    def test_it_goes_before_what_the_book_knows(self, kernel, monkeypatch):
+    def test_a_pin_goes_before_the_book(self, kernel, monkeypatch):
         tb.tune(kernel, 8)
         monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id_v}: block=2, order='ji'")
         kernel.selector.policy = kernel.selector.policy  # forgets what was answered before the pin
@@ -121,7 +121,7 @@ class TestPins:
             ("block=2", "fits several candidates, such as"),
         ],
     )
-    def test_a_pin_that_names_no_one_candidate_says_what_there_is(self, kernel, monkeypatch, pin, says):
+    def test_a_pin_that_does_not_name_one_candidate_lists_the_candidates(self, kernel, monkeypatch, pin, says):
         monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id}:{pin}")
         with pytest.raises(tb.DefinitionError, match=says):
             kernel(8)

@@ -192,7 +192,7 @@ def test_a_record_that_is_too_large_is_refused_both_ways():
         Record.from_bytes(b" " * (MAX_RECORD_BYTES + 1))
 
 
-def test_a_sample_that_is_no_time_keeps_its_place():
+def test_a_sample_that_is_not_a_time_keeps_its_place():
     measured = example_record().body.measurements[0]._replace(samples_s=(1.0, math.nan, math.inf, 2.0))
     record = Record.from_bytes(Record(example_record().head, Body(measurements=(measured,))).to_bytes())
     samples = record.body.measurements[0].samples_s

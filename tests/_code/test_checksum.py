@@ -123,7 +123,7 @@ def test_the_version_and_extra_values_are_part_of_it(load):
     assert len({code_checksum(kernel), code_checksum(kernel, version="2"), code_checksum(kernel, extra=["-O3"])}) == 3
 
 
-def test_swapping_what_two_names_stand_for_changes_it(load):
+def test_swapping_the_values_of_two_names_changes_it(load):
     text = """
         def add(x): return x + 1
         def mul(x): return x * 2
@@ -206,7 +206,7 @@ def test_equal_lambdas_in_other_places_are_equal():
     assert code_checksum(one) == code_checksum(two)
 
 
-def test_functions_that_differ_only_in_what_they_close_over_differ():
+def test_functions_that_differ_only_in_their_closures_differ():
     def make(n):
         return lambda x: x + n
 
@@ -214,7 +214,7 @@ def test_functions_that_differ_only_in_what_they_close_over_differ():
     assert code_checksum(make(1)) == code_checksum(make(1))
 
 
-def test_code_without_source_is_told_apart_by_what_it_does():
+def test_code_without_source_is_told_apart_by_its_bytecode():
     def compiled(text):
         names = {"__name__": "made_up"}
         exec(text, names)
@@ -263,7 +263,7 @@ def decorated(function):
     return wrapper
 
 
-def test_deep_code_is_no_problem(load):
+def test_deep_code_does_not_exceed_the_recursion_limit(load):
     branches = "    if x == 0: return 0\n" + "".join(f"    elif x == {n}: return {n}\n" for n in range(80))
     one, two = (
         load(kernels=f"def kernel(x):\n{branches}    return {' + '.join(['x'] * n)}\n").kernel for n in (900, 901)
@@ -272,7 +272,7 @@ def test_deep_code_is_no_problem(load):
     assert code_checksum(one) != code_checksum(two)
 
 
-def test_a_function_that_claims_to_wrap_itself_is_no_loop():
+def test_a_function_that_claims_to_wrap_itself_does_not_loop():
     def f(x):
         return x
 
@@ -390,7 +390,7 @@ def test_classes_count_by_their_source_and_their_bases(load):
     assert code_checksum(load(kernels=text.replace("Docstring.", "Other.")).kernel) == plain
 
 
-def test_state_that_the_code_changes_is_no_constant(load):
+def test_state_that_the_code_changes_does_not_count_as_a_constant(load):
     text = """
         calls, memo, count, stats = [], {}, 0, type("Stats", (), {})()
         stats.n = 0

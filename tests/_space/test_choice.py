@@ -104,6 +104,6 @@ def test_it_is_called_as_the_first_way_is():
         (lambda: tb.tunable(tb.choice(a=max), name="x"), "first implementation"),
     ],
 )
-def test_a_choice_that_is_put_together_wrongly_says_what_to_type(make, says):
+def test_an_invalid_choice_is_an_error_with_an_example(make, says):
     with pytest.raises(tb.DefinitionError, match=says.replace(".", r"\.")):
         make()

@@ -104,7 +104,7 @@ def test_names_that_would_hide_something_are_refused(name):
         Space(**{name: [1]})
 
 
-def test_attributes_are_those_of_a_plain_object():
+def test_a_config_has_the_attributes_of_a_plain_object():
     assert vars(Config(a=1)) == {"a": 1}
     assert "__getattr__" not in vars(Config)
     with pytest.raises(AttributeError, match="no attribute 'blok'"):
@@ -209,7 +209,7 @@ def test_config_says_which_axis_or_constraint_refuses(given_values, said):
         ([object()], "cannot be written down"),
     ],
 )
-def test_what_is_no_axis_is_an_error_with_what_to_type(axis, said):
+def test_an_invalid_axis_is_an_error_with_an_example(axis, said):
     with pytest.raises(DefinitionError, match=said):
         Space(block=axis)
 

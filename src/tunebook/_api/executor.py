@@ -59,9 +59,9 @@ class Executor(Generic[Cfg, Out]):
         else:
             chosen = self.chooser.choose(inv, kernel)
         if not recordings():
-            return _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
+            return _bind(kernel, inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
         start = time.perf_counter()
-        out: Out = _bound(kernel, inv, chosen)(*inv.args, **inv.kwargs)
+        out: Out = _bind(kernel, inv, chosen)(*inv.args, **inv.kwargs)
         for recording in recordings():
             took_s = time.perf_counter() - start
             recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, took_s, inv.placement())
@@ -80,12 +80,12 @@ class Executor(Generic[Cfg, Out]):
         A framework that compiles whole functions, as jax does, compiles the returned one.
         """
         inv = _invocation(kernel, example_args, example_kwargs, cfg)
-        run = partial(_run_prepared, kernel, _bound(kernel, inv, self.chooser.choose(inv, kernel)))
+        run = partial(_run_prepared, kernel, _bind(kernel, inv, self.chooser.choose(inv, kernel)))
         framework = framework_of((inv.args, inv.kwargs))
         return run if framework is None else framework.jitted(run)
 
 
-def _bound(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Callable[..., Any]:
+def _bind(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Callable[..., Any]:
     """Return the function that runs a call; in a framework with gradients it has the kernel's own backward pass."""
     special = inv.method is not None or kernel.has_backward(inv)
     framework = framework_of((inv.args, inv.kwargs)) if special else None  # not for most kernels: 2 us

@@ -62,7 +62,7 @@ HOME_VARIABLE: Final = SETTINGS[0].name
 
 
 def accelerator_wanted() -> bool:
-    """Return whether compiled code may be used: unless `TUNEBOOK_PURE` is set to anything but "0"."""
+    """Return whether compiled code may be used: `TUNEBOOK_PURE` is empty or "0"."""
     return os.environ.get("TUNEBOOK_PURE", "") in ("", "0")
 
 

@@ -212,15 +212,15 @@ class _CodeWalk:
             "name": str(getattr(x, "__name__", "")),
             "inner": None if inner is None else self.refer(inner),
             # Numba: the same function compiled with fastmath is another one.
-            "options": _encoded(getattr(x, "targetoptions", None)),
-            "value": _encoded(x),
+            "options": _try_encode(getattr(x, "targetoptions", None)),
+            "value": _try_encode(x),
         }
 
     # --------------------------------------------------------------------------------------------- names that it reads
 
     def _names(self, f: FunctionType, owner: object | None, state: frozenset[str]) -> Iterator[tuple[str, Json]]:
         first = f.__code__.co_varnames[0] if owner is not None and f.__code__.co_argcount else None
-        changed = state | source.stored(f.__code__)
+        changed = state | source.rebound_names(f.__code__)
         places = _Places(f.__globals__, closure(f), first, owner)
         for read in sorted(set(source.reads(f.__code__, first))):
             name, value = self._follow(read, places)
@@ -321,11 +321,11 @@ def _definitions(name: str, owner: object) -> list[Any]:
 def _stable_name(x: object) -> str:
     """Return a sort key for members of a set, without hashes and addresses."""
     named = f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', '')}"
-    content = code_form(x.__code__) if isinstance(x, FunctionType) else _encoded(x)
+    content = code_form(x.__code__) if isinstance(x, FunctionType) else _try_encode(x)
     return f"{type_name(type(x))} {named} {canonical_json(content)}"
 
 
-def _encoded(x: object) -> Json:
+def _try_encode(x: object) -> Json:
     try:
         return encode(x)
     except CodecError:

@@ -266,10 +266,10 @@ def reads(code: CodeType, first: str | None) -> Iterator[Read]:
             yield from reads(constant, first)
 
 
-def stored(code: CodeType) -> frozenset[str]:
+def rebound_names(code: CodeType) -> frozenset[str]:
     """Return the names that the code rebinds by `global` and `nonlocal`."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    inner = [stored(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    inner = [rebound_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(own).union(*inner)
 
 

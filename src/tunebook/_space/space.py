@@ -155,9 +155,8 @@ class Space:
     """The configurations that may be tried: every combination of the axes' values that all constraints accept.
 
     An axis is a list of values, or a function of the axes before it that returns one: `Space(m=[32, 64], n=lambda c:
-    [c.m, 2 * c.m])`. Nothing is listed until it is asked for, so a space may have any size. Two spaces with the same
-    axes, values and constraints are the same to `fingerprint`, in whatever order they are written; the order decides
-    only in which order configurations come.
+    [c.m, 2 * c.m])`. Nothing is listed before its use, so a space may have any size. Two spaces with the same axes,
+    values and constraints have the same `fingerprint`; the order of axes and values is only the order of iteration.
 
     >>> space = Space(block_m=[32, 64], block_n=[32, 64]).where(lambda c: c.block_m >= c.block_n)
     >>> len(space), next(iter(space))
@@ -176,7 +175,7 @@ class Space:
                 self._constraints = (*self._constraints, Among(name, values))
                 self._values[name] = _distinct(name, _all_values(name, values, self._axes))
             else:
-                self._values[name] = _distinct(name, _listed(name, values))
+                self._values[name] = _distinct(name, _list_values(name, values))
             self._axes[name] = tuple(self._values[name].values())
         self._kinds: dict[str, str] = {}
         self.launch_axes: frozenset[str] = frozenset()
@@ -249,7 +248,7 @@ class Space:
 
     @cached_property
     def _walk(self) -> SpaceWalk:
-        return SpaceWalk(self._axes, self._constraints, lambda values: self._refusing(_config_of(values)) is None)
+        return SpaceWalk(self._axes, self._constraints, lambda values: self._find_refusal(_config_of(values)) is None)
 
     def __bool__(self) -> bool:
         return next(iter(self), None) is not None  # not by len, which lists all
@@ -258,7 +257,7 @@ class Space:
         if not isinstance(config, Mapping) or config.keys() != self._axes.keys():
             return False
         known = all(_key(config[name]) in values for name, values in self._values.items())
-        return known and self._refusing(self._member(config)) is None
+        return known and self._find_refusal(self._member(config)) is None
 
     def config(self, /, **values: Any) -> Config:
         """Return the configuration with these values; `DefinitionError` says which axis or constraint refuses it."""
@@ -272,7 +271,7 @@ class Space:
             if _key(value) not in self._values[name]:
                 raise DefinitionError(_not_a_value(name, value, self._axes[name]))
         config = self._member(values)
-        refusing = self._refusing(config)
+        refusing = self._find_refusal(config)
         if refusing is not None:
             raise DefinitionError(f"{config!r} is outside the space: the constraint {text_of(refusing)} refuses it")
         return config
@@ -301,7 +300,7 @@ class Space:
     def at(self, point: Point) -> Config | None:
         """Return the configuration at a point, or None if a constraint refuses it."""
         config = _config_of({axis.name: axis.values[i] for axis, i in zip(self.grid, point, strict=True)})
-        return config if self._refusing(config) is None else None
+        return config if self._find_refusal(config) is None else None
 
     def point(self, config: Mapping[str, Any]) -> Point | None:
         """Return the point of a configuration, or None if an axis lacks its value; constraints do not count."""
@@ -321,7 +320,7 @@ class Space:
             config = _config_of({name: own[fingerprint_of(fields[name])] for name, own in self._values.items()})
         except KeyError:
             return None
-        return config if self._refusing(config) is None else None
+        return config if self._find_refusal(config) is None else None
 
     def sample(self, rng: random.Random) -> Config | None:
         """Return a random configuration, or None if the space is empty.
@@ -331,20 +330,20 @@ class Space:
         """
         for _ in range(_TRIES if self._constraints else 1):
             drawn = {name: values[int(rng.random() * len(values))] for name, values in self._axes.items()}
-            if self._refusing(_config_of(drawn)) is None:
+            if self._find_refusal(_config_of(drawn)) is None:
                 return _config_of(drawn)
         values = self._walk.one(lambda values: rng.sample(values, len(values)))
         return None if values is None else _config_of(values)
 
     def __repr__(self) -> str:
-        axes = ", ".join(f"{name}={_shortened(values)}" for name, values in self._axes.items())
+        axes = ", ".join(f"{name}={_shorten(values)}" for name, values in self._axes.items())
         return f"Space({axes})" + "".join(f".where({text_of(predicate)})" for predicate in self._constraints)
 
     def _member(self, values: Mapping[str, Any]) -> Config:
         """Return the configuration with the axes' own values, in the order of the axes."""
         return _config_of({name: own[_key(values[name])] for name, own in self._values.items()})
 
-    def _refusing(self, config: Config) -> Predicate | None:
+    def _find_refusal(self, config: Config) -> Predicate | None:
         """Return the first constraint that does not accept a configuration."""
         for predicate in self._constraints:
             try:
@@ -386,7 +385,7 @@ def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Map
         found: dict[str, Any] = {}
         try:
             for values in SpaceWalk({p: before[p] for p in parents}, (), lambda _values: True) if parents else [{}]:
-                for value in _listed(name, function(PartialConfig(values, read))):
+                for value in _list_values(name, function(PartialConfig(values, read))):
                     found.setdefault(_key(value), value)
         except Undecided:
             missing = [axis for axis in before if axis in read and axis not in parents]
@@ -404,7 +403,7 @@ def _place(value: Any) -> tuple[type, Any]:
     return (type(value), value) if type(value) in _PLAIN else (object, _key(value))
 
 
-def _listed(name: str, values: object) -> list[Any]:
+def _list_values(name: str, values: object) -> list[Any]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise DefinitionError(f"axis {name!r} needs a list of values; for one value write {name}=[{values!r}]")
     if isinstance(values, (set, frozenset)):
@@ -442,7 +441,7 @@ def _key(value: object) -> str:
 
 
 def _not_a_value(name: str, value: object, allowed: tuple[Any, ...]) -> str:
-    message = f"{name}={value!r} is not a value of that axis; it has {_shortened(allowed)}"
+    message = f"{name}={value!r} is not a value of that axis; it has {_shorten(allowed)}"
     numbers = [own for own in allowed if isinstance(own, Number)] if isinstance(value, Number) else []
     alike = next((own for own in numbers if own == value), None)
     if alike is None:
@@ -450,7 +449,7 @@ def _not_a_value(name: str, value: object, allowed: tuple[Any, ...]) -> str:
     return f"{message}. {alike!r} is equal, but a {type(alike).__name__}, not a {type(value).__name__}"
 
 
-def _shortened(values: tuple[Any, ...]) -> str:
+def _shorten(values: tuple[Any, ...]) -> str:
     if len(values) <= 8:
         return repr(list(values))
     return f"[{', '.join(map(repr, values[:6]))}, ... {len(values)} values]"
