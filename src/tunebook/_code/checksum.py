@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_chec
 
 from tunebook._arrays.describe import describe, is_array
 from tunebook._arrays.device_fingerprint import library_version
-from tunebook._base.config_codec import encode, fingerprint, type_name
+from tunebook._base.config_codec import encode, fingerprint, fingerprint_of, type_name
 from tunebook._base.errors import CodecError, DefinitionError
-from tunebook._base.hashing import blake2b
 from tunebook._base.record_format import canonical_json
 from tunebook._code import source
 from tunebook._code.source import closure, code_form, node_of
@@ -63,7 +62,7 @@ def candidates_checksum(candidates: Iterable[object] | Fingerprinted) -> str:
     """Return a digest over a set of candidates, in any order."""
     if isinstance(candidates, Fingerprinted):
         return candidates.fingerprint()
-    return _digest(sorted({fingerprint(candidate) for candidate in candidates}))  # type: ignore[arg-type] # list[str] is Json
+    return fingerprint_of(sorted({fingerprint(candidate) for candidate in candidates}))  # type: ignore[arg-type] # list[str] is Json
 
 
 def inner_callable(x: object) -> object | None:
@@ -73,10 +72,6 @@ def inner_callable(x: object) -> object | None:
         return wrapped  # type: ignore[no-any-return]
     # numba, triton. A Python function or nothing: the attributes of other objects may have these names as well.
     return next((f for name in ("py_func", "fn") if isinstance(f := getattr(x, name, None), FunctionType)), None)
-
-
-def _digest(value: Json) -> str:
-    return blake2b(canonical_json(value).encode("ascii"), digest_size=16).hexdigest()
 
 
 def _home(function: object) -> str:
@@ -107,7 +102,7 @@ class _CodeWalk:
         while self._pending:
             number, x = self._pending.popleft()
             self._nodes[number] = self._parts(x)
-        return _digest([version, referred, self._nodes])
+        return fingerprint_of([version, referred, self._nodes])
 
     def refer(self, x: Any) -> Json:
         if type(x) in _PLAIN:
