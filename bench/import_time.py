@@ -108,7 +108,11 @@ def report(measured: dict[str, list[float]], packages: set[str]) -> None:
         Row(what="import tunebook, CPU time", measured=median["tunebook"], unit="ms"),
         Row(what="import asyncio, CPU time", measured=median["asyncio"], unit="ms"),
         Row(what="import and first use of @tunable, CPU time", measured=median["first tunable"], unit="ms"),
-        Row(what="the same, beside import asyncio", measured=median["first tunable"] / median["asyncio"], unit="x"),
+        Row(
+            what="import and first use of @tunable, beside import asyncio",
+            measured=median["first tunable"] / median["asyncio"],
+            unit="x",
+        ),
         Row(what="frameworks imported by it", measured=len(frameworks), unit="packages", at_most=0),
     ]
     show(rows)

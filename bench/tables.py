@@ -43,7 +43,7 @@ SHOWN = {
     "pure Python: ejkernel's executor / tunebook, numpy arrays, default": "on numpy arrays in pure Python",
     "ejkernel's executor / hand-written lookup, numpy arrays": "and a hand-written lookup",
     "import tunebook, CPU time, beside import asyncio": "`import tunebook`, CPU time, beside `import asyncio`",
-    "import and first use of @tunable, CPU time": "`import tunebook` and the first use of `@tunable`, CPU time",
+    "import and first use of @tunable, beside import asyncio": "the same, with the first use of `@tunable`",
     "open and first get at 100,000 records": "open a book of 100,000 records, and first answer",
     "hit at 100,000 records": "an answer from disk",
     "miss at 100,000 records": "a miss on disk",

@@ -169,23 +169,17 @@ def tunable(
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
     load_frameworks()
     kernel = FunctionKernel(function, space, name, options)
+    built: _TunableBuilder[Any] = _TunableBuilder(kernel, _selector(kernel.op_id, options))
+    kernel.attach(built.dispatcher.run, built.selector)
+    return built.function()
+
+
+def _selector(op_id: str, options: TunableOptions) -> ConfigSelectorChain[Any]:
     store = options.get("store")
     if store is not False and not isinstance(store, PersistentCache):
-        store = PersistentCache(kernel.op_id, store)
-    selector: ConfigSelectorChain[Any] = ConfigSelectorChain(
-        ConfigCache(),
-        options.get("policy"),
-        options.get("tuner") or Tuner(),
-        None
-        if store is False
-        else store
-        if isinstance(store, PersistentCache)
-        else PersistentCache(kernel.op_id, store),
-        on_event=options.get("on_event"),
-    )
-    built: _TunableBuilder[Any] = _TunableBuilder(kernel, selector)
-    kernel.attach(built.dispatcher.run, selector)
-    return built.function()
+        store = PersistentCache(op_id, store)
+    tuner, on_event = options.get("tuner") or Tuner(), options.get("on_event")
+    return ConfigSelectorChain(ConfigCache(), options.get("policy"), tuner, store or None, on_event=on_event)
 
 
 def tune(
