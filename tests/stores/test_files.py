@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import tunebook as tb
+from tunebook import formats
 from tunebook._base.errors import StoreError
 from tunebook.formats._bundle import export_bundle
-from tunebook.formats._format import write_json
 from tunebook.stores._files import replace_file
 
 
@@ -77,7 +77,7 @@ def saved(path):
     calls.save(path)
 
 
-@pytest.mark.parametrize("write", [lambda p: export_bundle([], p), saved, lambda p: write_json(p, {})])
+@pytest.mark.parametrize("write", [lambda p: export_bundle([], p), saved, lambda p: formats.write("ejkernel", [], p)])
 def test_what_users_write_fails_with_our_error_and_leaves_nothing(write, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(StoreError, match=r"cannot (write|save)"):

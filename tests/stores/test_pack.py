@@ -30,7 +30,7 @@ from tunebook.stores import (
     packs_in,
     write_pack,
 )
-from tunebook.stores import _discovery as discovery
+from tunebook.stores import _layered as discovery
 from tunebook.testing import example_record
 
 
@@ -399,7 +399,7 @@ def test_an_existing_directory_is_a_book_whatever_its_name(tmp_path):
 @pytest.mark.parametrize("name", ["book.txt", "book"])
 def test_a_file_of_another_kind_is_an_error_that_says_what_to_give(tmp_path, name):
     (tmp_path / name).touch()
-    with pytest.raises(DefinitionError, match=r"ends in \.json or \.db"):
+    with pytest.raises(DefinitionError, match=r"ends in \.db or \.json"):
         open_store(tmp_path / name)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._base.config_codec import decode
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Problem
-from tunebook.formats._format import Format, Naming, read_json, record_of, write_json
+from tunebook.formats._format import ForeignFile, Format, record_of
 from tunebook.stores._json_text import imported_name, imported_problem
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 _WHAT: Final = "an ejkernel cache"
 
 
-def _read(path: Path, naming: Naming) -> list[Record]:
+def _read(file: ForeignFile) -> list[Record]:
     records = []
-    for name, config in read_json(path, _WHAT).items():
+    for name, config in file.json().items():
         named = imported_problem(name)
         if named is None:
-            raise CodecError(f"{path} is not {_WHAT}: {name!r} is not of the form device|op|key")
+            raise file.error(f"{name!r} is not of the form device|op|key")
         if config is None:
-            raise CodecError(f"{path} is not {_WHAT}: {name!r} has no configuration")
-        problem = Problem(naming.device or named.device, naming.op or named.op, named.call_key)
+            raise file.error(f"{name!r} has no configuration")
+        problem = Problem(file.device or named.device, file.op or named.op, named.call_key)
         records.append(record_of(problem, (), "ejkernel", chosen=config))
     return records
 
 
-def _write(records: Sequence[Record], path: Path) -> int:
+def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
     entries: dict[str, Any] = {}
     for record in records:
         problem = record.problem
@@ -41,8 +41,7 @@ def _write(records: Sequence[Record], path: Path) -> int:
             raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
         if record.head.decided:
             entries[name] = decode(record.head.config)
-    write_json(path, entries)
-    return 1
+    return {path: entries}
 
 
-FORMAT: Final = Format("ejkernel", "ejkernel's persistent cache, one JSON file", _read, _write)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _contents)

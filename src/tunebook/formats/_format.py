@@ -1,4 +1,4 @@
-"""What a format is, and how what another tool tried becomes a record."""
+"""The parts that formats share: reading a file, the record of another tool's trials, and writing files."""
 
 from __future__ import annotations
 
@@ -23,32 +23,106 @@ KEPT: Final = 2000
 UNKNOWN_DEVICE: Final = "unknown"
 
 
-class Naming(NamedTuple):
-    """What a file may not say: the operation and the device, as they stand in keys. Empty: as the file has it."""
+class Format(NamedTuple):
+    """One tool's form of file: its name in errors, the pattern of its files in a directory, and both directions.
 
+    `read` raises `CodecError` for a file of another form. `contents` returns the values to write as JSON, by path;
+    `CodecError` if the format cannot hold a record.
+    """
+
+    what: str
+    pattern: str
+    read: Callable[[ForeignFile], list[Record]]
+    contents: Callable[[Sequence[Record], Path], Mapping[Path, object]]
+    indent: int | None = 2
+
+    def read_all(self, path: Path, op: str, device: str) -> list[Record]:
+        """Return the records of a file, or of all files below a directory: there a broken file costs a warning only."""
+        if not path.is_dir():
+            return self.read(ForeignFile(path, self.what, op, device))
+        records, readable = [], 0
+        for file in sorted(path.rglob(self.pattern)):
+            if not file.stat().st_size:
+                continue  # tokamax ships empty files, for operations without a table on a device
+            try:
+                records += self.read(ForeignFile(file, self.what, op, device))
+                readable += 1
+            except CodecError as error:
+                warn_once("unreadable", str(file), f"left out: {error}")
+        if not readable:
+            raise CodecError(f"{path} has no {self.pattern} in it that is {self.what}")
+        return records
+
+    def write_all(self, records: Sequence[Record], path: Path) -> int:
+        """Write the files, each of them whole, and return how many."""
+        contents = self.contents(records, path)
+        for file, content in contents.items():
+            try:
+                text = json.dumps(content, indent=self.indent)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(file, text.encode())
+            except (TypeError, ValueError) as error:
+                raise CodecError(f"{file}: a configuration holds a value that JSON cannot hold: {error}") from error
+            except OSError as error:
+                raise StoreError("write", str(file), f"cannot write {file}: {error}") from error
+        return len(contents)
+
+
+class ForeignFile(NamedTuple):
+    """A file of another tool; every error names the file. `op` and `device` replace the names that the file gives."""
+
+    path: Path
+    what: str
     op: str = ""
     device: str = ""
 
+    def error(self, found: object) -> CodecError:
+        """Return the error for a file of another form."""
+        return CodecError(f"{self.path} is not {self.what}: {found}")
+
+    def text(self) -> str:
+        """Return the text of the file; `StoreError` if it cannot be read."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise StoreError("read", str(self.path), f"cannot read {self.path} as {self.what}: {error}") from error
+        except ValueError as error:
+            raise self.error(error) from error
+
+    def json(self, text: str | None = None) -> dict[str, Any]:
+        """Return the JSON object in the file, or in a text from it."""
+        text = self.text() if text is None else text
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.error(error) from error
+        if not isinstance(content, dict):
+            raise self.error(f"a JSON object is needed, found {type(content).__name__}")
+        return content
+
     def problem(self, device: str, op: str, key: Mapping[str, Json]) -> Problem:
-        """Return the problem of a key that is written as tunebook writes its own."""
+        """Return the problem of a key, with the call key written as tunebook writes its own."""
         return Problem(self.device or device, self.op or op, canonical_json(dict(key)))
 
+    def number(self, value: object, name: str) -> float:
+        """Return a number of the file; the error says where it stands."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CodecError(f"{self.path}: {name} should be a number, found {value!r}")
+        return float(value)
 
-class Format(NamedTuple):
-    """One tool's file. `read` and `write` take a file or a directory of such, as the tool has them.
+    def numbers(self, values: object, name: str) -> tuple[float, ...]:
+        """Return a list of numbers of the file."""
+        if not isinstance(values, list):
+            raise CodecError(f"{self.path}: {name} should be a list of numbers, found {values!r}")
+        return tuple(self.number(value, name) for value in values)
 
-    `read(path, naming)` raises `CodecError` for what is not such a file, `StoreError` for what cannot be read.
-    `write(records, path)` returns how many files it wrote; `CodecError` if the format cannot hold a record.
-    """
-
-    name: str
-    about: str
-    read: Callable[[Path, Naming], list[Record]]
-    write: Callable[[Sequence[Record], Path], int]
+    def seconds(self, value: object, name: str, per_second: float = 1e3) -> float | None:
+        """Return a time of the file in seconds, or None if the file does not have it."""
+        return None if value is None else self.number(value, name) / per_second
 
 
 class ForeignTrial(NamedTuple):
-    """What another tool found out about one configuration."""
+    """One configuration that another tool tried."""
 
     config: Json  # encoded
     samples_s: tuple[float, ...] = ()
@@ -66,7 +140,7 @@ def record_of(
     chosen: Json = None,
     about: Mapping[str, Json] | None = None,
 ) -> Record:
-    """Return the record of what a tool tried: its choice, else the fastest; no decision if everything failed.
+    """Return the record of a tool's trials: its choice, else the fastest; without a decision if all trials failed.
 
     `about` are facts of the file that have no other place in a record, and are needed to write it again.
     """
@@ -85,7 +159,7 @@ def _typical_s(trial: ForeignTrial) -> float:
 
 
 def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
-    """Return those that are kept, in the file's order."""
+    """Return the `KEPT` fastest trials, in the order of the file."""
     if len(trials) <= KEPT:
         return trials
     slowest_kept = sorted(map(_typical_s, trials))[KEPT - 1]
@@ -94,16 +168,11 @@ def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
 
 def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
     return Measurement(
-        config=trial.config,
+        **trial._asdict(),
         fingerprint=fingerprint_of(trial.config),
         code="",  # unknown, so that it is never taken for a time of the code at hand
         policy=f"as {tool} measures",
         environment="",
-        samples_s=trial.samples_s,
-        failure=trial.failure,
-        compile_s=trial.compile_s,
-        when=trial.when,
-        extra=trial.extra,
     )
 
 
@@ -131,75 +200,13 @@ def key_of(record: Record) -> dict[str, Any]:
     return key
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Return the object in a file; errors name the file and what it should be."""
-    return parse_json(read_text(path, what), path, what)
-
-
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a file; `StoreError` if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StoreError("read", str(path), f"cannot read {path} as {what}: {error}") from error
-    except ValueError as error:
-        raise CodecError(f"{path} is not {what}: {error}") from error
-
-
-def parse_json(text: str, path: Path, what: str) -> dict[str, Any]:
-    """Return the object that a text is; `CodecError` if it is something else."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CodecError(f"{path} is not {what}: {error}") from error
-    if not isinstance(content, dict):
-        raise CodecError(f"{path} is not {what}: a JSON object is needed, found {type(content).__name__}")
-    return content
-
-
-def write_json(path: Path, content: object, *, indent: int | None = 2) -> None:
-    """Write a file, all or nothing; `CodecError` if a value has no place in JSON."""
-    try:
-        text = json.dumps(content, indent=indent)
-    except (TypeError, ValueError) as error:
-        raise CodecError(f"{path}: a configuration holds what JSON cannot: {error}") from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise StoreError("write", str(path), f"cannot write {path}: {error}") from error
-
-
-def read_files(path: Path, pattern: str, what: str, read: Callable[[Path], list[Record]]) -> list[Record]:
-    """Return what a file holds, or all files below a directory: there a broken one costs a warning, not the others."""
-    if not path.is_dir():
-        return read(path)
-    records, readable = [], 0
-    for file in sorted(path.rglob(pattern)):
-        if not file.stat().st_size:
-            continue  # tokamax ships some that are empty, for operations that have no table on a device
-        try:
-            records += read(file)
-            readable += 1
-        except CodecError as error:
-            warn_once("unreadable", str(file), f"left out: {error}")
-    if not readable:
-        raise CodecError(f"{path} has no {pattern} in it that is {what}")
-    return records
-
-
-def number(value: object, where: str) -> float:
-    """Return a number of a file's; `CodecError` that says where it stands if it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CodecError(f"{where} should be a number, found {value!r}")
-    return float(value)
-
-
-def numbers(values: object, where: str) -> tuple[float, ...]:
-    """Return a list of numbers of a file's."""
-    if not isinstance(values, list):
-        raise CodecError(f"{where} should be a list of numbers, found {values!r}")
-    return tuple(number(value, where) for value in values)
+def files_of(
+    records: Sequence[Record], path: Path, name: Callable[[Record], str], content: Callable[[Record], object]
+) -> dict[Path, object]:
+    """Return the content of one file per record: of `path` itself if it is the name of the only file."""
+    if len(records) == 1 and path.suffix == ".json":
+        return {path: content(records[0])}
+    return {path / name(record): content(record) for record in records}
 
 
 def device_name(device: str) -> str:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
 from tunebook.formats._format import (
     UNKNOWN_DEVICE,
+    ForeignFile,
     ForeignTrial,
     Format,
-    Naming,
     config_of,
-    number,
-    numbers,
+    files_of,
     plain_op,
-    read_files,
-    read_json,
     record_of,
     values_of,
-    write_json,
 )
 from tunebook.stores import problem_id
 
@@ -51,42 +46,37 @@ _WRITTEN: Final[Mapping[str, str]] = {
 }
 
 
-def _read(path: Path, naming: Naming) -> list[Record]:
-    return read_files(path, "*.json", _WHAT, lambda file: [_results(file, naming)])
-
-
-def _results(path: Path, naming: Naming) -> Record:
-    content = read_json(path, _WHAT)
+def _read(file: ForeignFile) -> list[Record]:
+    content = file.json()
     results, about = content.get("results"), content.get("metadata")
     if not isinstance(results, list):
-        raise CodecError(f"{path} is not {_WHAT}: it needs a list of results")
+        raise file.error("it needs a list of results")
     about = about if isinstance(about, dict) else {}
     unit = _UNITS.get(str(about.get("timeunit", "milliseconds")))
     if unit is None:
-        raise CodecError(f"{path}: timeunit {about.get('timeunit')!r} is none of {', '.join(_UNITS)}")
+        raise file.error(f"unknown timeunit {about.get('timeunit')!r}; known are {', '.join(_UNITS)}")
     ours = about.get("tunebook")
     known = ours if isinstance(ours, dict) else {}
-    device, op = str(known.get("device", UNKNOWN_DEVICE)), str(known.get("op", f"{path.stem}@v0"))
-    problem = naming.problem(device, op, {})
+    device, op = str(known.get("device", UNKNOWN_DEVICE)), str(known.get("op", f"{file.path.stem}@v0"))
+    problem = file.problem(device, op, {})
     if "call_key" in known:
         problem = problem._replace(call_key=str(known["call_key"]))
-    return record_of(problem, [_trial(result, unit, path) for result in results], "t4")
+    return [record_of(problem, [_trial(result, unit, file) for result in results], "t4")]
 
 
-def _trial(result: Any, unit: float, path: Path) -> ForeignTrial:
+def _trial(result: Any, unit: float, file: ForeignFile) -> ForeignTrial:
     match result:
         case {"configuration": dict() as config, "times": dict() as times, "invalidity": str() as invalidity}:
             pass
         case _:
-            raise CodecError(f"{path} is not {_WHAT}: a result needs configuration, times and invalidity")
-    compiling = times.get("compilation_time", times.get("compilation"))
-    compile_s = None if compiling is None else number(compiling, f"{path}: compilation") / unit
+            raise file.error("a result needs configuration, times and invalidity")
+    compile_s = file.seconds(times.get("compilation_time", times.get("compilation")), "compilation", unit)
     if invalidity != "correct":
         kind = _KINDS.get(invalidity)
         if kind is None:
-            raise CodecError(f"{path}: invalidity {invalidity!r} is none of {', '.join((*_KINDS, 'correct'))}")
+            raise file.error(f"unknown invalidity {invalidity!r}; known are {', '.join((*_KINDS, 'correct'))}")
         return ForeignTrial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
-    runtimes = numbers(times.get("runtimes") or _measured_time(result), f"{path}: runtimes")
+    runtimes = file.numbers(times.get("runtimes") or _measured_time(result), "runtimes")
     return ForeignTrial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
 
 
@@ -95,18 +85,21 @@ def _measured_time(result: Mapping[str, Any]) -> list[Json]:
     return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
 
 
-def _write(records: Sequence[Record], path: Path) -> int:
-    single = len(records) == 1 and path.suffix == ".json"
-    for record in records:
-        name = f"{plain_op(record.problem.op)}-{problem_id(record.problem)[:8]}.json".replace("/", "_")
-        content = {
-            "schema_version": _VERSION,
-            # T4 does not say what was tuned; a section of our own does.
-            "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
-            "results": [_result(m) for m in record.body.measurements],
-        }
-        write_json(path if single else path / name, content)
-    return len(records)
+def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
+    return files_of(records, path, _name, _content)
+
+
+def _name(record: Record) -> str:
+    return f"{plain_op(record.problem.op)}-{problem_id(record.problem)[:8]}.json".replace("/", "_")
+
+
+def _content(record: Record) -> dict[str, Any]:
+    return {
+        "schema_version": _VERSION,
+        # T4 does not name the tuned kernel; a section of our own does.
+        "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
+        "results": [_result(m) for m in record.body.measurements],
+    }
 
 
 def _result(m: Measurement) -> dict[str, Any]:
@@ -125,4 +118,4 @@ def _result(m: Measurement) -> dict[str, Any]:
     }
 
 
-FORMAT: Final = Format("t4", "T4, the common form of auto-tuning results", _read, _write)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _contents)

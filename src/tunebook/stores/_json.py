@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook.stores._files import (
+    LeaseFiles,
     drop_lock,
     make_directory,
     read_fault,
@@ -34,7 +35,6 @@ from tunebook.stores._json_text import (
     parse,
     text_of,
 )
-from tunebook.stores._leases import LeaseFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
