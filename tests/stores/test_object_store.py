@@ -234,7 +234,7 @@ def test_what_was_tuned_while_the_bucket_was_away_is_sent_when_it_is_back(tmp_pa
         between.mode = "refuse"
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}:{between.port}")
         store = machine(tmp_path, "a", url)
-        with pytest.warns(TunebookWarning, match="is sent when it answers again"):
+        with pytest.warns(TunebookWarning, match="are sent when it answers again"):
             store.put(record("k", 1))
         between.mode = "pass"
         assert eventually(lambda: ObjectStore(url).get(problem("k")) == record("k", 1))

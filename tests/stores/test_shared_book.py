@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from servers import HOST, free_port, proxy, redis_server
 from shared_checks import (
@@ -31,7 +31,7 @@ from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
 from tunebook.stores import _shared as shared_module
 from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
-from tunebook.stores._outbox import Outbox, _parsed, _text
+from tunebook.stores._outbox import Outbox, decode_problem, encode_problem
 from tunebook.stores._remote import Envelope
 from tunebook.stores._shared import SharedStore
 from tunebook.testing import StoreContract, example_record
@@ -206,7 +206,7 @@ def test_a_call_that_no_timeout_of_a_socket_ends_is_left_behind():
 def test_what_was_tuned_while_the_server_was_down_is_sent_when_it_is_back(tmp_path, between, through, url):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
-    with pytest.warns(TunebookWarning, match="is sent when it answers again"):
+    with pytest.warns(TunebookWarning, match="are sent when it answers again"):
         store.put(record("k0", 0))
     store.put(record("k1", 1))
     assert len(marks(tmp_path / "a")) == 2
@@ -302,13 +302,22 @@ def test_a_mark_that_is_damaged_or_has_no_record_is_dropped(tmp_path, url):
 
 @given(st.tuples(*[st.text(st.characters(exclude_categories=()))] * 3))
 def test_marks_name_any_problem(parts):
-    assert _parsed(_text(Problem(*parts))) == Problem(*parts)
+    assert decode_problem(encode_problem(Problem(*parts))) == Problem(*parts)
 
 
-@given(st.binary())
-def test_what_is_no_mark_names_none_or_what_it_says(content):
-    found = _parsed(content)
-    assert found is None or isinstance(found, Problem)
+@given(st.binary() | st.from_regex(rb"[-+ 0-9]{1,8}\n[ab]{0,4}", fullmatch=True))
+@example(b"00 0 0\n")
+@example(b"1 1 -1\nab")
+@example(b"1 1 1\nabcd")
+def test_only_the_exact_content_of_a_mark_names_a_problem(content):
+    found = decode_problem(content)
+    assert found is None or encode_problem(found) == content
+
+
+def test_a_mark_that_is_too_short_or_too_long_names_no_problem():
+    content = encode_problem(Problem("gpu", "op", "{}"))
+    assert decode_problem(content[:-1]) is None
+    assert decode_problem(content + b"x") is None
 
 
 @given(key=st.binary(min_size=1), other=st.binary(min_size=1), flipped=st.integers(min_value=0))

@@ -82,11 +82,9 @@ class DirectoryStore:
 
     @property
     def where(self) -> str:
-        """The root."""
         return self._root
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         if not (self._safe or self._check_root()):
             return None
         path = self._path(problem)

@@ -276,7 +276,6 @@ class LeaseFiles:
         self._where: Final = where or str(directory)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if a slip of this name exists."""
         path = self._path(name)
         with writing(self._where):
             if not path.parent.is_dir():
@@ -297,7 +296,6 @@ class LeaseFiles:
                 return b""
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone."""
         with writing(self._where):
             try:
                 descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
@@ -313,12 +311,10 @@ class LeaseFiles:
         return True
 
     def remove(self, name: str) -> None:
-        """Remove the slip, if it exists."""
         with writing(self._where):
             self._path(name).unlink(missing_ok=True)
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
         with writing(self._where, read_fault):
             try:
                 names = os.listdir(self._shard(lease_id))  # noqa: PTH208 - names, not objects

@@ -69,11 +69,9 @@ class JsonStore:
 
     @property
     def where(self) -> str:
-        """The path of the file."""
         return str(self._path)
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         content = self._read()
         name = problem_id(problem)
         if name in content.records:
@@ -140,7 +138,6 @@ class JsonStore:
                 yield record
 
     def leases(self) -> LeaseFiles:
-        """Return the board for single flight among processes."""
         return LeaseFiles(self._path.with_name(f"{self._path.name}.leases"), self.where)
 
     def _decoded(self, name: str, entry: Json) -> Record | None:

@@ -53,7 +53,6 @@ class LayeredStore:
 
     @property
     def where(self) -> str:
-        """The place of the front."""
         return self._front.where
 
     @property
@@ -73,15 +72,12 @@ class LayeredStore:
         return front
 
     def put(self, record: Record) -> None:
-        """Store a record in the front."""
         self._front.put(record)
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Store many records in the front."""
         self._front.put_many(records)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record from the front; False if it is missing there."""
         return self._front.delete(problem)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
@@ -109,7 +105,6 @@ class LayeredStore:
             seen.update(found)
 
     def leases(self) -> LeaseBoard | None:
-        """Return the front's board."""
         return self._front.leases()
 
 

@@ -126,20 +126,16 @@ class ObjectStore:
 
     @property
     def where(self) -> str:
-        """The address."""
         return self._where
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         content = self._objects.read(_record_path(problem))
         return None if content is None else self._envelope.open(content.data, problem)
 
     def put(self, record: Record) -> None:
-        """Store a record, unless a record of a higher generation is there."""
         self.offer(record)
 
     def offer(self, record: Record) -> Record | None:
-        """Store a record, or return the record of a higher generation that is there."""
         path, data = _record_path(record.problem), self._envelope.seal(record)
         for _ in range(_TRIES):
             if self._objects.create(path, data):
@@ -164,7 +160,6 @@ class ObjectStore:
                 list(pool.map(self.offer, batch))
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record; False if it is missing."""
         path = _record_path(problem)
         present = self._objects.exists(path)
         if present:
@@ -172,7 +167,6 @@ class ObjectStore:
         return present
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or the records of one operation."""
         paths = self._objects.paths("v1/records" if op is None else f"v1/records/{path_component(op)}")
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             while batch := list(islice(paths, _BATCH)):
@@ -182,7 +176,6 @@ class ObjectStore:
                         yield record
 
     def leases(self) -> ObjectLeases:
-        """Return the board for single flight among machines."""
         return ObjectLeases(self._objects)
 
     def ping(self) -> None:
@@ -198,11 +191,9 @@ class ObjectLeases:
         self._objects = objects
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if a slip of this name exists."""
         return self._objects.create(_lease_path(name), content)
 
     def read(self, name: str) -> bytes | None:
-        """Return the slip's content, or None if it is missing."""
         found = self._objects.read(_lease_path(name))
         return None if found is None else found.data
 
@@ -212,11 +203,9 @@ class ObjectLeases:
         return found is not None and self._objects.replace(_lease_path(name), content, found.version)
 
     def remove(self, name: str) -> None:
-        """Remove the slip, if it exists."""
         self._objects.remove(_lease_path(name))
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
         names = (path.rpartition("/")[2] for path in self._objects.paths(f"v1/leases/{lease_id}"))
         return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 

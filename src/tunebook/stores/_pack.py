@@ -131,11 +131,9 @@ class PackStore:
 
     @property
     def where(self) -> str:
-        """The path of the file."""
         return str(self._source)
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         record = self.read(problem_id(problem))
         return record if record is not None and record.problem == problem else None
 

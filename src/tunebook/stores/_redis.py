@@ -78,21 +78,17 @@ class RedisStore:
 
     @property
     def where(self) -> str:
-        """The address, without its secrets."""
         return self._where
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         with _exchange(self._where):
             content = self._client.hget(_record_key(problem_id(problem)), "record")
         return self._envelope.open(content, problem)
 
     def put(self, record: Record) -> None:
-        """Store a record, unless a record of a higher generation is there."""
         self.offer(record)
 
     def offer(self, record: Record) -> Record | None:
-        """Store a record, or return the record of a higher generation that is there."""
         content, forbidden = self._envelope.seal(record), ""
         for _ in range(_TRIES):
             with _exchange(self._where):
@@ -119,7 +115,6 @@ class RedisStore:
                     self.offer(record)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record; False if it is missing."""
         identifier = problem_id(problem)
         with _exchange(self._where):
             pipe = self._client.pipeline(transaction=True)
@@ -147,11 +142,9 @@ class RedisStore:
                     yield record
 
     def leases(self) -> RedisLeases:
-        """Return the board for single flight among machines."""
         return RedisLeases(self._client, self._where)
 
     def ping(self) -> None:
-        """Ask for something small."""
         with _exchange(self._where):
             self._client.ping()
 
@@ -173,32 +166,27 @@ class RedisLeases:
         self._where = where
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if a slip of this name exists."""
         key, generation = self._place(name)
         with _exchange(self._where):
             return bool(self._client.eval(_CREATE, 1, key, generation, content, _SLIP_LIFETIME_S))
 
     def read(self, name: str) -> bytes | None:
-        """Return the slip's content, or None if it is missing."""
         key, generation = self._place(name)
         with _exchange(self._where):
             content: bytes | None = self._client.hget(key, generation)
         return content
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone."""
         key, generation = self._place(name)
         with _exchange(self._where):
             return bool(self._client.eval(_REWRITE, 1, key, generation, content, _SLIP_LIFETIME_S))
 
     def remove(self, name: str) -> None:
-        """Remove the slip, if it exists."""
         key, generation = self._place(name)
         with _exchange(self._where):
             self._client.hdel(key, generation)
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
         with _exchange(self._where):
             names = self._client.hkeys(_lease_key(lease_id))
         return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
