@@ -8,7 +8,7 @@ from tunebook._base.config_codec import decode
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Problem
 from tunebook.formats._format import ForeignFile, Format, record_of
-from tunebook.stores._json_text import imported_name, imported_problem
+from tunebook.stores._json import foreign_name, foreign_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ _WHAT: Final = "an ejkernel cache"
 def _read(file: ForeignFile) -> list[Record]:
     records = []
     for name, config in file.json().items():
-        named = imported_problem(name)
+        named = foreign_problem(name)
         if named is None:
             raise file.error(f"{name!r} is not of the form device|op|key")
         if config is None:
@@ -36,7 +36,7 @@ def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
     entries: dict[str, Any] = {}
     for record in records:
         problem = record.problem
-        name = imported_name(problem)
+        name = foreign_name(problem)
         if name is None:
             raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
         if record.head.decided:
