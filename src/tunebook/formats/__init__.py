@@ -1,6 +1,6 @@
 """Files of other tools: read as records, and written from records.
 
-Records that were read have the origin "imported": the user who imports them vouches for them. Their times belong to
+Records that were read have the origin "imported": importing them is vouching for them. Their times belong to
 unknown code, so they never decide a tuning here; the search starts from them, and the configurations that were best
 there answer calls with the same key.
 """

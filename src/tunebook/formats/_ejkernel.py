@@ -11,9 +11,6 @@ from tunebook.formats._format import ForeignFile, Format, record_of
 from tunebook.stores._json import foreign_name, foreign_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
 
 _WHAT: Final = "an ejkernel cache"
@@ -32,16 +29,12 @@ def _read(file: ForeignFile) -> list[Record]:
     return records
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
-    entries: dict[str, Any] = {}
-    for record in records:
-        problem = record.problem
-        name = foreign_name(problem)
-        if name is None:
-            raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
-        if record.head.decided:
-            entries[name] = decode(record.head.config)
-    return {path: entries}
+def _content(record: Record) -> dict[str, Any]:
+    problem = record.problem
+    name = foreign_name(problem)
+    if name is None:
+        raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
+    return {name: decode(record.head.config)} if record.head.decided else {}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _contents)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _content)

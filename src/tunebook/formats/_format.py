@@ -24,16 +24,20 @@ UNKNOWN_DEVICE: Final = "unknown"
 
 
 class Format(NamedTuple):
-    """One tool's form of file: its name in errors, the pattern of its files in a directory, and both directions.
+    """One tool's form of file: `what` it is in errors, and the `pattern` of its files in a directory.
 
-    `read` raises `CodecError` for a file of another form. `contents` returns the values to write as JSON, by path;
-    `CodecError` if the format cannot hold a record.
+    `read` raises `CodecError` for a file of another form. `content` returns a record's part of a JSON object, in the
+    file that `name` gives, or in the one file of the format; `CodecError` if the format cannot hold the record. A
+    `single` record may be written to a path that ends in .json. `order` sorts the object by its names.
     """
 
     what: str
     pattern: str
     read: Callable[[ForeignFile], list[Record]]
-    contents: Callable[[Sequence[Record], Path], Mapping[Path, object]]
+    content: Callable[[Record], Mapping[str, object]]
+    name: Callable[[Record], str] | None = None
+    single: bool = False
+    order: Callable[[str], Any] | None = None
     indent: int | None = 2
 
     def read_all(self, path: Path, op: str, device: str) -> list[Record]:
@@ -55,17 +59,23 @@ class Format(NamedTuple):
 
     def write_all(self, records: Sequence[Record], path: Path) -> int:
         """Write the files, each of them whole, and return how many."""
-        contents = self.contents(records, path)
-        for file, content in contents.items():
+        one_file = self.name is None or (self.single and len(records) == 1 and path.suffix == ".json")
+        files: dict[Path, dict[str, object]] = {path: {}} if one_file else {}
+        for record in records:
+            if content := self.content(record):
+                file = path if one_file or self.name is None else path / self.name(record)
+                files.setdefault(file, {}).update(content)
+        for file, content in files.items():
             try:
-                text = json.dumps(content, indent=self.indent)
+                names = content if self.order is None else sorted(content, key=self.order)
+                text = json.dumps({name: content[name] for name in names}, indent=self.indent)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(file, text.encode())
             except (TypeError, ValueError) as error:
                 raise CodecError(f"{file}: a configuration holds a value that JSON cannot hold: {error}") from error
             except OSError as error:
                 raise StoreError("write", str(file), f"cannot write {file}: {error}") from error
-        return len(contents)
+        return len(files)
 
 
 class ForeignFile(NamedTuple):
@@ -198,15 +208,6 @@ def key_of(record: Record) -> dict[str, Any]:
     if not isinstance(key, dict):
         raise CodecError(f"the key {record.problem.call_key!r} of {record.problem.op!r} has no named parts")
     return key
-
-
-def files_of(
-    records: Sequence[Record], path: Path, name: Callable[[Record], str], content: Callable[[Record], object]
-) -> dict[Path, object]:
-    """Return the content of one file per record: of `path` itself if it is the name of the only file."""
-    if len(records) == 1 and path.suffix == ".json":
-        return {path: content(records[0])}
-    return {path / name(record): content(record) for record in records}
 
 
 def device_name(device: str) -> str:

@@ -1,4 +1,4 @@
-"""Kernel Tuner's cache files: every configuration of one search space on one device, with samples and costs.
+"""Kernel Tuner's cache files: every configuration of a search space on a device, with samples and costs.
 
 The tool appends to the file while it runs, so the file of an interrupted run lacks its last brackets. Files from AMD
 cards hold samples as `[0, t]` pairs.
@@ -18,7 +18,6 @@ from tunebook.formats._format import (
     Format,
     config_of,
     device_name,
-    files_of,
     key_of,
     plain_op,
     record_of,
@@ -26,9 +25,6 @@ from tunebook.formats._format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import FailureKind, Measurement
 
@@ -91,10 +87,6 @@ def _seconds(timestamp: Any, where: str, file: ForeignFile) -> float:
         raise file.error(f"{where}: timestamp: {error}") from error
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
-    return files_of(records, path, _name, _content)
-
-
 def _name(record: Record) -> str:
     return f"{plain_op(record.problem.op)}_{device_name(record.problem.device)}.json".replace("/", "_")
 
@@ -104,20 +96,16 @@ def _content(record: Record) -> dict[str, Any]:
     names = list(entries[0][0]) if entries else []
     if any(list(values) != names for values, _ in entries):
         raise CodecError(f"{_WHAT} has the same names in all configurations; in {record.problem.op!r} they differ")
-    given = record.body.provenance.get("tune_params")
+    tried = {name: list(dict.fromkeys(values[name] for values, _ in entries)) for name in names}
     return {
         "device_name": device_name(record.problem.device),
         "kernel_name": plain_op(record.problem.op),
         "problem_size": key_of(record).get("problem_size"),
         "tune_params_keys": names,
-        "tune_params": given or {name: _values(name, entries) for name in names},
+        "tune_params": record.body.provenance.get("tune_params") or tried,
         "objective": "time",
         "cache": {",".join(map(str, values.values())): _entry(values, m) for values, m in entries},
     }
-
-
-def _values(name: str, entries: Sequence[tuple[dict[str, Any], Measurement]]) -> list[Any]:
-    return list(dict.fromkeys(values[name] for values, _ in entries))
 
 
 def _entry(values: dict[str, Any], m: Measurement) -> dict[str, Any]:
@@ -136,4 +124,4 @@ def _entry(values: dict[str, Any], m: Measurement) -> dict[str, Any]:
     return {**values, **costs, **entry, **(kept if isinstance(kept, dict) else {})}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _contents, indent=0)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name, single=True, indent=0)

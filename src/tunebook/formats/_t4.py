@@ -11,7 +11,6 @@ from tunebook.formats._format import (
     ForeignTrial,
     Format,
     config_of,
-    files_of,
     plain_op,
     record_of,
     values_of,
@@ -19,8 +18,7 @@ from tunebook.formats._format import (
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import FailureKind, Json, Measurement
@@ -28,22 +26,14 @@ if TYPE_CHECKING:
 _WHAT: Final = "a T4 results file"
 _VERSION: Final = "1.0.0"
 _UNITS: Final[Mapping[str, float]] = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
-_KINDS: Final[Mapping[str, FailureKind]] = {
+_KINDS: Final[dict[str, FailureKind]] = {
     "compile": "compile",
     "runtime": "launch",
     "timeout": "timeout",
     "correctness": "wrong-result",
     "constraints": "launch",
 }
-_WRITTEN: Final[Mapping[str, str]] = {
-    "compile": "compile",
-    "launch": "runtime",
-    "timeout": "timeout",
-    "crash": "runtime",
-    "memory": "runtime",
-    "wrong-result": "correctness",
-    "nan": "correctness",
-}
+_WRITTEN: Final = {kind: name for name, kind in reversed(_KINDS.items())} | {"nan": "correctness"}
 
 
 def _read(file: ForeignFile) -> list[Record]:
@@ -85,10 +75,6 @@ def _measured_time(result: Mapping[str, Any]) -> list[Json]:
     return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
-    return files_of(records, path, _name, _content)
-
-
 def _name(record: Record) -> str:
     return f"{plain_op(record.problem.op)}-{problem_id(record.problem)[:8]}.json".replace("/", "_")
 
@@ -118,4 +104,4 @@ def _result(m: Measurement) -> dict[str, Any]:
     }
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _contents)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name, single=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.record_format import canonical_json
@@ -20,9 +19,6 @@ from tunebook.formats._format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Measurement
 
@@ -53,13 +49,13 @@ def _trial(config: str, found: Any, file: ForeignFile) -> ForeignTrial:
     )
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, dict[str, Any]]:
-    files: dict[Path, dict[str, Any]] = defaultdict(dict)
-    for record in records:
-        file = path / device_name(record.problem.device) / f"{plain_op(record.problem.op)}.json"
-        measured = [m for m in record.body.measurements if m.failure is None]
-        files[file][_text(key_of(record))] = {_text(values_of(m.config, _WHAT)): _found(m) for m in measured}
-    return files
+def _name(record: Record) -> str:
+    return f"{device_name(record.problem.device)}/{plain_op(record.problem.op)}.json"
+
+
+def _content(record: Record) -> dict[str, Any]:
+    measured = [m for m in record.body.measurements if m.failure is None]
+    return {_text(key_of(record)): {_text(values_of(m.config, _WHAT)): _found(m) for m in measured}}
 
 
 def _text(value: dict[str, Json]) -> str:
@@ -75,4 +71,4 @@ def _found(m: Measurement) -> dict[str, Json]:
     return {**(extra if isinstance(extra, dict) else {}), **found}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _contents)
+FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name)

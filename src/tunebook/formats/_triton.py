@@ -12,7 +12,6 @@ from tunebook.formats._format import (
     ForeignFile,
     ForeignTrial,
     Format,
-    files_of,
     key_of,
     plain_op,
     record_of,
@@ -21,9 +20,6 @@ from tunebook.formats._format import (
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
 
@@ -59,10 +55,6 @@ def _trial(entry: Any, file: ForeignFile) -> ForeignTrial:
     return ForeignTrial(encoded, (times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, object]:
-    return files_of(records, path, _name, _content)
-
-
 def _name(record: Record) -> str:
     # Triton finds a file by a digest of its own, in a directory of that name; several keys need several files.
     return f"{problem_id(record.problem)[:16]}/{plain_op(record.problem.op)}{_SUFFIX}"
@@ -88,4 +80,4 @@ def _timing(m: Any) -> list[float]:
     return list(kept) if isinstance(kept, list) else [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
 
 
-FORMAT: Final = Format(_WHAT, f"*{_SUFFIX}", _read, _contents, indent=None)
+FORMAT: Final = Format(_WHAT, f"*{_SUFFIX}", _read, _content, _name, single=True, indent=None)

@@ -6,16 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError
 from tunebook.formats._format import ForeignFile, Format, config_of, device_name, key_of, record_of, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
 
@@ -46,26 +42,25 @@ def _read(file: ForeignFile) -> list[Record]:
     return records
 
 
-def _contents(records: Sequence[Record], path: Path) -> dict[Path, dict[str, Any]]:
-    files: dict[Path, dict[str, Any]] = defaultdict(dict)
-    for record in records:
-        if not record.head.decided:
-            continue
-        key = key_of(record)
-        if not {"E", "N", "M"} <= key.keys() <= {"E", "N", "M", "dtype", "block_shape"}:
-            raise CodecError(f"{_WHAT} has keys of E, N, M, dtype and block_shape; found {record.problem.call_key}")
-        name = f"E={key['E']},N={key['N']},device_name={device_name(record.problem.device).replace(' ', '_')}"
-        name += "".join(f",{part}={key[part]}" for part in ("dtype", "block_shape") if part in key)
-        table = files[path / f"{name}.json"]
-        if (made_with := record.body.provenance.get(_VERSION)) is not None:
-            table[_VERSION] = made_with
-        table[str(key["M"])] = values_of(record.head.config, _WHAT)
-    return {file: dict(sorted(table.items(), key=_order)) for file, table in files.items()}
+def _name(record: Record) -> str:
+    key = key_of(record)
+    if not {"E", "N", "M"} <= key.keys() <= {"E", "N", "M", "dtype", "block_shape"}:
+        raise CodecError(f"{_WHAT} has keys of E, N, M, dtype and block_shape; found {record.problem.call_key}")
+    name = f"E={key['E']},N={key['N']},device_name={device_name(record.problem.device).replace(' ', '_')}"
+    return name + "".join(f",{part}={key[part]}" for part in ("dtype", "block_shape") if part in key) + ".json"
 
 
-def _order(item: tuple[str, Any]) -> tuple[bool, int, str]:
+def _content(record: Record) -> dict[str, Any]:
+    if not record.head.decided:
+        return {}
+    made_with = record.body.provenance.get(_VERSION)
+    version = {} if made_with is None else {_VERSION: made_with}
+    return {**version, str(key_of(record).get("M")): values_of(record.head.config, _WHAT)}
+
+
+def _order(name: str) -> tuple[bool, int, str]:
     """Order a table as vLLM writes it: the version, then the batch sizes as numbers."""
-    return item[0] != _VERSION, len(item[0]), item[0]
+    return name != _VERSION, len(name), name
 
 
-FORMAT: Final = Format(_WHAT, "E=*.json", _read, _contents, indent=4)
+FORMAT: Final = Format(_WHAT, "E=*.json", _read, _content, _name, order=_order, indent=4)

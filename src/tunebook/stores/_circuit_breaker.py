@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tunebook._base.errors import StoreError
@@ -39,7 +37,9 @@ def within(seconds: float, where: str, call: Callable[[], T]) -> T:
         message = f"the shared book at {where} did not answer within {seconds} s."
         raise StoreError("remote", where, message) from None
     finally:
-        del answer  # an error holds this frame: kept in it, both would stay, with everything that the caller had
+        # An error holds the frames that it went through: with the future in them, and so the error itself, all of it
+        # would stay, with everything that the caller had.
+        del answer
 
 
 def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
@@ -49,6 +49,7 @@ def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
         answer.set_exception(error)
     finally:
         answer.cancel()  # after any other error nobody should wait; a finished future stays as it is
+        del answer  # the same
 
 
 class Breaker:
@@ -82,22 +83,3 @@ class Breaker:
         first_s, longest_s = _PAUSES_S
         # Jittered, or all machines of a fleet would knock at the same moment.
         return min(longest_s, first_s * 2.0 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
-
-
-class BackgroundThread:
-    """A thread that is started when it has something to do, unless it runs; two at once do no harm."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
-        self._threads: dict[int, threading.Thread] = {}
-
-    def ensure(self, target: Callable[..., None], *args: object) -> None:
-        """Start the thread, unless it runs; at interpreter exit, when no thread can be started, leave the work."""
-        running = self._threads.get(os.getpid())
-        if running is not None and running.is_alive():
-            return
-        thread = threading.Thread(target=target, args=args, name=self._name, daemon=True)
-        with suppress(RuntimeError):
-            thread.start()
-            self._threads[os.getpid()] = thread

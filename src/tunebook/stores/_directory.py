@@ -29,6 +29,7 @@ from tunebook.stores._files import (
     read_file,
     set_aside,
     sync_file_system,
+    sync_path,
     take_lock,
     write_file,
     writing,
@@ -117,7 +118,7 @@ class DirectoryStore:
             return True
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or the records of one operation, with or without records written meanwhile."""
+        """Yield every readable record, or the records of an operation, with or without records written meanwhile."""
         found = (path for directory in self._directories(op) for path in self._inside(directory))
         for path in (str(path) for path in found if path.suffix == ".json"):
             try:
@@ -129,7 +130,6 @@ class DirectoryStore:
                 yield record
 
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:  # noqa: ARG002 - names are listed, not records
-        """Yield the wanted kernels and devices, with the ids that begin with `prefix`."""
         from tunebook.stores._listing import EntryGroup  # noqa: PLC0415 - loaded late: only listings need it
 
         for directory in map(str, self._directories()):
@@ -247,15 +247,12 @@ class DirectoryStore:
             make_directory(self._base / "tmp", self._sync)
         if not self._tidied:
             self._tidied = True
-            self._remove_stale_temps()
-
-    def _remove_stale_temps(self) -> None:
-        # All temporary files are in one directory, so that this lists a handful of names. Beside the records they
-        # would be found only by listing the whole book: 0.2 s at 100,000 records.
-        for path in (self._base / "tmp").iterdir():
-            with suppress(OSError):
-                if path.stat().st_mtime < self._now() - _STALE_TEMP_S:
-                    path.unlink()
+            # All temporary files are in one directory, so that this lists a handful of names. Beside the records they
+            # would be found only by listing the whole book: 0.2 s at 100,000 records.
+            for path in (self._base / "tmp").iterdir():
+                with suppress(OSError):
+                    if path.stat().st_mtime < self._now() - _STALE_TEMP_S:
+                        path.unlink()
 
     def _publish(self, records: Sequence[Record], temps: Sequence[Path]) -> list[Path]:
         """Give the written files their names; return the directories that changed."""
@@ -280,11 +277,7 @@ class DirectoryStore:
                 if self._sync_all(base):
                     return
         for path in paths:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._sync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(path, self._sync)
 
     def _directories(self, op: str | None = None) -> Iterator[Path]:
         """Yield the directories of records, one per device and operation; with `op`, only directories of that name."""
@@ -347,4 +340,4 @@ class _RecordFiles:
             with os.fdopen(descriptor, "rb", buffering=0) as file:
                 return Record.from_bytes(file.read(MAX_RECORD_BYTES + 1) or b"")
         except (OSError, CodecError):
-            return None  # a `get` of this problem says what is wrong and sets the file aside
+            return None  # a `get` of this problem warns and sets the file aside

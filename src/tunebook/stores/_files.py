@@ -134,13 +134,21 @@ def replace_file(
         temp.rename(path)
         undo.pop_all()
     if sync is not None:
-        with opened_directory(path.parent) as directory:
-            sync(directory)
+        sync_path(path.parent, sync)
+
+
+def sync_path(path: Path, sync: Sync) -> None:
+    """Write a file or a directory out to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """Hold a directory open, to lock it or to sync it."""
+    """Hold a directory open, to lock it or to look at the files in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -162,8 +170,7 @@ def make_directory(path: Path, sync: Sync) -> None:
             raise
         make_directory(path.parent, sync)
         path.mkdir(0o755, exist_ok=True)  # another process may have been quicker
-    with opened_directory(path.parent) as parent:
-        sync(parent)
+    sync_path(path.parent, sync)
 
 
 def take_lock(descriptor: int, tries: int) -> bool:
@@ -207,9 +214,9 @@ def sync_file_system(descriptor: int) -> bool:
 def distrust(root: str) -> StoreError | None:
     """Return why nothing under a root may be used, or None; FileNotFoundError if the root does not exist.
 
-    A stored configuration decides which code runs, so others must not be able to write one. The superuser's directories
-    are as good as one's own, since the superuser could change either: that is how a machine's administrator, or a
-    container image, hands out a book.
+    A stored configuration decides which code runs, so others must not be able to write one. The superuser could change
+    any directory, so the superuser's directories are trusted: an administrator, or a container image, hands out a book
+    that way.
     """
     fault = _unsafe(Path(root))
     with suppress(FileNotFoundError):
@@ -230,7 +237,7 @@ def _unsafe(directory: Path) -> str:
     return f"{found}; results stay in memory, for this process only. Mend it with: {remedy}"
 
 
-# Enough to see what happened; a disk that damages everything must not fill the rest of itself with the remains.
+# Enough to see the cause; a disk that damages everything must not fill the rest of itself with the remains.
 _QUARANTINED: Final = 256
 
 

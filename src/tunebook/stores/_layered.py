@@ -81,7 +81,7 @@ class LayeredStore:
         return self._front.delete(problem)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every record, or the records of one operation, once per problem: the record that `get` returns."""
+        """Yield every record, or the records of an operation, once per problem: the record that `get` returns."""
         seen: set[str] = set()
         for store in self.layers:
             for record in store.items(op):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Wanted: TypeAlias = Callable[[str, str], bool]  # of a kernel and a device
 
-# A pack has no index by kernel: so many of its records are searched for entries of one kernel.
+# A pack has no index by kernel: so many of its records are searched for entries of a kernel.
 _SCANNED: Final = 20_000
 
 
@@ -34,7 +34,7 @@ class EntryFacts(NamedTuple):
 
 
 class EntrySource(Protocol):
-    """Looks up the entries of one group by their ids."""
+    """Looks up the entries of a group by their ids."""
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         """Yield the facts of each entry that still exists."""
@@ -62,7 +62,7 @@ class Listed(NamedTuple):
 
 
 class EntryGroup(NamedTuple):
-    """The entries of one kernel on one device in one place. No entry is newer than `changed_s`."""
+    """The entries of a kernel on a device in one place. No entry is newer than `changed_s`."""
 
     op: str
     device: str

@@ -215,7 +215,7 @@ def _client(url: str, timeout_s: float) -> Any:
     try:
         return from_url(
             url,
-            # A user who configures a plain http:// endpoint wants it.
+            # A plain http:// endpoint is used only if the user configured it.
             client_options={"timeout": milliseconds, "connect_timeout": milliseconds, "allow_http": True},
             # obstore's own ten tries take up to 180 s.
             retry_config={"max_retries": 0},

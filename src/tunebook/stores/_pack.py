@@ -15,12 +15,12 @@ import zlib
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
-from tunebook.stores._files import make_directory, opened_directory, write_file, writing
+from tunebook.stores._files import make_directory, sync_path, write_file, writing
 from tunebook.stores._ids import problem_id
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"o
 def write_pack(path: Path, records: Iterable[Record]) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
-    Of two records of one problem the pack holds the record with the higher generation, then the later. A reader of the
+    If a problem has two records, the pack gets the record with the higher generation, then the later. A reader of the
     earlier pack goes on reading the earlier pack.
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
@@ -73,7 +73,9 @@ def write_pack(path: Path, records: Iterable[Record]) -> int:
         try:
             with closing(sqlite3.connect(temp, isolation_level=None)) as connection:
                 count = _fill(connection, records)
-            _publish(temp, path)
+            sync_path(temp, os.fsync)
+            temp.rename(path)
+            sync_path(path.parent, os.fsync)
         except sqlite3.Error as error:
             kind = "full" if error.sqlite_errorcode == sqlite3.SQLITE_FULL else "io"
             raise StoreError(kind, str(path), f"cannot write the pack {path}: {error}. It is as it was.") from error
@@ -95,17 +97,6 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
     connection.execute("COMMIT")
     (count,) = connection.execute("SELECT count(*) FROM records").fetchone()
     return int(count)
-
-
-def _publish(temp: Path, path: Path) -> None:
-    with opened_directory(path.parent) as directory:
-        descriptor = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temp.rename(path)
-        os.fsync(directory)
 
 
 class _Opened(NamedTuple):
@@ -137,20 +128,15 @@ class PackStore:
         record = self.read(problem_id(problem))
         return record if record is not None and record.problem == problem else None
 
-    def put(self, record: Record) -> None:  # noqa: ARG002 - the protocol names it
+    def _refuse(self, *_given: Any, **_named: Any) -> NoReturn:
         """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
+        remedy = "Give a directory or a .json file as path, and make a pack of it with write_pack."
+        raise StoreError("read-only", self.where, f"the pack {self._source} cannot be written to. {remedy}")
 
-    def put_many(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the protocol names it
-        """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
-
-    def delete(self, problem: Problem) -> bool:  # noqa: ARG002 - the protocol names it
-        """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
+    put = put_many = delete = _refuse
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or the records of one operation, in the order of their ids."""
+        """Yield every readable record, or the records of an operation, in the order of their ids."""
         last = b""
         # In pages, so that no cursor stays open over a yield while other threads use the connection. Ids must rise:
         # in a damaged file they may go round in circles.
@@ -173,7 +159,6 @@ class PackStore:
             last = rows[-1][0]
 
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
-        """Yield the wanted kernels and devices, with the ids that begin with `prefix`."""
         groups = self._groups
         if prefix or (groups is None and at_most is not None):
             groups = self._list(prefix, at_most)
@@ -208,12 +193,7 @@ class PackStore:
         return self._decode(*rows[0]) if rows else None
 
     def leases(self) -> None:
-        """Return None: nothing is tuned into a pack."""
-        return
-
-    def _refusal(self) -> StoreError:
-        remedy = "Give a directory or a .json file as path, and make a pack of it with write_pack."
-        return StoreError("read-only", self.where, f"the pack {self._source} cannot be written to. {remedy}")
+        return  # nothing is tuned into a pack
 
     def _decode(self, identifier: bytes, content: object) -> Record | None:
         try:
@@ -267,7 +247,14 @@ class PackStore:
             # read-only media.
             uri = f"file:{quote(os.fsencode(self._source.absolute()))}?mode=ro&immutable=1"
             return sqlite3.connect(uri, uri=True, check_same_thread=False)
-        content = _zipped_bytes(self._source)
+        import zipfile  # noqa: PLC0415 - milliseconds that only packs inside zip files pay
+
+        try:
+            content = self._source.read_bytes()
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            raise OSError(f"its archive is damaged: {error}") from error
+        if not content:  # SQLite would say that memory ran out
+            raise OSError("it is empty")
         connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.deserialize(content)
         return connection
@@ -275,18 +262,6 @@ class PackStore:
     def _warn(self, reason: str) -> None:
         message = f"the pack {self._source} is not used, or not all of it: {reason}. Install or copy it again."
         warn_once("unreadable", self.where, message)
-
-
-def _zipped_bytes(source: Traversable) -> bytes:
-    import zipfile  # noqa: PLC0415 - milliseconds that only packs inside zip files pay
-
-    try:
-        content = source.read_bytes()
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise OSError(f"its archive is damaged: {error}") from error
-    if not content:  # SQLite would say that memory ran out
-        raise OSError("it is empty")
-    return content
 
 
 def _fault(connection: sqlite3.Connection) -> str:

@@ -1,7 +1,7 @@
 """Records in Redis or Valkey: the shared book of machines that have a server already.
 
 tunebook:v1:record:<id>    hash: `record`, the bytes of a record; `generation`, 19 digits
-tunebook:v1:op:<op>        set: the ids of one operation's records
+tunebook:v1:op:<op>        set: the ids of an operation's records
 tunebook:v1:lease:<id>     hash: a slip of bytes per generation; gone a day after its last change
 
 A release that writes records of another form uses `tunebook:v2:`. Neither release touches the keys of the other.
@@ -124,7 +124,7 @@ class RedisStore:
         return bool(removed)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or the records of one operation, in steps too small to hold up other clients."""
+        """Yield every readable record, or the records of an operation, in steps too small to hold up other clients."""
         seen: set[bytes] = set()
         found = self._keys(op)
         while batch := list(islice(found, _BATCH)):
@@ -159,7 +159,7 @@ class RedisStore:
 
 @final
 class RedisLeases:
-    """Lease slips as fields of one small hash per lease, so that listing the generations is one exchange."""
+    """Lease slips as fields of a small hash per lease, so that listing the generations is one exchange."""
 
     def __init__(self, client: Any, where: str) -> None:
         self._client = client

@@ -42,7 +42,7 @@ class NotSigned(CodecError):  # noqa: N818 - named after the fault, as in `error
 
 
 class Envelope(NamedTuple):
-    """Signs and checks the records of one shared book; without a key nothing is signed, and every record believed."""
+    """Signs and checks the records of a shared book; without a key nothing is signed, and every record believed."""
 
     where: str
     key: bytes | None = None

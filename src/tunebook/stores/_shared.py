@@ -8,14 +8,16 @@ behind the calls finds out when it is back.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import merge
-from tunebook.stores._circuit_breaker import BackgroundThread, Breaker, within
+from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared_board import SharedBoard, Unanswered
 
@@ -86,7 +88,8 @@ class SharedStore:
         self._may_write = may_write
         self._clock = clock
         self._breaker = Breaker(clock)
-        self._tender = BackgroundThread(f"tunebook {remote.where}")
+        # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
+        self._tenders: dict[int, threading.Thread] = {}
         self._absent: _Expiring[bool] = _Expiring(clock)
         self._urgent: _Expiring[bool] = _Expiring(clock)
         self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, _LISTED_OPS)
@@ -282,7 +285,16 @@ class SharedStore:
             warn_once(error.kind, error.path, f"{error} {message}")
 
     def _tend(self) -> None:
-        self._tender.ensure(_tend_until_done, weakref.ref(self), self._gone)
+        """Start the thread behind the calls, unless it runs; two at once do no harm."""
+        running = self._tenders.get(os.getpid())
+        if running is not None and running.is_alive():
+            return
+        arguments = (weakref.ref(self), self._gone)
+        name = f"tunebook {self._remote.where}"
+        thread = threading.Thread(target=_tend_until_done, args=arguments, name=name, daemon=True)
+        with suppress(RuntimeError):  # at interpreter exit no thread can be started, and the work is left
+            thread.start()
+            self._tenders[os.getpid()] = thread
 
     def pause_s(self) -> float:
         """Return how long the shared book is to be left alone; 0 if it answers."""
