@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import decode
-from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Problem
-from tunebook.formats._format import ForeignFile, Format, record_of
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord
 from tunebook.stores._json import foreign_name, foreign_problem
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
-
-_WHAT: Final = "an ejkernel cache"
 
 
 def _read(file: ForeignFile) -> list[Record]:
@@ -25,16 +22,16 @@ def _read(file: ForeignFile) -> list[Record]:
         if config is None:
             raise file.error(f"{name!r} has no configuration")
         problem = Problem(file.device or named.device, file.op or named.op, named.call_key)
-        records.append(record_of(problem, (), "ejkernel", chosen=config))
+        records.append(file.record(problem, chosen=config))
     return records
 
 
-def _content(record: Record) -> dict[str, Any]:
-    problem = record.problem
-    name = foreign_name(problem)
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    op, call_key = record.problem.op, record.problem.call_key
+    name = foreign_name(record.problem)
     if name is None:
-        raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
-    return {name: decode(record.head.config)} if record.head.decided else {}
+        raise record.error(f"cannot hold {op!r} with the key {call_key!r}: it has a | in it")
+    return {name: decode(record.record.head.config)} if record.record.head.decided else {}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _content)
+FORMAT: Final = Format("ejkernel", "an ejkernel cache", "*.json", _read, _content)

@@ -12,6 +12,7 @@ from tunebook._base.record_format import Body, Head, Record, canonical_json
 from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
 from tunebook._space.space import Config
 from tunebook._statistics.race import typical_s
+from tunebook.stores import problem_id
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ class Format(NamedTuple):
     `single` record may be written to a path that ends in .json. `order` sorts the object by its names.
     """
 
+    tool: str
     what: str
     pattern: str
     read: Callable[[ForeignFile], list[Record]]
-    content: Callable[[Record], Mapping[str, object]]
-    name: Callable[[Record], str] | None = None
+    content: Callable[[OutgoingRecord], Mapping[str, object]]
+    name: Callable[[OutgoingRecord], str] | None = None
     single: bool = False
     order: Callable[[str], Any] | None = None
     indent: int | None = 2
@@ -43,13 +45,13 @@ class Format(NamedTuple):
     def read_all(self, path: Path, op: str, device: str) -> list[Record]:
         """Return the records of a file, or of all files below a directory: there a broken file costs a warning only."""
         if not path.is_dir():
-            return self.read(ForeignFile(path, self.what, op, device))
+            return self.read(ForeignFile(path, self, op, device))
         records, readable = [], 0
         for file in sorted(path.rglob(self.pattern)):
             if not file.stat().st_size:
                 continue  # tokamax ships empty files, for operations without a table on a device
             try:
-                records += self.read(ForeignFile(file, self.what, op, device))
+                records += self.read(ForeignFile(file, self, op, device))
                 readable += 1
             except CodecError as error:
                 warn_once("unreadable", str(file), f"left out: {error}")
@@ -61,7 +63,7 @@ class Format(NamedTuple):
         """Write the files, each of them whole, and return how many."""
         one_file = self.name is None or (self.single and len(records) == 1 and path.suffix == ".json")
         files: dict[Path, dict[str, object]] = {path: {}} if one_file else {}
-        for record in records:
+        for record in (OutgoingRecord(record.problem, record, self.what) for record in records):
             if content := self.content(record):
                 file = path if one_file or self.name is None else path / self.name(record)
                 files.setdefault(file, {}).update(content)
@@ -82,20 +84,20 @@ class ForeignFile(NamedTuple):
     """A file of another tool; every error names the file. `op` and `device` replace the names that the file gives."""
 
     path: Path
-    what: str
+    form: Format
     op: str = ""
     device: str = ""
 
     def error(self, found: object) -> CodecError:
         """Return the error for a file of another form."""
-        return CodecError(f"{self.path} is not {self.what}: {found}")
+        return CodecError(f"{self.path} is not {self.form.what}: {found}")
 
     def text(self) -> str:
         """Return the text of the file; `StoreError` if it cannot be read."""
         try:
             return self.path.read_text(encoding="utf-8")
         except OSError as error:
-            raise StoreError("read", str(self.path), f"cannot read {self.path} as {self.what}: {error}") from error
+            raise StoreError("read", str(self.path), f"cannot read {self.path} as {self.form.what}: {error}") from error
         except ValueError as error:
             raise self.error(error) from error
 
@@ -112,7 +114,7 @@ class ForeignFile(NamedTuple):
 
     def problem(self, device: str, op: str, key: Mapping[str, Json]) -> Problem:
         """Return the problem of a key, with the call key written as tunebook writes its own."""
-        return Problem(self.device or device, self.op or op, canonical_json(dict(key)))
+        return Problem(self.device or device or UNKNOWN_DEVICE, self.op or op, canonical_json(dict(key)))
 
     def number(self, value: object, name: str) -> float:
         """Return a number of the file; the error says where it stands."""
@@ -130,6 +132,28 @@ class ForeignFile(NamedTuple):
         """Return a time of the file in seconds, or None if the file does not have it."""
         return None if value is None else self.number(value, name) / per_second
 
+    def record(
+        self,
+        problem: Problem,
+        trials: Iterable[ForeignTrial] = (),
+        *,
+        chosen: Json = None,
+        about: Mapping[str, Json] | None = None,
+    ) -> Record:
+        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed.
+
+        `about` are facts of the file that have no other place in a record, and are needed to write it again.
+        """
+        kept = _fastest(list(trials))
+        timed = [trial for trial in kept if trial.samples_s]
+        if chosen is None and timed:
+            chosen = min(timed, key=_typical_s).config
+        head = Head(problem=problem, config=chosen, checksum="", origin="imported")
+        when = max((trial.when for trial in kept), default=0.0)
+        measured = tuple(_measurement(trial, self.form.tool) for trial in kept if trial.samples_s or trial.failure)
+        provenance = {"when": when, "tool": self.form.tool, **(about or {})}
+        return Record(head, Body(measurements=measured, provenance=provenance))
+
 
 class ForeignTrial(NamedTuple):
     """One configuration that another tool tried."""
@@ -140,28 +164,6 @@ class ForeignTrial(NamedTuple):
     compile_s: float | None = None
     when: float = 0.0
     extra: Mapping[str, Json] = {}
-
-
-def record_of(
-    problem: Problem,
-    trials: Iterable[ForeignTrial],
-    tool: str,
-    *,
-    chosen: Json = None,
-    about: Mapping[str, Json] | None = None,
-) -> Record:
-    """Return the record of a tool's trials: its choice, else the fastest; without a decision if all trials failed.
-
-    `about` are facts of the file that have no other place in a record, and are needed to write it again.
-    """
-    kept = _fastest(list(trials))
-    timed = [trial for trial in kept if trial.samples_s]
-    if chosen is None and timed:
-        chosen = min(timed, key=_typical_s).config
-    head = Head(problem=problem, config=chosen, checksum="", origin="imported")
-    when = max((trial.when for trial in kept), default=0.0)
-    measured = tuple(_measurement(trial, tool) for trial in kept if trial.samples_s or trial.failure)
-    return Record(head, Body(measurements=measured, provenance={"when": when, "tool": tool, **(about or {})}))
 
 
 def _typical_s(trial: ForeignTrial) -> float:
@@ -191,30 +193,50 @@ def config_of(values: Mapping[str, Any]) -> Json:
     return encode(Config(**values))
 
 
-def values_of(config: Json, what: str) -> dict[str, Any]:
-    """Return the named values of an encoded configuration; `CodecError` if it has none, or they are not plain."""
-    plain = decode(config)
-    if not isinstance(plain, dict) or not all(isinstance(name, str) for name in plain):
-        raise CodecError(f"{what} holds configurations with named values, not {plain!r}")
-    return plain
+class OutgoingRecord(NamedTuple):
+    """A record to be written in another tool's form."""
 
+    problem: Problem
+    record: Record
+    what: str
 
-def key_of(record: Record) -> dict[str, Any]:
-    """Return a record's call key as an object; `CodecError` if it is a text of another form."""
-    try:
-        key = json.loads(record.problem.call_key)
-    except ValueError:
-        key = None
-    if not isinstance(key, dict):
-        raise CodecError(f"the key {record.problem.call_key!r} of {record.problem.op!r} has no named parts")
-    return key
+    @property
+    def op(self) -> str:
+        """The operation without its version."""
+        return self.problem.op.rpartition("@v")[0] or self.problem.op
 
+    @property
+    def device(self) -> str:
+        """The hardware's own name in the device: "gpu:NVIDIA H200" is an NVIDIA H200."""
+        return self.problem.device.partition(":")[2] or self.problem.device
 
-def device_name(device: str) -> str:
-    """Return the hardware's own name in a device of a key: "gpu:NVIDIA H200" is an NVIDIA H200."""
-    return device.partition(":")[2] or device
+    @property
+    def id(self) -> str:
+        """The id of the problem."""
+        return problem_id(self.problem)
 
+    @property
+    def measurements(self) -> Sequence[Measurement]:
+        """The measurements, failed ones included."""
+        return self.record.body.measurements
 
-def plain_op(op: str) -> str:
-    """Return an operation without its version."""
-    return op.rpartition("@v")[0] or op
+    def key(self) -> dict[str, Any]:
+        """Return the call key as an object; `CodecError` if it is a text of another form."""
+        try:
+            key = json.loads(self.problem.call_key)
+        except ValueError:
+            key = None
+        if not isinstance(key, dict):
+            raise CodecError(f"the key {self.problem.call_key!r} of {self.problem.op!r} has no named parts")
+        return key
+
+    def values(self, config: Json) -> dict[str, Any]:
+        """Return the named values of an encoded configuration; `CodecError` if it has none, or they are not plain."""
+        plain = decode(config)
+        if not isinstance(plain, dict) or not all(isinstance(name, str) for name in plain):
+            raise self.error(f"holds configurations with named values, not {plain!r}")
+        return plain
+
+    def error(self, found: str) -> CodecError:
+        """Return the error for a record that the form cannot hold."""
+        return CodecError(f"{self.what} {found}")

@@ -12,23 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import (
-    ForeignFile,
-    ForeignTrial,
-    Format,
-    config_of,
-    device_name,
-    key_of,
-    plain_op,
-    record_of,
-    values_of,
-)
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import FailureKind, Measurement
 
-_WHAT: Final = "a cache file of Kernel Tuner"
 _TOOL: Final = "kernel_tuner"
 _KINDS: Final[dict[str, FailureKind]] = {
     "CompilationFailedConfig": "compile",
@@ -49,7 +38,7 @@ def _read(file: ForeignFile) -> list[Record]:
         {"problem_size": content.get("problem_size")},
     )
     trials = [_trial(entry, names, name, file) for name, entry in cache.items()]
-    return [record_of(problem, trials, _TOOL, about={"tune_params": content.get("tune_params")})]
+    return [file.record(problem, trials, about={"tune_params": content.get("tune_params")})]
 
 
 def _parse(file: ForeignFile) -> dict[str, Any]:
@@ -87,22 +76,22 @@ def _seconds(timestamp: Any, where: str, file: ForeignFile) -> float:
         raise file.error(f"{where}: timestamp: {error}") from error
 
 
-def _name(record: Record) -> str:
-    return f"{plain_op(record.problem.op)}_{device_name(record.problem.device)}.json".replace("/", "_")
+def _name(record: OutgoingRecord) -> str:
+    return f"{record.op}_{record.device}.json".replace("/", "_")
 
 
-def _content(record: Record) -> dict[str, Any]:
-    entries = [(values_of(m.config, _WHAT), m) for m in record.body.measurements]
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    entries = [(record.values(m.config), m) for m in record.measurements]
     names = list(entries[0][0]) if entries else []
     if any(list(values) != names for values, _ in entries):
-        raise CodecError(f"{_WHAT} has the same names in all configurations; in {record.problem.op!r} they differ")
+        raise record.error(f"has the same names in all configurations; in {record.problem.op!r} they differ")
     tried = {name: list(dict.fromkeys(values[name] for values, _ in entries)) for name in names}
     return {
-        "device_name": device_name(record.problem.device),
-        "kernel_name": plain_op(record.problem.op),
-        "problem_size": key_of(record).get("problem_size"),
+        "device_name": record.device,
+        "kernel_name": record.op,
+        "problem_size": record.key().get("problem_size"),
         "tune_params_keys": names,
-        "tune_params": record.body.provenance.get("tune_params") or tried,
+        "tune_params": record.record.body.provenance.get("tune_params") or tried,
         "objective": "time",
         "cache": {",".join(map(str, values.values())): _entry(values, m) for values, m in entries},
     }
@@ -124,4 +113,4 @@ def _entry(values: dict[str, Any], m: Measurement) -> dict[str, Any]:
     return {**values, **costs, **entry, **(kept if isinstance(kept, dict) else {})}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name, single=True, indent=0)
+FORMAT: Final = Format(_TOOL, "a cache file of Kernel Tuner", "*.json", _read, _content, _name, single=True, indent=0)

@@ -5,17 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import (
-    UNKNOWN_DEVICE,
-    ForeignFile,
-    ForeignTrial,
-    Format,
-    config_of,
-    plain_op,
-    record_of,
-    values_of,
-)
-from tunebook.stores import problem_id
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +13,6 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import FailureKind, Json, Measurement
 
-_WHAT: Final = "a T4 results file"
 _VERSION: Final = "1.0.0"
 _UNITS: Final[Mapping[str, float]] = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _KINDS: Final[dict[str, FailureKind]] = {
@@ -47,11 +36,11 @@ def _read(file: ForeignFile) -> list[Record]:
         raise file.error(f"unknown timeunit {about.get('timeunit')!r}; known are {', '.join(_UNITS)}")
     ours = about.get("tunebook")
     known = ours if isinstance(ours, dict) else {}
-    device, op = str(known.get("device", UNKNOWN_DEVICE)), str(known.get("op", f"{file.path.stem}@v0"))
+    device, op = str(known.get("device", "")), str(known.get("op", f"{file.path.stem}@v0"))
     problem = file.problem(device, op, {})
     if "call_key" in known:
         problem = problem._replace(call_key=str(known["call_key"]))
-    return [record_of(problem, [_trial(result, unit, file) for result in results], "t4")]
+    return [file.record(problem, [_trial(result, unit, file) for result in results])]
 
 
 def _trial(result: Any, unit: float, file: ForeignFile) -> ForeignTrial:
@@ -75,27 +64,27 @@ def _measured_time(result: Mapping[str, Any]) -> list[Json]:
     return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
 
 
-def _name(record: Record) -> str:
-    return f"{plain_op(record.problem.op)}-{problem_id(record.problem)[:8]}.json".replace("/", "_")
+def _name(record: OutgoingRecord) -> str:
+    return f"{record.op}-{record.id[:8]}.json".replace("/", "_")
 
 
-def _content(record: Record) -> dict[str, Any]:
+def _content(record: OutgoingRecord) -> dict[str, Any]:
     return {
         "schema_version": _VERSION,
         # T4 does not name the tuned kernel; a section of our own does.
         "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
-        "results": [_result(m) for m in record.body.measurements],
+        "results": [_result(m, record.values(m.config)) for m in record.measurements],
     }
 
 
-def _result(m: Measurement) -> dict[str, Any]:
+def _result(m: Measurement, values: dict[str, Any]) -> dict[str, Any]:
     times_ms = [s * 1e3 for s in m.samples_s]
     times: dict[str, Any] = {"runtimes": times_ms}
     if m.compile_s is not None:
         times["compilation_time"] = m.compile_s * 1e3
     measured = [{"name": "time", "value": sum(times_ms) / len(times_ms), "unit": "ms"}] if times_ms else []
     return {
-        "configuration": values_of(m.config, _WHAT),
+        "configuration": values,
         "objectives": ["time"],
         "times": times,
         "invalidity": "correct" if m.failure is None else _WRITTEN.get(m.failure.kind, "runtime"),
@@ -104,4 +93,4 @@ def _result(m: Measurement) -> dict[str, Any]:
     }
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name, single=True)
+FORMAT: Final = Format("t4", "a T4 results file", "*.json", _read, _content, _name, single=True)

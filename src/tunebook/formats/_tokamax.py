@@ -6,23 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.record_format import canonical_json
-from tunebook.formats._format import (
-    ForeignFile,
-    ForeignTrial,
-    Format,
-    config_of,
-    device_name,
-    key_of,
-    plain_op,
-    record_of,
-    values_of,
-)
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Measurement
 
-_WHAT: Final = "a table of tokamax"
 _KNOWN: Final = ("compile_time_ms", "evaluation_times_ms")
 
 
@@ -34,7 +23,7 @@ def _read(file: ForeignFile) -> list[Record]:
         if not isinstance(configs, dict):
             raise file.error(f"{arguments[:60]!r} has no configurations")
         problem = file.problem(device, f"{file.path.stem}@v0", file.json(arguments))
-        records.append(record_of(problem, [_trial(*found, file) for found in configs.items()], "tokamax"))
+        records.append(file.record(problem, [_trial(*found, file) for found in configs.items()]))
     return records
 
 
@@ -49,13 +38,13 @@ def _trial(config: str, found: Any, file: ForeignFile) -> ForeignTrial:
     )
 
 
-def _name(record: Record) -> str:
-    return f"{device_name(record.problem.device)}/{plain_op(record.problem.op)}.json"
+def _name(record: OutgoingRecord) -> str:
+    return f"{record.device}/{record.op}.json"
 
 
-def _content(record: Record) -> dict[str, Any]:
-    measured = [m for m in record.body.measurements if m.failure is None]
-    return {_text(key_of(record)): {_text(values_of(m.config, _WHAT)): _found(m) for m in measured}}
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    measured = [m for m in record.measurements if m.failure is None]
+    return {_text(record.key()): {_text(record.values(m.config)): _found(m) for m in measured}}
 
 
 def _text(value: dict[str, Json]) -> str:
@@ -71,4 +60,4 @@ def _found(m: Measurement) -> dict[str, Json]:
     return {**(extra if isinstance(extra, dict) else {}), **found}
 
 
-FORMAT: Final = Format(_WHAT, "*.json", _read, _content, _name)
+FORMAT: Final = Format("tokamax", "a table of tokamax", "*.json", _read, _content, _name)

@@ -5,25 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import TAG
-from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import (
-    UNKNOWN_DEVICE,
-    ForeignFile,
-    ForeignTrial,
-    Format,
-    key_of,
-    plain_op,
-    record_of,
-    values_of,
-)
-from tunebook.stores import problem_id
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
 
-_WHAT: Final = "an autotune cache file of Triton"
 _SUFFIX: Final = ".autotune.json"
 # The form in which adapters/_triton/candidate.py writes a configuration: there it equals a configuration of the kernel.
 _CANDIDATE: Final = "tunebook.adapters._triton.candidate.LaunchConfig"
@@ -37,8 +25,8 @@ def _read(file: ForeignFile) -> list[Record]:
     key, timings = content.get("key"), content.get("configs_timings")
     if not isinstance(key, list) or not isinstance(timings, list):
         raise file.error("it needs a key and configs_timings")
-    problem = file.problem(UNKNOWN_DEVICE, f"{file.path.name.removesuffix(_SUFFIX)}@v0", {"key": key})
-    return [record_of(problem, [_trial(entry, file) for entry in timings], "triton")]
+    problem = file.problem("", f"{file.path.name.removesuffix(_SUFFIX)}@v0", {"key": key})
+    return [file.record(problem, [_trial(entry, file) for entry in timings])]
 
 
 def _trial(entry: Any, file: ForeignFile) -> ForeignTrial:
@@ -55,20 +43,20 @@ def _trial(entry: Any, file: ForeignFile) -> ForeignTrial:
     return ForeignTrial(encoded, (times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
 
 
-def _name(record: Record) -> str:
+def _name(record: OutgoingRecord) -> str:
     # Triton finds a file by a digest of its own, in a directory of that name; several keys need several files.
-    return f"{problem_id(record.problem)[:16]}/{plain_op(record.problem.op)}{_SUFFIX}"
+    return f"{record.id[:16]}/{record.op}{_SUFFIX}"
 
 
-def _content(record: Record) -> dict[str, Any]:
-    key = key_of(record).get("key")
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    key = record.key().get("key")
     if not isinstance(key, list):
-        raise CodecError(f"{_WHAT} has a list of values as its key; found {record.problem.call_key}")
-    return {"key": key, "configs_timings": [[_config(m.config), _timing(m)] for m in record.body.measurements]}
+        raise record.error(f"has a list of values as its key; found {record.problem.call_key}")
+    timings = [[_config(record.values(m.config)), _timing(m)] for m in record.measurements]
+    return {"key": key, "configs_timings": timings}
 
 
-def _config(config: Json) -> dict[str, Json]:
-    values = values_of(config, _WHAT)
+def _config(values: dict[str, Json]) -> dict[str, Json]:
     options = {name: values.pop(name, None) for name in _OPTIONS}
     return {"kwargs": values, **options, "pre_hook": None}
 
@@ -80,4 +68,6 @@ def _timing(m: Any) -> list[float]:
     return list(kept) if isinstance(kept, list) else [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
 
 
-FORMAT: Final = Format(_WHAT, f"*{_SUFFIX}", _read, _content, _name, single=True, indent=None)
+FORMAT: Final = Format(
+    "triton", "an autotune cache file of Triton", f"*{_SUFFIX}", _read, _content, _name, single=True, indent=None
+)

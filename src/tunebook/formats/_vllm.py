@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import CodecError
-from tunebook.formats._format import ForeignFile, Format, config_of, device_name, key_of, record_of, values_of
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
 
-_WHAT: Final = "a fused-MoE table of vLLM"
 _NAME: Final = re.compile(
     r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,]+)"
     r"(?:,dtype=(?P<dtype>[^,]+))?(?:,block_shape=(?P<block_shape>\[[\d, ]*\]))?\.json"
@@ -38,24 +36,24 @@ def _read(file: ForeignFile) -> list[Record]:
         if not batch.isdecimal() or not isinstance(config, dict):
             raise file.error(f"{batch!r} is not a batch size with its configuration")
         problem = file.problem(device, _OP, {**key, "M": int(batch)})
-        records.append(record_of(problem, (), "vllm", chosen=config_of(config), about=about))
+        records.append(file.record(problem, chosen=config_of(config), about=about))
     return records
 
 
-def _name(record: Record) -> str:
-    key = key_of(record)
+def _name(record: OutgoingRecord) -> str:
+    key = record.key()
     if not {"E", "N", "M"} <= key.keys() <= {"E", "N", "M", "dtype", "block_shape"}:
-        raise CodecError(f"{_WHAT} has keys of E, N, M, dtype and block_shape; found {record.problem.call_key}")
-    name = f"E={key['E']},N={key['N']},device_name={device_name(record.problem.device).replace(' ', '_')}"
+        raise record.error(f"has keys of E, N, M, dtype and block_shape; found {record.problem.call_key}")
+    name = f"E={key['E']},N={key['N']},device_name={record.device.replace(' ', '_')}"
     return name + "".join(f",{part}={key[part]}" for part in ("dtype", "block_shape") if part in key) + ".json"
 
 
-def _content(record: Record) -> dict[str, Any]:
-    if not record.head.decided:
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    head, made_with = record.record.head, record.record.body.provenance.get(_VERSION)
+    if not head.decided:
         return {}
-    made_with = record.body.provenance.get(_VERSION)
     version = {} if made_with is None else {_VERSION: made_with}
-    return {**version, str(key_of(record).get("M")): values_of(record.head.config, _WHAT)}
+    return {**version, str(record.key().get("M")): record.values(head.config)}
 
 
 def _order(name: str) -> tuple[bool, int, str]:
@@ -63,4 +61,4 @@ def _order(name: str) -> tuple[bool, int, str]:
     return name != _VERSION, len(name), name
 
 
-FORMAT: Final = Format(_WHAT, "E=*.json", _read, _content, _name, order=_order, indent=4)
+FORMAT: Final = Format("vllm", "a fused-MoE table of vLLM", "E=*.json", _read, _content, _name, order=_order, indent=4)
