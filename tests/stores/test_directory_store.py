@@ -117,7 +117,7 @@ def test_old_temporary_files_are_cleaned_at_the_first_write(root):
 
 
 class Syncs:
-    """Counts what is synced, in place of `os.fsync`; `order` also notes what had its name already."""
+    """Counts the synced files, in place of `os.fsync`; `order` also notes files that had their name already."""
 
     def __init__(self):
         self.order = []
@@ -286,7 +286,7 @@ def test_a_put_over_an_unreadable_record_succeeds_and_keeps_the_remains(root, da
     assert len(quarantined(root)) == 1
 
 
-def test_items_skips_what_cannot_be_read_and_what_lies_in_the_wrong_place(root):
+def test_items_skips_unreadable_records_and_records_in_the_wrong_place(root):
     store = DirectoryStore(root)
     store.put(example_record())
     good = file_of(root)
@@ -415,7 +415,7 @@ def test_a_file_in_place_of_the_root_says_so(root):
         DirectoryStore(root).get(example_record().problem)
 
 
-def test_a_root_whose_parents_cannot_be_made_is_an_error_that_says_what_to_do(tmp_path):
+def test_a_root_whose_parents_cannot_be_made_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "home").symlink_to(tmp_path / "gone")
     store = DirectoryStore(tmp_path / "home" / ".cache" / "tunebook")
     assert store.get(example_record().problem) is None

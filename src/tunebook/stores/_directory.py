@@ -331,13 +331,12 @@ class _RecordFiles:
                 yield EntryFacts(identifier, facts.st_mtime, max(facts.st_atime, facts.st_mtime), size_bytes)
 
     def read(self, identifier: str) -> Record | None:
-        path, flags = f"{self._directory}/{identifier}.json", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        path = f"{self._directory}/{identifier}.json"
         try:
             try:
-                descriptor = os.open(path, flags | _QUIETLY)
+                content = read_file(path, MAX_RECORD_BYTES, _QUIETLY)
             except PermissionError:
-                descriptor = os.open(path, flags)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
-                return Record.from_bytes(file.read(MAX_RECORD_BYTES + 1) or b"")
+                content = read_file(path, MAX_RECORD_BYTES)
+            return None if content is None else Record.from_bytes(content)
         except (OSError, CodecError):
             return None  # a `get` of this problem warns and sets the file aside

@@ -70,13 +70,13 @@ def writing(where: str, fault: Callable[[str, OSError], StoreError] = write_faul
 _FIRST_READ_BYTES: Final = 16 << 10
 
 
-def read_file(path: str, limit_bytes: int) -> bytes | None:
+def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
     """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large.
 
     Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except FileNotFoundError:
         return None
     try:
