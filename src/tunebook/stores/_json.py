@@ -20,7 +20,7 @@ import json
 import os
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
@@ -223,16 +223,13 @@ class JsonStore:
         lock = self._path.with_name(f"{self._path.name}.lock")
         # Never removed: a process that waits on a removed lock file and one that makes a new one would both get in.
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with ExitStack() as stack:
+            stack.callback(os.close, descriptor)
             if not take_lock(descriptor, _LOCK_TRIES):
                 message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
                 raise StoreError("busy", self.where, message)
-            try:
-                yield
-            finally:
-                drop_lock(descriptor)
-        finally:
-            os.close(descriptor)
+            stack.callback(drop_lock, descriptor)
+            yield
 
     def _replace(self, text: bytes) -> None:
         temp = self._path.with_name(f"{self._path.name}.tmp")

@@ -177,7 +177,11 @@ class SharedStore:
         try:
             answer = within(HOT_S, self._remote.where, call)
         except StoreError as error:
-            self._leave_alone(error)
+            # Many threads may find out at once; only the first makes the pause longer.
+            if not self._breaker.is_open:
+                self._breaker.trip()
+            self._tend()
+            self._warn(error)
             return otherwise
         if not self._swept:
             self._swept = True
@@ -270,13 +274,6 @@ class SharedStore:
             yield record
             if count >= _LISTED_RECORDS or self._clock() >= ends_s:
                 return
-
-    def _leave_alone(self, error: StoreError) -> None:
-        # Many threads may find out at once; only the first makes the pause longer.
-        if not self._breaker.is_open:
-            self._breaker.trip()
-        self._tend()
-        self._warn(error)
 
     def _warn(self, error: StoreError | None) -> None:
         self._unreported = None
