@@ -26,8 +26,8 @@ from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.single_flight import AlreadyThere, Busy, Flights, Lease, acquire, single_flight
 from tunebook.stores._directory import DirectoryStore
+from tunebook.stores._files import LeaseFiles
 from tunebook.stores._ids import problem_id
-from tunebook.stores._leases import LeaseFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

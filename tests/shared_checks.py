@@ -90,7 +90,7 @@ def check_that_the_highest_generation_stands(make: Callable[[], RemoteStore], of
     assert make().get(records[0].problem) == records[-1]
 
 
-def check_that_what_is_not_signed_right_is_refused(
+def check_that_a_wrongly_signed_record_is_refused(
     make: Callable[..., RemoteStore], written_with: bytes | None, again: Callable[[RemoteStore], object]
 ) -> None:
     """With one warning, and can be replaced; `again` is what then finds nothing."""

@@ -18,8 +18,9 @@ from cli_fixtures import OnABook, change_environment, python, stored
 import tunebook as tb
 from tunebook._base.record_format import merge
 from tunebook._cli import main
-from tunebook._cli._formats import OTHERS, OWN
+from tunebook._cli._formats import OWN
 from tunebook._cli._pinning import pinned, unpinned
+from tunebook.formats import FORMATS
 from tunebook.stores import PackStore, open_store
 
 PROGRAM = """
@@ -220,7 +221,7 @@ class TestCarryingAbout(OnABook):
     def test_a_bundle_is_no_book_and_who_takes_it_for_one_is_told_how_it_comes_in(self, verb, place, run):
         code, out, err = run(verb, "tuned.bundle.gz")
         assert (code, out) == (2, "")
-        assert "tuned.bundle.gz is a file, but neither a .json file nor a .db pack" in err
+        assert "tuned.bundle.gz is a file, but not a .db pack or a .json file" in err
         assert err.endswith("tunebook import tuned.bundle.gz\n")
 
     def test_filters_choose_what_is_exported(self, place, run):
@@ -262,7 +263,7 @@ class TestCarryingAbout(OnABook):
         assert code == 0, err
         assert "1 new" in out
 
-    @pytest.mark.parametrize("name", OTHERS)
+    @pytest.mark.parametrize("name", FORMATS)
     def test_each_tools_file_comes_in_and_goes_out_again(self, name, place, run, tmp_path):
         files = {"triton": "matmul_kernel.autotune.json", "tokamax": "tokamax", "vllm": "vllm"}
         file = str(Path(__file__).parents[1] / "formats" / "files" / files.get(name, f"{name}.json"))
@@ -271,10 +272,12 @@ class TestCarryingAbout(OnABook):
         assert run("export", str(tmp_path / "out"), *book)[0] == 0
         assert re.search(r"0 new, \d known already", run("import", str(tmp_path / "out"), *book)[1])
 
-    def test_the_formats_that_help_names_are_those_there_are(self):
-        from tunebook.formats import FORMATS
-
-        assert set(FORMATS) == set(OTHERS)
+    def test_help_names_every_format_and_loads_none(self):
+        code = (
+            "import sys, tunebook._cli._formats; print([name for name in sys.modules if 'tunebook.formats._' in name])"
+        )
+        assert python("-c", code).stdout == "[]\n"
+        assert set(FORMATS) <= set(re.findall(r"\w+", python("-m", "tunebook", "export", "--help").stdout))
 
     def test_a_file_that_names_no_device_says_how_to_name_it(self, run, tmp_path):
         file = str(Path(__file__).parents[1] / "formats" / "files" / "t4.json")
@@ -432,7 +435,7 @@ class TestCompletion(OnABook):
         assert (check.returncode, check.stderr) == (0, "")
 
     def test_zsh_is_told_the_formats(self, run):
-        formats = f":value:({' '.join((*OWN, *OTHERS))})"
+        formats = f":value:({' '.join((*OWN, *FORMATS))})"
         assert run("completion", "zsh")[1].count(formats) == 2  # export and import
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

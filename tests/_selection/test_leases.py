@@ -16,7 +16,7 @@ from shared_checks import (
 )
 
 from tunebook._base.errors import StoreError
-from tunebook.stores._leases import LeaseFiles
+from tunebook.stores._files import LeaseFiles
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_stray_names_are_not_generations(board, tmp_path):
     "name", ["../k.1", "a/b.1", "k", "k.", "k.0", "k.01", ".1", "k.1\n", "k\0.1", "x" * 300 + ".1"]
 )
 def test_a_name_that_could_lead_elsewhere_is_refused(board, name):
-    with pytest.raises(StoreError, match="cannot be a lease") as caught:
+    with pytest.raises(StoreError, match="invalid lease name") as caught:
         board.create(name, b"x")
     assert caught.value.kind == "name"
 

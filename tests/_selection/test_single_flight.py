@@ -32,7 +32,7 @@ from tunebook._selection.single_flight import (
     single_flight,
     this_process,
 )
-from tunebook.stores._leases import LeaseFiles
+from tunebook.stores._files import LeaseFiles
 
 
 def nothing():

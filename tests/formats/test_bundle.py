@@ -59,7 +59,7 @@ records = st.builds(
 class TestBundles:
     @pytest.mark.parametrize("name", ["book.bundle", "book.bundle.gz"])
     @pytest.mark.parametrize("key", [None, b"secret"])
-    def test_what_was_exported_is_imported(self, tmp_path, name, key):
+    def test_exported_records_are_imported(self, tmp_path, name, key):
         original = [record("a", measured=[measurement(1, 0.5)]), record("b", 2)]
         assert export_bundle(original, tmp_path / name, key=key) == 2
         bundle = import_bundle(tmp_path / name, key=key)
@@ -121,7 +121,7 @@ class TestBundles:
 
 
 class TestMerging:
-    def test_it_says_what_became_of_each_problem(self):
+    def test_it_reports_the_change_to_each_problem(self):
         store = MemoryStore()
         store.put_many([record("same"), record("old"), record("pinned", 5, origin="pinned")])
         merged = merge_into(store, [record("new"), record("same"), record("old", 2, when=9.0), record("pinned", 6)])
@@ -204,7 +204,7 @@ class TestMerging:
         assert all({m.config for m in r.body.measurements} == {0, 1, 2, 3} for r in merged)
 
 
-def test_an_import_counts_what_must_be_verified_here_and_says_why_most_frequent_first(tmp_path, capsys):
+def test_an_import_counts_entries_to_verify_here_with_the_most_frequent_reason_first(tmp_path, capsys):
     made = [
         record("a", environment=json.dumps({"pytest": pytest.__version__})),
         record("b", environment='{"pytest": "1.0"}'),
@@ -222,7 +222,7 @@ def test_an_import_counts_what_must_be_verified_here_and_says_why_most_frequent_
 
 
 class TestPinnedRecords:
-    def test_tuning_leaves_a_pinned_choice_and_keeps_what_it_measured(self):
+    def test_tuning_leaves_a_pinned_choice_and_keeps_its_measurements(self):
         @tb.tunable(space=tb.Space(block=[1, 2, 4]), heuristic=lambda n: {"block": 1})
         def spender(n, *, config):
             return n
@@ -240,7 +240,7 @@ class TestPinnedRecords:
         assert encode(tuned.config) == other
         assert len(stands.body.measurements) == 3
 
-    def test_a_pin_that_is_no_candidate_any_more_does_not_stop_tuning(self):
+    def test_a_pin_outside_the_space_does_not_stop_tuning(self):
         @tb.tunable(space=tb.Space(block=[1, 2]), heuristic=lambda n: {"block": 1})
         def spender(n, *, config):
             return n

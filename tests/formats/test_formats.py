@@ -53,13 +53,14 @@ SAMPLES = {
 }
 
 
-def test_every_format_has_a_sample_here():
-    assert SAMPLES.keys() == FORMATS.keys()
+def test_every_format_is_in_the_table_and_has_a_sample_here():
+    modules = {path.stem[1:] for path in Path(formats.__file__).parent.glob("_[a-z]*.py")} - {"bundle", "format"}
+    assert SAMPLES.keys() == FORMATS.keys() == modules
 
 
 class TestEveryFormat:
     @pytest.mark.parametrize("name", FORMATS)
-    def test_what_was_read_is_written_and_read_again(self, name, tmp_path):
+    def test_records_are_written_and_read_again(self, name, tmp_path):
         records = formats.read(name, SAMPLES[name])
         assert records
         target = tmp_path / SAMPLES[name].name
@@ -96,7 +97,7 @@ class TestEveryFormat:
             formats.read(name, tmp_path / "E=8,N=16,device_name=X.json")
 
     @pytest.mark.parametrize("name", FORMATS)
-    def test_the_user_says_what_the_file_does_not(self, name):
+    def test_the_user_names_the_operation_and_the_device(self, name):
         records = formats.read(name, SAMPLES[name], op="mine@v2", device="gpu:here")
         assert {(r.problem.op, r.problem.device) for r in records} == {("mine@v2", "gpu:here")}
 
@@ -128,17 +129,17 @@ class TestEveryFormat:
             records = formats.read(name, tmp_path / "all")
         assert len(records) == len(formats.read(name, SAMPLES[name]))
 
-    def test_a_directory_without_any_says_what_is_missing(self, tmp_path):
+    def test_a_directory_without_such_files_names_their_pattern(self, tmp_path):
         with pytest.raises(tb.CodecError, match=r"has no E=\*\.json in it"):
             formats.read("vllm", tmp_path)
 
-    def test_an_unknown_format_lists_the_known_ones(self, tmp_path):
-        with pytest.raises(tb.DefinitionError, match="no format is called 'csv'; there are ejkernel, kernel_tuner"):
+    def test_an_unknown_format_is_an_error_that_lists_the_formats(self, tmp_path):
+        with pytest.raises(tb.DefinitionError, match="unknown format 'csv'; known are ejkernel, kernel_tuner"):
             formats.read("csv", tmp_path)
 
 
 def _leaves(value, path=()):
-    """Return what a file says: every value with where it stands; texts that are JSON are opened, numbers rounded."""
+    """Return every value of a file with its place; texts that are JSON are opened, numbers rounded."""
     if isinstance(value, dict):
         return {leaf for name, item in value.items() for leaf in _leaves(item, (*path, _text(name)))}
     if isinstance(value, list):
@@ -188,7 +189,7 @@ class TestKernelTuner:
         assert same([record], formats.read("kernel_tuner", tmp_path / "again.json"))
 
     @pytest.mark.skipif(importlib.util.find_spec("kernel_tuner") is None, reason="kernel_tuner is not installed")
-    def test_the_tool_itself_reads_what_we_write(self, tmp_path):
+    def test_the_tool_itself_reads_our_files(self, tmp_path):
         from kernel_tuner.util import read_cache
 
         formats.write("kernel_tuner", formats.read("kernel_tuner", SAMPLES["kernel_tuner"]), tmp_path / "c.json")
@@ -204,13 +205,13 @@ class TestTriton:
         live = triton.Config({"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=3)
         assert encode(LaunchConfig(live)) in [m.config for m in record.body.measurements]
 
-    def test_what_did_not_run_there_is_a_failure_and_not_a_time(self):
+    def test_a_configuration_that_did_not_run_there_is_a_failure_and_not_a_time(self):
         (record,) = formats.read("triton", SAMPLES["triton"])
         failed = [m for m in record.body.measurements if m.failure]
         assert len(failed) == 1
         assert all(math.isfinite(s) for m in record.body.measurements for s in m.samples_s)
 
-    def test_what_triton_itself_writes_is_read(self, tmp_path):
+    def test_a_file_written_by_triton_itself_is_read(self, tmp_path):
         pytest.importorskip("triton")
         environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
         command = [sys.executable, str(HERE / "triton_autotune_cache.py")]
@@ -260,7 +261,7 @@ class TestT4:
         assert min(s for m in record.body.measurements for s in m.samples_s) == pytest.approx(1.5e-3)
         assert {m.failure.kind for m in record.body.measurements if m.failure} == {"compile", "wrong-result"}
 
-    def test_what_we_write_has_what_the_schema_requires(self, tmp_path):
+    def test_our_files_have_every_field_that_the_schema_requires(self, tmp_path):
         formats.write("t4", formats.read("kernel_tuner", SAMPLES["kernel_tuner"]), tmp_path / "out.json")
         for result in json.loads((tmp_path / "out.json").read_text())["results"]:
             assert {"configuration", "times", "invalidity", "correctness"} <= result.keys()

@@ -83,7 +83,6 @@ def test_opening_and_reading_make_nothing(root):
     assert store.get(example_record().problem) is None
     assert list(store.items()) == []
     assert store.delete(example_record().problem) is False
-    assert store.collect_garbage(max_bytes=0) == ()
     assert not root.exists()
 
 
@@ -92,7 +91,7 @@ def test_a_store_of_a_newer_major_is_not_touched(root):
     (root / "v2" / "anything.json").write_text("of tomorrow")
     store = DirectoryStore(root)
     store.put(example_record())
-    store.collect_garbage(max_bytes=0)
+    assert store.delete(example_record().problem)
     assert list(store.items()) == []
     assert [path.name for path in (root / "v2").iterdir()] == ["anything.json"]
 
@@ -118,7 +117,7 @@ def test_old_temporary_files_are_cleaned_at_the_first_write(root):
 
 
 class Syncs:
-    """Counts what is synced, in place of `os.fsync`; `order` also notes what had its name already."""
+    """Counts the synced files, in place of `os.fsync`; `order` also notes files that had their name already."""
 
     def __init__(self):
         self.order = []
@@ -287,7 +286,7 @@ def test_a_put_over_an_unreadable_record_succeeds_and_keeps_the_remains(root, da
     assert len(quarantined(root)) == 1
 
 
-def test_items_skips_what_cannot_be_read_and_what_lies_in_the_wrong_place(root):
+def test_items_skips_unreadable_records_and_records_in_the_wrong_place(root):
     store = DirectoryStore(root)
     store.put(example_record())
     good = file_of(root)
@@ -326,7 +325,7 @@ def test_the_quarantine_is_bounded_and_keeps_the_newest(root):
 
 def test_a_record_that_was_replaced_after_it_was_found_damaged_is_not_lost(root):
     """Without locks a writer can come between looking and moving: the file that was moved is then a good one."""
-    from tunebook.stores._quarantine import set_aside
+    from tunebook.stores._files import set_aside
 
     store = DirectoryStore(root)
     store.put(example_record())
@@ -416,7 +415,7 @@ def test_a_file_in_place_of_the_root_says_so(root):
         DirectoryStore(root).get(example_record().problem)
 
 
-def test_a_root_whose_parents_cannot_be_made_is_an_error_that_says_what_to_do(tmp_path):
+def test_a_root_whose_parents_cannot_be_made_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "home").symlink_to(tmp_path / "gone")
     store = DirectoryStore(tmp_path / "home" / ".cache" / "tunebook")
     assert store.get(example_record().problem) is None
@@ -557,46 +556,3 @@ def test_faults_name_the_root_so_that_a_full_disk_is_one_warning(root):
 
 
 # Garbage
-
-
-def aged(root, ages_s):
-    """A book of records that were last used so many seconds before t = 10,000."""
-    store = DirectoryStore(root, now=lambda: 10_000.0)
-    for age_s in ages_s:
-        record = example_record(call_key=str(age_s))
-        store.put(record)
-        path = root / "v1" / "cpu" / path_component("matmul@1") / f"{problem_id(record.problem)}.json"
-        os.utime(path, (10_000 - age_s,) * 2)
-    return store
-
-
-def left(store):
-    return sorted(int(record.problem.call_key) for record in store.items())
-
-
-def test_garbage_collection_by_age_removes_what_was_not_used(root):
-    store = aged(root, [10, 100, 1000])
-    removed = store.collect_garbage(max_age_s=50)
-    assert [round(10_000 - each.last_used) for each in removed] == [1000, 100]
-    assert left(store) == [10]
-
-
-def test_garbage_collection_by_size_removes_the_longest_unused_first(root):
-    store = aged(root, [10, 100, 1000])
-    size = store.collect_garbage(max_age_s=500)[0].size_bytes
-    assert store.collect_garbage(max_bytes=2 * size) == ()
-    assert [each.size_bytes for each in store.collect_garbage(max_bytes=size)] == [size]
-    assert left(store) == [10]
-
-
-def test_garbage_collection_without_limits_removes_nothing(root):
-    store = aged(root, [10, 100])
-    assert store.collect_garbage() == ()
-    assert left(store) == [10, 100]
-
-
-def test_a_record_that_was_read_counts_as_used(root):
-    store = aged(root, [1000])
-    (path,) = (root / "v1" / "cpu").glob("*/*.json")
-    os.utime(path, (9_990, 9_000))  # read 10 s ago, written 1000 s ago
-    assert store.collect_garbage(max_age_s=50) == ()

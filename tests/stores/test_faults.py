@@ -134,7 +134,7 @@ def test_a_configuration_that_cannot_be_written_is_used_and_warned_about_once(tm
         assert (kernel(np.ones(n)) == 2).all()
 
 
-def test_a_read_only_pack_answers_and_what_is_not_in_it_is_tuned_in_memory(tmp_path):
+def test_a_read_only_pack_answers_and_other_problems_are_tuned_in_memory(tmp_path):
     make(tmp_path / "book")[0](X)
     store = tb.PersistentCache("x", tmp_path / "book").store
     tb.write_pack(tmp_path / "shipped.db", store.items())

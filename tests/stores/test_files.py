@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import tunebook as tb
+from tunebook import formats
 from tunebook._base.errors import StoreError
 from tunebook.formats._bundle import export_bundle
-from tunebook.formats._format import write_json
 from tunebook.stores._files import replace_file
 
 
@@ -40,7 +40,7 @@ def test_a_new_file_has_the_mode_of_the_umask_and_a_replaced_one_its_own(tmp_pat
 
 
 @pytest.mark.parametrize("fault", ["sync", "in the way"])
-def test_what_fails_leaves_what_was_there_and_nothing_beside_it(fault, tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(fault, tmp_path):
     path = tmp_path / "file"
     path.mkdir() if fault == "in the way" else path.write_text("old")
 
@@ -77,8 +77,8 @@ def saved(path):
     calls.save(path)
 
 
-@pytest.mark.parametrize("write", [lambda p: export_bundle([], p), saved, lambda p: write_json(p, {})])
-def test_what_users_write_fails_with_our_error_and_leaves_nothing(write, tmp_path):
+@pytest.mark.parametrize("write", [lambda p: export_bundle([], p), saved, lambda p: formats.write("ejkernel", [], p)])
+def test_a_user_file_that_cannot_be_written_is_our_error_and_leaves_nothing(write, tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(StoreError, match=r"cannot (write|save)"):
         write(tmp_path / "out")

@@ -13,12 +13,12 @@ import pytest
 from servers import HOST, proxy, s3_server, s3_store
 from shared_checks import (
     check_that_a_late_write_is_refused_everywhere,
+    check_that_a_wrongly_signed_record_is_refused,
     check_that_each_key_is_tuned_once,
     check_that_killed_tuners_cost_their_own_work_alone,
     check_that_one_thread_makes_the_slip,
     check_that_slips_behave_as_those_in_files,
     check_that_the_highest_generation_stands,
-    check_that_what_is_not_signed_right_is_refused,
     eventually,
     machine,
     number_of,
@@ -83,7 +83,7 @@ def only_object(bucket):
     return path, bytes(obstore.get(bucket, path).bytes())
 
 
-def test_the_bytes_in_the_bucket_are_those_of_every_other_store(url, bucket):
+def test_the_bytes_in_the_bucket_equal_the_bytes_of_every_other_store(url, bucket):
     ObjectStore(url).put(example_record())
     path, content = only_object(bucket)
     assert path.startswith("v1/records/matmul-1-")
@@ -100,7 +100,7 @@ def test_a_late_record_is_refused_and_the_one_that_stands_is_returned(url):
     assert ObjectStore(url).offer(example_record(config="late", generation=1)) == newer
 
 
-def test_what_changed_since_it_was_read_is_not_replaced(url):
+def test_an_object_that_changed_since_it_was_read_is_not_replaced(url):
     objects = ObjectStore(url)._objects
     assert objects.create("x", b"1")
     seen = objects.read("x")
@@ -122,13 +122,13 @@ def test_a_damaged_record_is_a_miss_one_warning_and_is_replaced(url, bucket, dam
 
 
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
-def test_what_is_not_signed_right_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
-    check_that_what_is_not_signed_right_is_refused(
+def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
+    check_that_a_wrongly_signed_record_is_refused(
         partial(ObjectStore, url), written_with, again=lambda store: store.get(example_record().problem)
     )
 
 
-def test_slips_behave_as_those_in_files(url):
+def test_slips_behave_like_slips_in_files(url):
     check_that_slips_behave_as_those_in_files(ObjectStore(url).leases())
 
 
@@ -229,12 +229,12 @@ def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, ser
         assert between.accepted - tried <= 1
 
 
-def test_what_was_tuned_while_the_bucket_was_away_is_sent_when_it_is_back(tmp_path, server, url, monkeypatch):
+def test_records_tuned_while_the_bucket_was_away_are_sent_when_it_is_back(tmp_path, server, url, monkeypatch):
     with proxy(server.port) as between:
         between.mode = "refuse"
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}:{between.port}")
         store = machine(tmp_path, "a", url)
-        with pytest.warns(TunebookWarning, match="is sent when it answers again"):
+        with pytest.warns(TunebookWarning, match="are sent when it answers again"):
             store.put(record("k", 1))
         between.mode = "pass"
         assert eventually(lambda: ObjectStore(url).get(problem("k")) == record("k", 1))

@@ -30,7 +30,7 @@ from tunebook.stores import (
     packs_in,
     write_pack,
 )
-from tunebook.stores import _discovery as discovery
+from tunebook.stores import _layered as discovery
 from tunebook.testing import example_record
 
 
@@ -170,7 +170,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_what_is_not_a_pack_answers_nothing_after_one_warning(path, make):
+def test_a_file_that_is_not_a_pack_answers_nothing_after_one_warning(path, make):
     make(path)
     store = PackStore(path)
     with pytest.warns(TunebookWarning, match="is not used") as caught:
@@ -249,7 +249,7 @@ def test_a_damaged_archive_is_one_warning(tmp_path, path):
 # Layers
 
 
-def test_what_was_tuned_here_comes_before_what_was_shipped(path):
+def test_an_entry_tuned_here_comes_before_a_shipped_entry(path):
     write_pack(path, [example_record(config="shipped"), example_record(op="other", config="shipped")])
     store = LayeredStore(MemoryStore(), lambda: [PackStore(path)])
     assert store.get(example_record().problem) == example_record(config="shipped")
@@ -364,7 +364,7 @@ def test_an_entry_point_that_leads_nowhere_is_a_warning(monkeypatch, tmp_path, v
         assert discovery._resource(EntryPoint("defaults", value, discovery.GROUP)) is None
 
 
-def test_packs_of_the_book_come_before_those_of_packages(tmp_path, monkeypatch):
+def test_packs_of_the_book_come_before_packs_of_packages(tmp_path, monkeypatch):
     write_pack(tmp_path / "v1" / "packs" / "a.db", [])
     announced = PackStore(tmp_path / "announced.db")
     monkeypatch.setattr(discovery, "_announced", lambda: (announced,))
@@ -397,9 +397,9 @@ def test_an_existing_directory_is_a_book_whatever_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["book.txt", "book"])
-def test_a_file_of_another_kind_is_an_error_that_says_what_to_give(tmp_path, name):
+def test_a_file_of_another_kind_is_an_error_that_names_the_right_kinds(tmp_path, name):
     (tmp_path / name).touch()
-    with pytest.raises(DefinitionError, match=r"ends in \.json or \.db"):
+    with pytest.raises(DefinitionError, match=r"ends in \.db or \.json"):
         open_store(tmp_path / name)
 
 

@@ -10,10 +10,10 @@ import pytest
 from servers import HOST, proxy, redis_server
 from shared_checks import (
     DATABASES,
+    check_that_a_wrongly_signed_record_is_refused,
     check_that_one_thread_makes_the_slip,
     check_that_slips_behave_as_those_in_files,
     check_that_the_highest_generation_stands,
-    check_that_what_is_not_signed_right_is_refused,
     database_of,
 )
 
@@ -63,7 +63,7 @@ def record_key(record):
     return f"tunebook:v1:record:{problem_id(record.problem)}"
 
 
-def test_the_bytes_in_the_server_are_those_of_every_other_store(url, client):
+def test_the_bytes_in_the_server_equal_the_bytes_of_every_other_store(url, client):
     RedisStore(url).put(example_record())
     assert client.hget(record_key(example_record()), "record") == example_record().to_bytes()
 
@@ -109,13 +109,13 @@ def test_a_record_of_another_problem_in_its_place_is_a_miss(url, client):
 
 
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
-def test_what_is_not_signed_right_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
-    check_that_what_is_not_signed_right_is_refused(
+def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
+    check_that_a_wrongly_signed_record_is_refused(
         partial(RedisStore, url), written_with, again=lambda store: list(store.items())
     )
 
 
-def test_who_has_no_key_reads_signed_records(url):
+def test_a_machine_without_a_key_reads_signed_records(url):
     RedisStore(url, key=b"secret").put(example_record())
     assert RedisStore(url).get(example_record().problem) == example_record()
 
@@ -147,7 +147,7 @@ def test_a_deleted_record_leaves_nothing_behind(url, client):
     assert client.keys() == []
 
 
-def test_slips_behave_as_those_in_files(url):
+def test_slips_behave_like_slips_in_files(url):
     check_that_slips_behave_as_those_in_files(RedisStore(url).leases())
 
 
@@ -171,7 +171,7 @@ def test_a_store_that_nobody_answers_raises_and_names_the_place_without_the_pass
     assert "hunter2" not in f"{caught.value} {store.where}"
 
 
-def test_nothing_is_tried_twice_and_the_timeouts_are_within_what_was_given(server):
+def test_nothing_is_tried_twice_and_the_timeouts_add_up_to_the_given_one(server):
     with proxy(server.port) as between:
         between.mode = "refuse"
         store = RedisStore(f"redis://{HOST}:{between.port}/0", timeout_s=0.3)

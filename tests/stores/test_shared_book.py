@@ -1,4 +1,4 @@
-"""A local book in front of one that many machines share: what is asked when, what is sent, and what faults cost."""
+"""A local book in front of a book that many machines share: questions, sending, and the cost of faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from servers import HOST, free_port, proxy, redis_server
 from shared_checks import (
@@ -31,9 +31,9 @@ from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
 from tunebook.stores import _shared as shared_module
 from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
-from tunebook.stores._outbox import Outbox, _parsed, _text
+from tunebook.stores._outbox import Outbox, decode_problem, encode_problem
+from tunebook.stores._remote import Envelope
 from tunebook.stores._shared import SharedStore
-from tunebook.stores._signing import sealed, unsealed
 from tunebook.testing import StoreContract, example_record
 
 redis = pytest.importorskip("redis")
@@ -76,7 +76,7 @@ class TestSharedStore(StoreContract):
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def test_what_one_machine_tuned_another_finds_and_keeps(tmp_path, url):
+def test_an_entry_tuned_on_one_machine_is_found_and_kept_on_another(tmp_path, url):
     machine(tmp_path, "a", url).put(example_record())
     assert machine(tmp_path, "b", url).get(example_record().problem) == example_record()
     assert DirectoryStore(tmp_path / "b").get(example_record().problem) == example_record()
@@ -88,7 +88,7 @@ def test_a_local_hit_asks_nobody(tmp_path, between, through):
     assert between.accepted == 0
 
 
-def test_what_the_shared_book_does_not_know_is_not_asked_for_at_every_call(tmp_path, server, url):
+def test_a_problem_that_the_shared_book_does_not_know_is_not_asked_for_at_every_call(tmp_path, server, url):
     store = machine(tmp_path, "a", url)
     with redis.Redis.from_url(url) as client:
         client.config_resetstat()
@@ -97,7 +97,7 @@ def test_what_the_shared_book_does_not_know_is_not_asked_for_at_every_call(tmp_p
         assert client.info("commandstats")["cmdstat_hget"]["calls"] == 1
 
 
-def test_whoever_is_about_to_tune_asks_again_and_finds_what_was_tuned_meanwhile(tmp_path, url):
+def test_a_caller_about_to_tune_asks_again_and_finds_an_entry_tuned_meanwhile(tmp_path, url):
     mine, theirs = machine(tmp_path, "a", url), machine(tmp_path, "b", url)
     assert mine.get(problem("k")) is None
     theirs.put(record("k", "theirs"))
@@ -203,10 +203,10 @@ def test_a_call_that_no_timeout_of_a_socket_ends_is_left_behind():
     never.set()
 
 
-def test_what_was_tuned_while_the_server_was_down_is_sent_when_it_is_back(tmp_path, between, through, url):
+def test_records_tuned_while_the_server_was_down_are_sent_when_it_is_back(tmp_path, between, through, url):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
-    with pytest.warns(TunebookWarning, match="is sent when it answers again"):
+    with pytest.warns(TunebookWarning, match="are sent when it answers again"):
         store.put(record("k0", 0))
     store.put(record("k1", 1))
     assert len(marks(tmp_path / "a")) == 2
@@ -217,7 +217,7 @@ def test_what_was_tuned_while_the_server_was_down_is_sent_when_it_is_back(tmp_pa
     assert open_store(url).get(problem("k2")) == record("k2", 2), "the server is asked by calls again"
 
 
-def test_what_a_process_tuned_and_could_not_send_another_process_sends(tmp_path, server, url):
+def test_a_record_that_one_process_could_not_send_is_sent_by_another(tmp_path, server, url):
     nobody = f"redis://{HOST}:{free_port()}/0"
     child = start("put", tmp_path / "a", url=nobody, keys=["k0", "k1"])
     assert "cannot be used" in child.communicate(timeout=60)[0]
@@ -254,7 +254,7 @@ def test_the_outbox_is_bounded_and_says_so(tmp_path, between, through, monkeypat
     assert store.get(problem("k4")) == record("k4", 4)
 
 
-def test_what_waits_is_still_sent_after_the_password_was_changed(tmp_path):
+def test_waiting_records_are_still_sent_after_the_password_was_changed(tmp_path):
     with redis_server(tmp_path / "redis", password="new") as running:
         store = machine(tmp_path, "a", running.url.replace("new", "old"))
         with pytest.warns(TunebookWarning, match="password"):
@@ -266,7 +266,7 @@ def test_what_waits_is_still_sent_after_the_password_was_changed(tmp_path):
         assert open_store(running.url).get(problem("k")) == record("k", 1)
 
 
-def test_what_was_put_since_is_not_replaced_by_what_was_put_before(tmp_path, between, through, url):
+def test_a_later_put_is_not_replaced_by_an_earlier_put(tmp_path, between, through, url):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
     with pytest.warns(TunebookWarning, match="cannot be used"):
@@ -302,26 +302,36 @@ def test_a_mark_that_is_damaged_or_has_no_record_is_dropped(tmp_path, url):
 
 @given(st.tuples(*[st.text(st.characters(exclude_categories=()))] * 3))
 def test_marks_name_any_problem(parts):
-    assert _parsed(_text(Problem(*parts))) == Problem(*parts)
+    assert decode_problem(encode_problem(Problem(*parts))) == Problem(*parts)
 
 
-@given(st.binary())
-def test_what_is_no_mark_names_none_or_what_it_says(content):
-    found = _parsed(content)
-    assert found is None or isinstance(found, Problem)
+@given(st.binary() | st.from_regex(rb"[-+ 0-9]{1,8}\n[ab]{0,4}", fullmatch=True))
+@example(b"00 0 0\n")
+@example(b"1 1 -1\nab")
+@example(b"1 1 1\nabcd")
+def test_only_the_exact_content_of_a_mark_names_a_problem(content):
+    found = decode_problem(content)
+    assert found is None or encode_problem(found) == content
+
+
+def test_a_mark_that_is_too_short_or_too_long_names_no_problem():
+    content = encode_problem(Problem("gpu", "op", "{}"))
+    assert decode_problem(content[:-1]) is None
+    assert decode_problem(content + b"x") is None
 
 
 @given(key=st.binary(min_size=1), other=st.binary(min_size=1), flipped=st.integers(min_value=0))
 def test_a_signature_holds_for_its_key_and_its_bytes_alone(key, other, flipped):
-    content = sealed(example_record(), key)
-    assert unsealed(content, key) == example_record()
+    envelope = Envelope("here", key)
+    content = envelope.seal(example_record())
+    assert envelope.unseal(content) == example_record()
     altered = bytearray(content)
     altered[flipped % len(content)] ^= 1
     with pytest.raises(CodecError, match=r"signed|record"):
-        unsealed(bytes(altered), key)
+        envelope.unseal(bytes(altered))
     if other.rstrip(b"\0") != key.rstrip(b"\0"):  # HMAC pads a key with zeros
         with pytest.raises(CodecError, match="signed with another key"):
-            unsealed(content, other)
+            Envelope("here", other).unseal(content)
 
 
 def test_pauses_grow_to_a_minute():
@@ -492,7 +502,7 @@ def test_a_call_that_will_not_wait_is_not_made_to(tmp_path, url):
     assert slept == []
 
 
-def test_a_machine_whose_record_is_refused_uses_the_one_that_stands(tmp_path, url):
+def test_a_machine_whose_record_is_refused_uses_the_standing_record(tmp_path, url):
     machine(tmp_path, "b", url).put(record("k", "later holder's", 2))
     machine(tmp_path, "a", url).put(record("k", "mine", 1))
     assert DirectoryStore(tmp_path / "a").get(problem("k")) == record("k", "later holder's", 2)
@@ -524,7 +534,7 @@ def test_the_lease_of_a_killed_process_is_taken_over(tmp_path, url):
 
 
 def tuned(store=None, *, name="shared", size=8):
-    """Call a kernel that is tuned on first use; return what happened."""
+    """Call a kernel that is tuned on first use; return whether this call tuned it."""
     events = []
 
     @tb.tunable(space=tb.Space(b=[1, 2]), name=name, store=store, on_event=lambda event, **data: events.append(event))
@@ -617,7 +627,7 @@ def test_tls_with_a_certificate_of_ones_own(tmp_path, monkeypatch):
         assert not tuned()
 
 
-def test_with_a_signing_key_what_is_not_signed_right_is_tuned_anew(tmp_path, url, monkeypatch):
+def test_with_a_signing_key_a_wrongly_signed_entry_is_tuned_anew(tmp_path, url, monkeypatch):
     on_machine(monkeypatch, tmp_path, "a", url)
     assert tuned()
     monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", "secret")
@@ -644,12 +654,12 @@ def test_a_server_that_is_killed_and_restarted_loses_no_local_entry(tmp_path, mo
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("mysql://host/db", "it begins with one of redis://"),
+        ("mysql://host/db", "begins with one of redis://"),
         ("redis://host:port/0", "is not the address of a Redis server"),
         ("s3://", "is not the address of an object store"),
     ],
 )
-def test_a_wrong_address_is_an_error_that_says_what_to_write(monkeypatch, url, says):
+def test_a_wrong_address_is_an_error_with_an_example(monkeypatch, url, says):
     monkeypatch.setenv("TUNEBOOK_REMOTE", url)
     with pytest.raises(DefinitionError, match=says):
         default_book()

@@ -114,7 +114,7 @@ def test_soak_nothing_grows_and_nothing_is_lost(tmp_path):
             # The one behind the calls may have something to send.
             assert set(report["threads"]) <= {"MainThread", f"tunebook {running.url}"}
             assert growth["kilobytes"] < 8192
-            # Whatever a server that was away had not got was sent since, or is sent by the next who opens the book.
+            # Records that a server missed while it was away were sent since, or are sent at the next opening.
             home = tmp_path / f"home-{number}"
             store = open_shared(DirectoryStore(home), running.url, root=home, key=None)
             store.get(problem("any"))

@@ -5,8 +5,22 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
-from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, MemoryStore, PackStore, write_pack
-from tunebook.testing import ReadOnlyStoreContract, StoreContract, refuses_writes
+import pytest
+
+from tunebook._base.errors import DefinitionError
+from tunebook.stores import (
+    FILE_ENGINES,
+    DirectoryStore,
+    JsonStore,
+    LayeredStore,
+    MemoryStore,
+    PackStore,
+    open_store,
+    write_pack,
+)
+from tunebook.stores._listing import Catalogue
+from tunebook.stores._open import FileEngine
+from tunebook.testing import ReadOnlyStoreContract, StoreContract, example_record, refuses_writes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +72,15 @@ class TestPackBehindADirectory(ReadOnlyStoreContract):
     def fill(self, tmp_path, records):
         write_pack(tmp_path / "records.db", records)
         return LayeredStore(DirectoryStore(tmp_path / "book"), lambda: [PackStore(tmp_path / "records.db")])
+
+
+def test_a_new_engine_for_files_needs_one_row_in_the_table(tmp_path, monkeypatch):
+    """It is opened by its suffix, and listed without a line of its own."""
+    engine = FileEngine("memo", "a .memo file", lambda _path: MemoryStore(), lambda _path, _records: None)
+    monkeypatch.setitem(FILE_ENGINES, ".memo", engine)
+    store = open_store(tmp_path / "book.memo")
+    store.put(example_record())
+    assert [listed.record() for listed in Catalogue(store).entries(lambda _op, _device: True)] == [example_record()]
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(DefinitionError, match=r"but not a \.db pack or a \.json file or a \.memo file"):
+        open_store(tmp_path / "file.txt")

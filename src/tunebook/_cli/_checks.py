@@ -27,9 +27,8 @@ from tunebook._hotpath.accelerator import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import drop_lock, opened_directory, take_lock, write_file
+from tunebook.stores._files import distrust, drop_lock, opened_directory, take_lock, write_file
 from tunebook.stores._listing import Catalogue
-from tunebook.stores._trust import distrust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError
 from tunebook._cli._verb import UsageError
+from tunebook.stores import file_kinds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -70,11 +71,11 @@ class Filters(NamedTuple):
 
 def add_book(parser: ArgumentParser) -> None:
     """Give a verb the option that says which book."""
+    kinds = ", ".join(("a directory", *file_kinds()))
     parser.add_argument(
         "--book",
         metavar="PATH_OR_URL",
-        help="a directory, a .json file, a .db pack or the address of a shared book; by default your own "
-        "(see `tunebook path`)",
+        help=f"{kinds} or the address of a shared book; by default your own (see `tunebook path`)",
     )
 
 
@@ -148,7 +149,7 @@ def existing_book(given: str) -> Store:
 def _trusted(store: Store) -> Store:
     """Refuse what a program would take for empty, with a warning: here somebody asked for it."""
     from tunebook.stores import LayeredStore  # noqa: PLC0415 - as above
-    from tunebook.stores._trust import distrust  # noqa: PLC0415 - as above
+    from tunebook.stores._files import distrust  # noqa: PLC0415 - as above
 
     if isinstance(store, LayeredStore):
         with suppress(FileNotFoundError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._cli._formats import OTHERS, OWN
+from tunebook._cli._formats import OWN
 from tunebook._cli._verb import DONE, Verb
+from tunebook.formats import FORMATS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _WITH_FILES: Final = frozenset({"diff", "merge", "export", "import"})
-_VALUES: Final = {"--format": (*OWN, *OTHERS)}
+_VALUES: Final = {"--format": (*OWN, *FORMATS)}
 
 
 class _Known(NamedTuple):

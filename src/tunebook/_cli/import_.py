@@ -68,7 +68,7 @@ def _is_meant(record: Record, filters: Filters) -> bool:
 
 def _nowhere(records: Sequence[Record], terminal: Terminal) -> None:
     """Say which of them no program will ever ask for."""
-    from tunebook.formats import UNKNOWN_DEVICE  # noqa: PLC0415 - as above
+    from tunebook.formats._format import UNKNOWN_DEVICE  # noqa: PLC0415 - loaded by now
 
     count = sum(record.problem.device == UNKNOWN_DEVICE for record in records)
     if count:

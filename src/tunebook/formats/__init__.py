@@ -1,19 +1,17 @@
-"""Other tools' files: what they know becomes records, and records become their files.
+"""Files of other tools: read as records, and written from records.
 
-What is read has the origin "imported": who imports it vouches for it. Its times are of unknown code, so they never
-decide a tuning here; the search starts from them, and the configurations that were best there answer calls with the
-same key.
+Records that were read have the origin "imported": importing them is vouching for them. Their times belong to
+unknown code, so they never decide a tuning here; the search starts from them, and the configurations that were best
+there answer calls with the same key.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import DefinitionError
-from tunebook.formats import _ejkernel, _kernel_tuner, _t4, _tokamax, _triton, _vllm
-from tunebook.formats._format import UNKNOWN_DEVICE as UNKNOWN_DEVICE
-from tunebook.formats._format import Naming
 
 if TYPE_CHECKING:
     import os
@@ -22,22 +20,29 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook.formats._format import Format
 
-FORMATS: Final[Mapping[str, Format]] = {
-    module.FORMAT.name: module.FORMAT for module in (_ejkernel, _kernel_tuner, _t4, _tokamax, _triton, _vllm)
+# The format "x" is `FORMAT` in `_x.py`, which is loaded when it is named: help lists all of them, and loads none.
+FORMATS: Final[Mapping[str, str]] = {
+    "ejkernel": "ejkernel's persistent cache, one JSON file",
+    "kernel_tuner": "Kernel Tuner's cache files",
+    "t4": "T4, the common form of auto-tuning results",
+    "tokamax": "tokamax's tables, a directory per device",
+    "triton": "Triton's autotune cache, <kernel>.autotune.json",
+    "vllm": "vLLM's fused-MoE tables, a directory of JSON files",
 }
 
 
 def read(name: str, path: str | os.PathLike[str], *, op: str = "", device: str = "") -> list[Record]:
-    """Read another tool's file or directory as records; `op` and `device` stand for what the file does not say."""
-    return _format(name).read(Path(path), Naming(op, device))
+    """Read another tool's file or directory as records; `op` and `device` replace the names that the file gives."""
+    return _load(name).read_all(Path(path), op, device)
 
 
 def write(name: str, records: Iterable[Record], path: str | os.PathLike[str]) -> int:
-    """Write records as another tool's files, and return how many files; `CodecError` for what it cannot hold."""
-    return _format(name).write(list(records), Path(path))
+    """Write records as another tool's files, and return how many files; `CodecError` if the format cannot hold them."""
+    return _load(name).write_all(list(records), Path(path))
 
 
-def _format(name: str) -> Format:
+def _load(name: str) -> Format:
     if name not in FORMATS:
-        raise DefinitionError(f"no format is called {name!r}; there are {', '.join(FORMATS)}")
-    return FORMATS[name]
+        raise DefinitionError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
+    found: Format = import_module(f"tunebook.formats._{name}").FORMAT
+    return found

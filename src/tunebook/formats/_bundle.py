@@ -1,4 +1,4 @@
-"""Bundles: records in one signed file, to carry what was tuned to another machine; and merging them into a book."""
+"""Bundles: records in one signed file, to carry entries to another machine; and merging them into a book."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 64
 
 
 class Bundle(NamedTuple):
-    """What a bundle holds. `signed` says that its signature was checked with the key."""
+    """The content of a bundle. `signed` says that its signature was checked with the key."""
 
     records: tuple[Record, ...]
     made: float
@@ -43,7 +43,7 @@ class Bundle(NamedTuple):
 def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, key: bytes | None = None) -> int:
     """Write records to one file, all or nothing, and return how many; a name that ends in .gz is compressed.
 
-    With a key the bundle is signed: who imports it with the same key knows that nobody else wrote it.
+    With a key the bundle is signed: an import with the same key proves that nobody else wrote it.
     """
     lines = [record.to_bytes() for record in records]
     about: dict[str, Json] = {
@@ -64,7 +64,7 @@ def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, ke
 
 
 def import_bundle(path: str | os.PathLike[str], *, key: bytes | None = None, allow_unsigned: bool = False) -> Bundle:
-    """Read a bundle; `CodecError` if it is not one, was altered, or is not signed with the key.
+    """Read a bundle; `CodecError` if it is another file, was altered, or is not signed with the key.
 
     Without a key a signed bundle is not read either, unless `allow_unsigned` says that its origin does not matter.
     """
@@ -79,7 +79,7 @@ def import_bundle(path: str | os.PathLike[str], *, key: bytes | None = None, all
     about = _object(content.partition(b"\n")[0], path)
     if about.get("format") != _FORMAT:
         raise CodecError(f"{path} is not a bundle of this version ({_FORMAT})")
-    signed = _checked(body + newline, _object(seal, path), key, str(path), allow_unsigned=allow_unsigned)
+    signed = _check(body + newline, _object(seal, path), key, str(path), allow_unsigned=allow_unsigned)
     lines = body.split(b"\n")[1:]
     records = tuple(Record.from_bytes(b"\n".join([*lines[at : at + 2], b""])) for at in range(0, len(lines), 2))
     if len(records) != about.get("records"):
@@ -93,8 +93,8 @@ def _seal(content: bytes, key: bytes | None) -> dict[str, Any]:
     return {"digest": hashlib.sha256(content).hexdigest(), "signature": signature}
 
 
-def _checked(content: bytes, seal: Mapping[str, Any], key: bytes | None, path: str, *, allow_unsigned: bool) -> bool:
-    """Return whether a bundle's signature was checked; `CodecError` if it is not what it should be."""
+def _check(content: bytes, seal: Mapping[str, Any], key: bytes | None, path: str, *, allow_unsigned: bool) -> bool:
+    """Return whether a bundle's signature was checked; `CodecError` if the digest or the signature is invalid."""
     if seal.get("digest") != hashlib.sha256(content).hexdigest():
         raise CodecError(f"{path} was cut short or altered: its digest does not match")
     signature = seal.get("signature")
@@ -125,9 +125,9 @@ def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class Merged(NamedTuple):
-    """What merging did, or would do: problems by what became of them.
+    """The result of merging, or of trying to: the problems, by the change to their entry.
 
-    `kept_pinned` are those where somebody pinned a configuration here, so that another one stays out.
+    `kept_pinned` are problems with a configuration pinned here, which another configuration does not replace.
     """
 
     added: tuple[Problem, ...] = ()
@@ -139,12 +139,15 @@ class Merged(NamedTuple):
 def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:
     """Merge records into a store: measurements of both, and the decision that `merge` prefers.
 
-    Each problem is merged under its lease, so that nothing that is tuned meanwhile is lost; one that is being tuned is
+    Each problem is merged under its lease, so that no concurrent tuning is lost; a problem that is being tuned is
     waited for, at the end.
     """
     found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
     busy: list[Record] = []
-    by_id = {problem_id(record.problem): record for record in _without_doubles(records)}
+    by_id: dict[str, Record] = {}
+    for record in records:
+        identifier = problem_id(record.problem)
+        by_id[identifier] = merge(by_id[identifier], record) if identifier in by_id else record
     ordered = [by_id[identifier] for identifier in sorted(by_id)]  # as everywhere, so that nobody waits in a ring
     for at in range(0, len(ordered), _AT_ONCE):
         busy += _merge_group(store, ordered[at : at + _AT_ONCE], found, dry_run=dry_run, wait=False)
@@ -153,28 +156,21 @@ def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False
     return Merged(**{name: tuple(problems) for name, problems in found.items()})
 
 
-def _without_doubles(records: Iterable[Record]) -> Iterable[Record]:
-    first: dict[Problem, Record] = {}
-    for record in records:
-        earlier = first.get(record.problem)
-        first[record.problem] = record if earlier is None else merge(earlier, record)
-    return first.values()
-
-
 def _merge_group(
     store: Store, group: Sequence[Record], found: dict[str, list[Problem]], *, dry_run: bool, wait: bool
 ) -> list[Record]:
-    """Merge some records, and return those whose problem somebody is working on."""
+    """Merge some records, and return the records whose problem another process is working on."""
     board = None if dry_run else store.leases()
     busy, ready = [], []
     with ExitStack() as held:
         for theirs in group:
-            lease: object = acquire(board, problem_id(theirs.problem), look=_nothing, deadline_s=None if wait else 0.0)
+            identifier, deadline_s = problem_id(theirs.problem), None if wait else 0.0
+            lease: object = acquire(board, identifier, look=lambda: None, deadline_s=deadline_s)
             if not isinstance(lease, Lease):
                 busy.append(theirs)
                 continue
             held.enter_context(lease)
-            outcome, merged = _merged(store.get(theirs.problem), theirs)
+            outcome, merged = _merge_one(store.get(theirs.problem), theirs)
             found[outcome].append(theirs.problem)
             if merged is not None:
                 ready.append(merged)
@@ -183,12 +179,8 @@ def _merge_group(
     return busy
 
 
-def _nothing() -> None:
-    """Find nothing: merging does not depend on what others found."""
-
-
-def _merged(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
-    """Return what becomes of a problem, and the record to write, if any."""
+def _merge_one(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
+    """Return the field of `Merged` for a problem, and the record to write, if any."""
     if mine is None:
         return "added", theirs
     both = merge(mine, theirs)
@@ -196,6 +188,6 @@ def _merged(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
     kept = mine.head.origin == "pinned" and other and both.head.config == mine.head.config
     if both == merge(mine, mine):  # as it is, though its measurements may be in another order
         return ("kept_pinned" if kept else "same"), None
-    # A store refuses what has a lower generation than its own; the preferred decision may have one.
+    # A store refuses a record of a lower generation than its own; the preferred decision may have one.
     generation = max(mine.head.generation, theirs.head.generation)
     return ("kept_pinned" if kept else "changed"), both.replace(head=replace(both.head, generation=generation))

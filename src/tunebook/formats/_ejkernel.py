@@ -5,44 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import decode
-from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Problem
-from tunebook.formats._format import Format, Naming, read_json, record_of, write_json
-from tunebook.stores._json_text import imported_name, imported_problem
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord
+from tunebook.stores._json import foreign_name, foreign_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
 
-_WHAT: Final = "an ejkernel cache"
 
-
-def _read(path: Path, naming: Naming) -> list[Record]:
+def _read(file: ForeignFile) -> list[Record]:
     records = []
-    for name, config in read_json(path, _WHAT).items():
-        named = imported_problem(name)
+    for name, config in file.json().items():
+        named = foreign_problem(name)
         if named is None:
-            raise CodecError(f"{path} is not {_WHAT}: {name!r} is not of the form device|op|key")
+            raise file.error(f"{name!r} is not of the form device|op|key")
         if config is None:
-            raise CodecError(f"{path} is not {_WHAT}: {name!r} has no configuration")
-        problem = Problem(naming.device or named.device, naming.op or named.op, named.call_key)
-        records.append(record_of(problem, (), "ejkernel", chosen=config))
+            raise file.error(f"{name!r} has no configuration")
+        problem = Problem(file.device or named.device, file.op or named.op, named.call_key)
+        records.append(file.record(problem, chosen=config))
     return records
 
 
-def _write(records: Sequence[Record], path: Path) -> int:
-    entries: dict[str, Any] = {}
-    for record in records:
-        problem = record.problem
-        name = imported_name(problem)
-        if name is None:
-            raise CodecError(f"{_WHAT} cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
-        if record.head.decided:
-            entries[name] = decode(record.head.config)
-    write_json(path, entries)
-    return 1
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    op, call_key = record.problem.op, record.problem.call_key
+    name = foreign_name(record.problem)
+    if name is None:
+        raise record.error(f"cannot hold {op!r} with the key {call_key!r}: it has a | in it")
+    return {name: decode(record.record.head.config)} if record.record.head.decided else {}
 
 
-FORMAT: Final = Format("ejkernel", "ejkernel's persistent cache, one JSON file", _read, _write)
+FORMAT: Final = Format("ejkernel", "an ejkernel cache", "*.json", _read, _content)

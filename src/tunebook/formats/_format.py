@@ -1,4 +1,4 @@
-"""What a format is, and how what another tool tried becomes a record."""
+"""The parts that formats share: reading a file, the record of another tool's trials, and writing files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tunebook._base.record_format import Body, Head, Record, canonical_json
 from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
 from tunebook._space.space import Config
 from tunebook._statistics.race import typical_s
+from tunebook.stores import problem_id
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
@@ -23,32 +24,139 @@ KEPT: Final = 2000
 UNKNOWN_DEVICE: Final = "unknown"
 
 
-class Naming(NamedTuple):
-    """What a file may not say: the operation and the device, as they stand in keys. Empty: as the file has it."""
+class Format(NamedTuple):
+    """One tool's form of file: `what` it is in errors, and the `pattern` of its files in a directory.
 
+    `read` raises `CodecError` for a file of another form. `content` returns a record's part of a JSON object, in the
+    file that `name` gives, or in the one file of the format; `CodecError` if the format cannot hold the record. A
+    `single` record may be written to a path that ends in .json. `order` sorts the object by its names.
+    """
+
+    tool: str
+    what: str
+    pattern: str
+    read: Callable[[ForeignFile], list[Record]]
+    content: Callable[[OutgoingRecord], Mapping[str, object]]
+    name: Callable[[OutgoingRecord], str] | None = None
+    single: bool = False
+    order: Callable[[str], Any] | None = None
+    indent: int | None = 2
+
+    def read_all(self, path: Path, op: str, device: str) -> list[Record]:
+        """Return the records of a file, or of all files below a directory: there a broken file costs a warning only."""
+        if not path.is_dir():
+            return self.read(ForeignFile(path, self, op, device))
+        records, readable = [], 0
+        for file in sorted(path.rglob(self.pattern)):
+            if not file.stat().st_size:
+                continue  # tokamax ships empty files, for operations without a table on a device
+            try:
+                records += self.read(ForeignFile(file, self, op, device))
+                readable += 1
+            except CodecError as error:
+                warn_once("unreadable", str(file), f"left out: {error}")
+        if not readable:
+            raise CodecError(f"{path} has no {self.pattern} in it that is {self.what}")
+        return records
+
+    def write_all(self, records: Sequence[Record], path: Path) -> int:
+        """Write the files, each of them whole, and return how many."""
+        one_file = self.name is None or (self.single and len(records) == 1 and path.suffix == ".json")
+        files: dict[Path, dict[str, object]] = {path: {}} if one_file else {}
+        for record in (OutgoingRecord(record.problem, record, self.what) for record in records):
+            if content := self.content(record):
+                file = path if one_file or self.name is None else path / self.name(record)
+                files.setdefault(file, {}).update(content)
+        for file, content in files.items():
+            try:
+                names = content if self.order is None else sorted(content, key=self.order)
+                text = json.dumps({name: content[name] for name in names}, indent=self.indent)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(file, text.encode())
+            except (TypeError, ValueError) as error:
+                raise CodecError(f"{file}: a configuration holds a value that JSON cannot hold: {error}") from error
+            except OSError as error:
+                raise StoreError("write", str(file), f"cannot write {file}: {error}") from error
+        return len(files)
+
+
+class ForeignFile(NamedTuple):
+    """A file of another tool; every error names the file. `op` and `device` replace the names that the file gives."""
+
+    path: Path
+    form: Format
     op: str = ""
     device: str = ""
 
+    def error(self, found: object) -> CodecError:
+        """Return the error for a file of another form."""
+        return CodecError(f"{self.path} is not {self.form.what}: {found}")
+
+    def text(self) -> str:
+        """Return the text of the file; `StoreError` if it cannot be read."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise StoreError("read", str(self.path), f"cannot read {self.path} as {self.form.what}: {error}") from error
+        except ValueError as error:
+            raise self.error(error) from error
+
+    def json(self, text: str | None = None) -> dict[str, Any]:
+        """Return the JSON object in the file, or in a text from it."""
+        text = self.text() if text is None else text
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.error(error) from error
+        if not isinstance(content, dict):
+            raise self.error(f"a JSON object is needed, found {type(content).__name__}")
+        return content
+
     def problem(self, device: str, op: str, key: Mapping[str, Json]) -> Problem:
-        """Return the problem of a key that is written as tunebook writes its own."""
-        return Problem(self.device or device, self.op or op, canonical_json(dict(key)))
+        """Return the problem of a key, with the call key written as tunebook writes its own."""
+        return Problem(self.device or device or UNKNOWN_DEVICE, self.op or op, canonical_json(dict(key)))
 
+    def number(self, value: object, name: str) -> float:
+        """Return a number of the file; the error says where it stands."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CodecError(f"{self.path}: {name} should be a number, found {value!r}")
+        return float(value)
 
-class Format(NamedTuple):
-    """One tool's file. `read` and `write` take a file or a directory of such, as the tool has them.
+    def numbers(self, values: object, name: str) -> tuple[float, ...]:
+        """Return a list of numbers of the file."""
+        if not isinstance(values, list):
+            raise CodecError(f"{self.path}: {name} should be a list of numbers, found {values!r}")
+        return tuple(self.number(value, name) for value in values)
 
-    `read(path, naming)` raises `CodecError` for what is not such a file, `StoreError` for what cannot be read.
-    `write(records, path)` returns how many files it wrote; `CodecError` if the format cannot hold a record.
-    """
+    def seconds(self, value: object, name: str, per_second: float = 1e3) -> float | None:
+        """Return a time of the file in seconds, or None if the file does not have it."""
+        return None if value is None else self.number(value, name) / per_second
 
-    name: str
-    about: str
-    read: Callable[[Path, Naming], list[Record]]
-    write: Callable[[Sequence[Record], Path], int]
+    def record(
+        self,
+        problem: Problem,
+        trials: Iterable[ForeignTrial] = (),
+        *,
+        chosen: Json = None,
+        about: Mapping[str, Json] | None = None,
+    ) -> Record:
+        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed.
+
+        `about` are facts of the file that have no other place in a record, and are needed to write it again.
+        """
+        kept = _fastest(list(trials))
+        timed = [trial for trial in kept if trial.samples_s]
+        if chosen is None and timed:
+            chosen = min(timed, key=_typical_s).config
+        head = Head(problem=problem, config=chosen, checksum="", origin="imported")
+        when = max((trial.when for trial in kept), default=0.0)
+        measured = tuple(_measurement(trial, self.form.tool) for trial in kept if trial.samples_s or trial.failure)
+        provenance = {"when": when, "tool": self.form.tool, **(about or {})}
+        return Record(head, Body(measurements=measured, provenance=provenance))
 
 
 class ForeignTrial(NamedTuple):
-    """What another tool found out about one configuration."""
+    """One configuration that another tool tried."""
 
     config: Json  # encoded
     samples_s: tuple[float, ...] = ()
@@ -58,34 +166,12 @@ class ForeignTrial(NamedTuple):
     extra: Mapping[str, Json] = {}
 
 
-def record_of(
-    problem: Problem,
-    trials: Iterable[ForeignTrial],
-    tool: str,
-    *,
-    chosen: Json = None,
-    about: Mapping[str, Json] | None = None,
-) -> Record:
-    """Return the record of what a tool tried: its choice, else the fastest; no decision if everything failed.
-
-    `about` are facts of the file that have no other place in a record, and are needed to write it again.
-    """
-    kept = _fastest(list(trials))
-    timed = [trial for trial in kept if trial.samples_s]
-    if chosen is None and timed:
-        chosen = min(timed, key=_typical_s).config
-    head = Head(problem=problem, config=chosen, checksum="", origin="imported")
-    when = max((trial.when for trial in kept), default=0.0)
-    measured = tuple(_measurement(trial, tool) for trial in kept if trial.samples_s or trial.failure)
-    return Record(head, Body(measurements=measured, provenance={"when": when, "tool": tool, **(about or {})}))
-
-
 def _typical_s(trial: ForeignTrial) -> float:
     return typical_s(trial.samples_s) if trial.samples_s else math.inf
 
 
 def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
-    """Return those that are kept, in the file's order."""
+    """Return the `KEPT` fastest trials, in the order of the file."""
     if len(trials) <= KEPT:
         return trials
     slowest_kept = sorted(map(_typical_s, trials))[KEPT - 1]
@@ -94,16 +180,11 @@ def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
 
 def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
     return Measurement(
-        config=trial.config,
+        **trial._asdict(),
         fingerprint=fingerprint_of(trial.config),
         code="",  # unknown, so that it is never taken for a time of the code at hand
         policy=f"as {tool} measures",
         environment="",
-        samples_s=trial.samples_s,
-        failure=trial.failure,
-        compile_s=trial.compile_s,
-        when=trial.when,
-        extra=trial.extra,
     )
 
 
@@ -112,101 +193,50 @@ def config_of(values: Mapping[str, Any]) -> Json:
     return encode(Config(**values))
 
 
-def values_of(config: Json, what: str) -> dict[str, Any]:
-    """Return the named values of an encoded configuration; `CodecError` if it has none, or they are not plain."""
-    plain = decode(config)
-    if not isinstance(plain, dict) or not all(isinstance(name, str) for name in plain):
-        raise CodecError(f"{what} holds configurations with named values, not {plain!r}")
-    return plain
+class OutgoingRecord(NamedTuple):
+    """A record to be written in another tool's form."""
 
+    problem: Problem
+    record: Record
+    what: str
 
-def key_of(record: Record) -> dict[str, Any]:
-    """Return a record's call key as an object; `CodecError` if it is a text of another form."""
-    try:
-        key = json.loads(record.problem.call_key)
-    except ValueError:
-        key = None
-    if not isinstance(key, dict):
-        raise CodecError(f"the key {record.problem.call_key!r} of {record.problem.op!r} has no named parts")
-    return key
+    @property
+    def op(self) -> str:
+        """The operation without its version."""
+        return self.problem.op.rpartition("@v")[0] or self.problem.op
 
+    @property
+    def device(self) -> str:
+        """The hardware's own name in the device: "gpu:NVIDIA H200" is an NVIDIA H200."""
+        return self.problem.device.partition(":")[2] or self.problem.device
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Return the object in a file; errors name the file and what it should be."""
-    return parse_json(read_text(path, what), path, what)
+    @property
+    def id(self) -> str:
+        """The id of the problem."""
+        return problem_id(self.problem)
 
+    @property
+    def measurements(self) -> Sequence[Measurement]:
+        """The measurements, failed ones included."""
+        return self.record.body.measurements
 
-def read_text(path: Path, what: str) -> str:
-    """Return the text of a file; `StoreError` if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StoreError("read", str(path), f"cannot read {path} as {what}: {error}") from error
-    except ValueError as error:
-        raise CodecError(f"{path} is not {what}: {error}") from error
-
-
-def parse_json(text: str, path: Path, what: str) -> dict[str, Any]:
-    """Return the object that a text is; `CodecError` if it is something else."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CodecError(f"{path} is not {what}: {error}") from error
-    if not isinstance(content, dict):
-        raise CodecError(f"{path} is not {what}: a JSON object is needed, found {type(content).__name__}")
-    return content
-
-
-def write_json(path: Path, content: object, *, indent: int | None = 2) -> None:
-    """Write a file, all or nothing; `CodecError` if a value has no place in JSON."""
-    try:
-        text = json.dumps(content, indent=indent)
-    except (TypeError, ValueError) as error:
-        raise CodecError(f"{path}: a configuration holds what JSON cannot: {error}") from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise StoreError("write", str(path), f"cannot write {path}: {error}") from error
-
-
-def read_files(path: Path, pattern: str, what: str, read: Callable[[Path], list[Record]]) -> list[Record]:
-    """Return what a file holds, or all files below a directory: there a broken one costs a warning, not the others."""
-    if not path.is_dir():
-        return read(path)
-    records, readable = [], 0
-    for file in sorted(path.rglob(pattern)):
-        if not file.stat().st_size:
-            continue  # tokamax ships some that are empty, for operations that have no table on a device
+    def key(self) -> dict[str, Any]:
+        """Return the call key as an object; `CodecError` if it is a text of another form."""
         try:
-            records += read(file)
-            readable += 1
-        except CodecError as error:
-            warn_once("unreadable", str(file), f"left out: {error}")
-    if not readable:
-        raise CodecError(f"{path} has no {pattern} in it that is {what}")
-    return records
+            key = json.loads(self.problem.call_key)
+        except ValueError:
+            key = None
+        if not isinstance(key, dict):
+            raise CodecError(f"the key {self.problem.call_key!r} of {self.problem.op!r} has no named parts")
+        return key
 
+    def values(self, config: Json) -> dict[str, Any]:
+        """Return the named values of an encoded configuration; `CodecError` if it has none, or they are not plain."""
+        plain = decode(config)
+        if not isinstance(plain, dict) or not all(isinstance(name, str) for name in plain):
+            raise self.error(f"holds configurations with named values, not {plain!r}")
+        return plain
 
-def number(value: object, where: str) -> float:
-    """Return a number of a file's; `CodecError` that says where it stands if it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CodecError(f"{where} should be a number, found {value!r}")
-    return float(value)
-
-
-def numbers(values: object, where: str) -> tuple[float, ...]:
-    """Return a list of numbers of a file's."""
-    if not isinstance(values, list):
-        raise CodecError(f"{where} should be a list of numbers, found {values!r}")
-    return tuple(number(value, where) for value in values)
-
-
-def device_name(device: str) -> str:
-    """Return the hardware's own name in a device of a key: "gpu:NVIDIA H200" is an NVIDIA H200."""
-    return device.partition(":")[2] or device
-
-
-def plain_op(op: str) -> str:
-    """Return an operation without its version."""
-    return op.rpartition("@v")[0] or op
+    def error(self, found: str) -> CodecError:
+        """Return the error for a record that the form cannot hold."""
+        return CodecError(f"{self.what} {found}")

@@ -4,89 +4,58 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import (
-    UNKNOWN_DEVICE,
-    ForeignTrial,
-    Format,
-    Naming,
-    config_of,
-    number,
-    numbers,
-    plain_op,
-    read_files,
-    read_json,
-    record_of,
-    values_of,
-    write_json,
-)
-from tunebook.stores import problem_id
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import FailureKind, Json, Measurement
 
-_WHAT: Final = "a T4 results file"
 _VERSION: Final = "1.0.0"
 _UNITS: Final[Mapping[str, float]] = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
-_KINDS: Final[Mapping[str, FailureKind]] = {
+_KINDS: Final[dict[str, FailureKind]] = {
     "compile": "compile",
     "runtime": "launch",
     "timeout": "timeout",
     "correctness": "wrong-result",
     "constraints": "launch",
 }
-_WRITTEN: Final[Mapping[str, str]] = {
-    "compile": "compile",
-    "launch": "runtime",
-    "timeout": "timeout",
-    "crash": "runtime",
-    "memory": "runtime",
-    "wrong-result": "correctness",
-    "nan": "correctness",
-}
+_WRITTEN: Final = {kind: name for name, kind in reversed(_KINDS.items())} | {"nan": "correctness"}
 
 
-def _read(path: Path, naming: Naming) -> list[Record]:
-    return read_files(path, "*.json", _WHAT, lambda file: [_results(file, naming)])
-
-
-def _results(path: Path, naming: Naming) -> Record:
-    content = read_json(path, _WHAT)
+def _read(file: ForeignFile) -> list[Record]:
+    content = file.json()
     results, about = content.get("results"), content.get("metadata")
     if not isinstance(results, list):
-        raise CodecError(f"{path} is not {_WHAT}: it needs a list of results")
+        raise file.error("it needs a list of results")
     about = about if isinstance(about, dict) else {}
     unit = _UNITS.get(str(about.get("timeunit", "milliseconds")))
     if unit is None:
-        raise CodecError(f"{path}: timeunit {about.get('timeunit')!r} is none of {', '.join(_UNITS)}")
+        raise file.error(f"unknown timeunit {about.get('timeunit')!r}; known are {', '.join(_UNITS)}")
     ours = about.get("tunebook")
     known = ours if isinstance(ours, dict) else {}
-    device, op = str(known.get("device", UNKNOWN_DEVICE)), str(known.get("op", f"{path.stem}@v0"))
-    problem = naming.problem(device, op, {})
+    device, op = str(known.get("device", "")), str(known.get("op", f"{file.path.stem}@v0"))
+    problem = file.problem(device, op, {})
     if "call_key" in known:
         problem = problem._replace(call_key=str(known["call_key"]))
-    return record_of(problem, [_trial(result, unit, path) for result in results], "t4")
+    return [file.record(problem, [_trial(result, unit, file) for result in results])]
 
 
-def _trial(result: Any, unit: float, path: Path) -> ForeignTrial:
+def _trial(result: Any, unit: float, file: ForeignFile) -> ForeignTrial:
     match result:
         case {"configuration": dict() as config, "times": dict() as times, "invalidity": str() as invalidity}:
             pass
         case _:
-            raise CodecError(f"{path} is not {_WHAT}: a result needs configuration, times and invalidity")
-    compiling = times.get("compilation_time", times.get("compilation"))
-    compile_s = None if compiling is None else number(compiling, f"{path}: compilation") / unit
+            raise file.error("a result needs configuration, times and invalidity")
+    compile_s = file.seconds(times.get("compilation_time", times.get("compilation")), "compilation", unit)
     if invalidity != "correct":
         kind = _KINDS.get(invalidity)
         if kind is None:
-            raise CodecError(f"{path}: invalidity {invalidity!r} is none of {', '.join((*_KINDS, 'correct'))}")
+            raise file.error(f"unknown invalidity {invalidity!r}; known are {', '.join((*_KINDS, 'correct'))}")
         return ForeignTrial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
-    runtimes = numbers(times.get("runtimes") or _measured_time(result), f"{path}: runtimes")
+    runtimes = file.numbers(times.get("runtimes") or _measured_time(result), "runtimes")
     return ForeignTrial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
 
 
@@ -95,28 +64,27 @@ def _measured_time(result: Mapping[str, Any]) -> list[Json]:
     return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
 
 
-def _write(records: Sequence[Record], path: Path) -> int:
-    single = len(records) == 1 and path.suffix == ".json"
-    for record in records:
-        name = f"{plain_op(record.problem.op)}-{problem_id(record.problem)[:8]}.json".replace("/", "_")
-        content = {
-            "schema_version": _VERSION,
-            # T4 does not say what was tuned; a section of our own does.
-            "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
-            "results": [_result(m) for m in record.body.measurements],
-        }
-        write_json(path if single else path / name, content)
-    return len(records)
+def _name(record: OutgoingRecord) -> str:
+    return f"{record.op}-{record.id[:8]}.json".replace("/", "_")
 
 
-def _result(m: Measurement) -> dict[str, Any]:
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    return {
+        "schema_version": _VERSION,
+        # T4 does not name the tuned kernel; a section of our own does.
+        "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
+        "results": [_result(m, record.values(m.config)) for m in record.measurements],
+    }
+
+
+def _result(m: Measurement, values: dict[str, Any]) -> dict[str, Any]:
     times_ms = [s * 1e3 for s in m.samples_s]
     times: dict[str, Any] = {"runtimes": times_ms}
     if m.compile_s is not None:
         times["compilation_time"] = m.compile_s * 1e3
     measured = [{"name": "time", "value": sum(times_ms) / len(times_ms), "unit": "ms"}] if times_ms else []
     return {
-        "configuration": values_of(m.config, _WHAT),
+        "configuration": values,
         "objectives": ["time"],
         "times": times,
         "invalidity": "correct" if m.failure is None else _WRITTEN.get(m.failure.kind, "runtime"),
@@ -125,4 +93,4 @@ def _result(m: Measurement) -> dict[str, Any]:
     }
 
 
-FORMAT: Final = Format("t4", "T4, the common form of auto-tuning results", _read, _write)
+FORMAT: Final = Format("t4", "a T4 results file", "*.json", _read, _content, _name, single=True)

@@ -3,81 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import CodecError
 from tunebook._base.record_format import canonical_json
-from tunebook.formats._format import (
-    ForeignTrial,
-    Format,
-    Naming,
-    config_of,
-    device_name,
-    key_of,
-    number,
-    numbers,
-    parse_json,
-    plain_op,
-    read_files,
-    read_json,
-    record_of,
-    values_of,
-    write_json,
-)
+from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Measurement
 
-_WHAT: Final = "a table of tokamax"
 _KNOWN: Final = ("compile_time_ms", "evaluation_times_ms")
 
 
-def _read(path: Path, naming: Naming) -> list[Record]:
-    return read_files(path, "*.json", _WHAT, lambda file: _table(file, naming))
-
-
-def _table(path: Path, naming: Naming) -> list[Record]:
-    device = f"{'tpu' if path.parent.name.startswith('tpu') else 'gpu'}:{path.parent.name}"
+def _read(file: ForeignFile) -> list[Record]:
+    place = file.path.parent.name
+    device = f"{'tpu' if place.startswith('tpu') else 'gpu'}:{place}"
     records = []
-    for arguments, configs in read_json(path, _WHAT).items():
+    for arguments, configs in file.json().items():
         if not isinstance(configs, dict):
-            raise CodecError(f"{path} is not {_WHAT}: {arguments[:60]!r} has no configurations")
-        problem = naming.problem(device, f"{path.stem}@v0", parse_json(arguments, path, _WHAT))
-        trials = [_trial(config, found, path) for config, found in configs.items()]
-        records.append(record_of(problem, trials, "tokamax"))
+            raise file.error(f"{arguments[:60]!r} has no configurations")
+        problem = file.problem(device, f"{file.path.stem}@v0", file.json(arguments))
+        records.append(file.record(problem, [_trial(*found, file) for found in configs.items()]))
     return records
 
 
-def _trial(config: str, found: Any, path: Path) -> ForeignTrial:
+def _trial(config: str, found: Any, file: ForeignFile) -> ForeignTrial:
     if not isinstance(found, dict) or "evaluation_times_ms" not in found:
-        raise CodecError(f"{path} is not {_WHAT}: {config[:60]!r} has no evaluation_times_ms")
-    compile_ms = found.get("compile_time_ms")
+        raise file.error(f"{config[:60]!r} has no evaluation_times_ms")
     return ForeignTrial(
-        config=config_of(parse_json(config, path, _WHAT)),
-        samples_s=tuple(ms / 1e3 for ms in numbers(found["evaluation_times_ms"], f"{path}: evaluation_times_ms")),
-        compile_s=None if compile_ms is None else number(compile_ms, f"{path}: compile_time_ms") / 1e3,
+        config=config_of(file.json(config)),
+        samples_s=tuple(ms / 1e3 for ms in file.numbers(found["evaluation_times_ms"], "evaluation_times_ms")),
+        compile_s=file.seconds(found.get("compile_time_ms"), "compile_time_ms"),
         extra={"tokamax": {name: value for name, value in found.items() if name not in _KNOWN}},
     )
 
 
-def _write(records: Sequence[Record], path: Path) -> int:
-    files: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
-    for record in records:
-        name = (device_name(record.problem.device), plain_op(record.problem.op))
-        measured = [m for m in record.body.measurements if m.failure is None]
-        files[name][_text(key_of(record))] = {_text(values_of(m.config, _WHAT)): _found(m) for m in measured}
-    for (device, op), table in files.items():
-        write_json(path / device / f"{op}.json", table)
-    return len(files)
+def _name(record: OutgoingRecord) -> str:
+    return f"{record.device}/{record.op}.json"
+
+
+def _content(record: OutgoingRecord) -> dict[str, Any]:
+    measured = [m for m in record.measurements if m.failure is None]
+    return {_text(record.key()): {_text(record.values(m.config)): _found(m) for m in measured}}
 
 
 def _text(value: dict[str, Json]) -> str:
-    canonical_json(value)  # `CodecError` for what JSON cannot hold
+    canonical_json(value)  # `CodecError` for a value that JSON cannot hold
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -89,4 +60,4 @@ def _found(m: Measurement) -> dict[str, Json]:
     return {**(extra if isinstance(extra, dict) else {}), **found}
 
 
-FORMAT: Final = Format("tokamax", "tokamax's tables, a directory per device", _read, _write)
+FORMAT: Final = Format("tokamax", "a table of tokamax", "*.json", _read, _content, _name)

@@ -1,16 +1,17 @@
-"""Places for records. `_protocol` says what a store is; `open_store` picks one by its path."""
+"""Places for records. `_protocol` defines the contract of a store; `open_store` picks the engine by path or address."""
 
 from __future__ import annotations
 
 from tunebook.stores._directory import DirectoryStore as DirectoryStore
-from tunebook.stores._directory import Removed as Removed
-from tunebook.stores._discovery import find_packs as find_packs
-from tunebook.stores._discovery import packs_in as packs_in
+from tunebook.stores._files import LeaseFiles as LeaseFiles
 from tunebook.stores._ids import problem_id as problem_id
 from tunebook.stores._json import JsonStore as JsonStore
 from tunebook.stores._layered import LayeredStore as LayeredStore
-from tunebook.stores._leases import LeaseFiles as LeaseFiles
+from tunebook.stores._layered import find_packs as find_packs
+from tunebook.stores._layered import packs_in as packs_in
 from tunebook.stores._memory import MemoryStore as MemoryStore
+from tunebook.stores._open import FILE_ENGINES as FILE_ENGINES
+from tunebook.stores._open import file_kinds as file_kinds
 from tunebook.stores._open import is_address as is_address
 from tunebook.stores._open import open_remote as open_remote
 from tunebook.stores._open import open_shared as open_shared

@@ -1,13 +1,12 @@
-"""Asking a server that may be down or hung: for a short time, and then not at all for a while."""
+"""Calls to a server that may be down or hung: each is cut short, and after a failure the server is left alone."""
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tunebook._base.errors import StoreError
 
@@ -20,53 +19,41 @@ T = TypeVar("T")
 _PAUSES_S: Final = (1.0, 60.0)
 
 
-class _CallOutcome(Generic[T]):
-    """What a call in another thread came to. An object of its own, so that a late one goes nowhere."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._there: Final = threading.Event()
-        self._result: tuple[T] | None = None
-        self._error: StoreError | None = None
-
-    def fetch(self) -> None:
-        try:
-            self._result = (self._call(),)
-        except StoreError as error:
-            self._error = error
-        finally:
-            self._there.set()
-
-    def wait(self, seconds: float, where: str) -> T:
-        self._there.wait(seconds)
-        if self._result is not None:
-            return self._result[0]
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # an error holds this frame: kept in it, both would stay, with all that the caller had
-        raise StoreError("remote", where, f"the shared book at {where} did not answer within {seconds} s.")
-
-
 def within(seconds: float, where: str, call: Callable[[], T]) -> T:
-    """Return what a call returns or raises; `StoreError` if that takes longer, and the call goes on without us.
+    """Return the result of a call; `StoreError` if it fails or takes longer, and then the call goes on in its thread.
 
-    In a thread, for what no timeout of a socket covers: looking up a name takes 10 s where the name server is away, and
-    a server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
+    A timeout of a socket does not cover everything: looking up a name takes 10 s where the name server is away, and a
+    server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
     """
-    answer = _CallOutcome(call)
-    thread = threading.Thread(target=answer.fetch, name="tunebook remote", daemon=True)
+    answer: Future[T] = Future()
+    thread = threading.Thread(target=_fetch, args=(answer, call), name="tunebook remote", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # at interpreter exit no thread can be started
-        answer.fetch()
-    return answer.wait(seconds, where)
+        _fetch(answer, call)
+    try:
+        return answer.result(seconds)
+    except (TimeoutError, CancelledError):
+        message = f"the shared book at {where} did not answer within {seconds} s."
+        raise StoreError("remote", where, message) from None
+    finally:
+        # An error holds the frames that it went through: with the future in them, and so the error itself, all of it
+        # would stay, with everything that the caller had.
+        del answer
+
+
+def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
+    try:
+        answer.set_result(call())
+    except StoreError as error:
+        answer.set_exception(error)
+    finally:
+        answer.cancel()  # after any other error nobody should wait; a finished future stays as it is
+        del answer  # the same
 
 
 class Breaker:
-    """Whether a server is asked. Opened by a fault; closed by whoever finds that it answers again, never by itself."""
+    """Says whether a server is asked. A failure opens it; only a caller that found the server answering closes it."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
@@ -96,22 +83,3 @@ class Breaker:
         first_s, longest_s = _PAUSES_S
         # Jittered, or all machines of a fleet would knock at the same moment.
         return min(longest_s, first_s * 2.0 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
-
-
-class BackgroundThread:
-    """A thread that is started when there is something to do, if it does not run; two at once do no harm."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
-        self._threads: dict[int, threading.Thread] = {}
-
-    def ensure(self, target: Callable[..., None], *args: object) -> None:
-        """Start the thread, unless it runs; at interpreter exit, when none can be started, the work is left."""
-        running = self._threads.get(os.getpid())
-        if running is not None and running.is_alive():
-            return
-        thread = threading.Thread(target=target, args=args, name=self._name, daemon=True)
-        with suppress(RuntimeError):
-            thread.start()
-            self._threads[os.getpid()] = thread

@@ -1,11 +1,11 @@
 """A directory of records: one small file per problem, replaced whole, needing nothing but atomic rename.
 
-<root>/v1/<device>/<op>/<id>.json     a record (see `_record`)
+<root>/v1/<device>/<op>/<id>.json     a record (see `record_format`)
 <root>/v1/tmp/                        records being written
-<root>/v1/quarantine/                 what could not be read
-<root>/v1/leases/  packs/             see `_leases` and `_pack`
+<root>/v1/quarantine/                 unreadable records, kept for a person to look at
+<root>/v1/leases/  packs/  outbox/    see `LeaseFiles`, `_pack` and `_outbox`
 
-A release that writes records of another form makes a `v2` beside it, and neither touches the other's.
+A release that writes records of another form makes a `v2` beside it. Neither release touches the records of the other.
 """
 
 from __future__ import annotations
@@ -15,48 +15,45 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import (
+    LeaseFiles,
+    distrust,
     drop_lock,
     make_directory,
     opened_directory,
     read_fault,
     read_file,
+    set_aside,
     sync_file_system,
+    sync_path,
     take_lock,
     write_file,
     writing,
 )
 from tunebook.stores._ids import RESERVED, path_component, problem_id
-from tunebook.stores._leases import LeaseFiles
-from tunebook.stores._quarantine import set_aside
-from tunebook.stores._trust import distrust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tunebook._base.vocabulary import Problem
     from tunebook.stores._files import Sync
+    from tunebook.stores._listing import EntryFacts, EntryGroup, Wanted
 
-# Fewer files than this are synced one by one: syncing the file system also waits for what others wrote to it.
+# Fewer files than this are synced one by one: syncing the file system also waits for the writes of others.
 _BULK_FILES: Final = 16
 # How many records of a bulk write wait in `tmp/` for one sync: 1000 small files are 4 MB there.
 _BATCH_RECORDS: Final = 1000
-# A put takes milliseconds; what is still in `tmp/` after this was left by a process that died.
+# A put takes milliseconds; a file still in `tmp/` after this was left by a process that died.
 _STALE_TEMP_S: Final = 3600
 # A lock here is held for microseconds. After these tries, of 1 ms, its holder is paused, and nobody should wait for it.
 _LOCK_TRIES: Final = 50
-
-
-class Removed(NamedTuple):
-    """A record that garbage collection took away."""
-
-    path: Path
-    size_bytes: int
-    last_used: float
+# Listing must not count as using: `tunebook prune --unused` goes by access times. Only the owner of a file may ask for
+# this.
+_QUIETLY: Final = getattr(os, "O_NOATIME", 0)
 
 
 @final
@@ -64,7 +61,7 @@ class DirectoryStore:
     """Records as files under a root. Nothing is made on disk before the first write, and nothing is scanned to open.
 
     Safe to share between threads and processes, and between hosts on a shared mount. A root that others can write to
-    is not used: gets are None after one warning, and puts raise.
+    is not used: gets return None after one warning, and puts raise.
     """
 
     def __init__(
@@ -86,11 +83,9 @@ class DirectoryStore:
 
     @property
     def where(self) -> str:
-        """The root."""
         return self._root
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         if not (self._safe or self._check_root()):
             return None
         path = self._path(problem)
@@ -100,17 +95,17 @@ class DirectoryStore:
             return self._settle(path, problem)
 
     def put(self, record: Record) -> None:
-        """Keep a record, durably, for two syncs; the first in a new directory costs one more per directory made."""
+        """Store a record, durably, for two syncs. The first put makes directories, for one sync more each."""
         self._put_batch((record,))
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Keep many records, sharing syncs. If it raises, some may have been kept, each of them whole."""
+        """Store many records, sharing syncs. After an error some may be stored, each of them whole."""
         remaining = iter(records)
         while batch := tuple(islice(remaining, _BATCH_RECORDS)):
             self._put_batch(batch)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record, durably; False if there was none."""
+        """Remove a record, durably; False if it is missing."""
         with writing(self._root):
             if not (self._safe or self._check_root(for_writing=True)):
                 return False
@@ -123,8 +118,9 @@ class DirectoryStore:
             return True
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or one operation's; what is written meanwhile may or may not be among them."""
-        for path in map(str, self._record_paths(op)):
+        """Yield every readable record, or the records of an operation, with or without records written meanwhile."""
+        found = (path for directory in self._directories(op) for path in self._inside(directory))
+        for path in (str(path) for path in found if path.suffix == ".json"):
             try:
                 record = self._read(path, None)
             except CodecError:
@@ -133,41 +129,39 @@ class DirectoryStore:
             if record is not None and op in {None, record.problem.op}:
                 yield record
 
+    def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:  # noqa: ARG002 - names are listed, not records
+        from tunebook.stores._listing import EntryGroup  # noqa: PLC0415 - loaded late: only listings need it
+
+        for directory in map(str, self._directories()):
+            files = _RecordFiles(directory)
+            try:
+                changed_s = os.stat(directory).st_mtime  # noqa: PTH116 - a path as text is at hand
+                found = os.listdir(directory)  # noqa: PTH208 - names, not objects
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed since it was listed, or never a directory of records
+            except OSError as error:
+                raise read_fault(self._root, error) from error
+            ids = [name[:-5] for name in found if name.endswith(".json") and name.startswith(prefix)]
+            # The directory's own name may be cut short, and has no upper case.
+            problem = next((record.problem for record in map(files.read, ids) if record is not None), None)
+            if problem is not None and wanted(problem.op, problem.device):
+                yield EntryGroup(problem.op, problem.device, self._root, changed_s, ids, files)
+
     def leases(self) -> LeaseFiles | None:
         """Return the board for single flight among processes; None if the root is not used.
 
-        Makes the root, because a board is asked for by whoever is about to write: left to the board, it would get the
-        mode that the umask gives, and with the 002 of many systems that is one that we do not trust.
+        Makes the root, because the caller is about to write: left to the board, the root would get the mode that the
+        umask gives, and with the 002 of many systems that is a mode that we do not trust.
         """
         if not (self._safe or self._check_root()):
             if not Path(self._root).exists():
                 with suppress(OSError):  # the board's first slip will fail in the same way, and say so
                     make_directory(self._base, self._sync)
-            # Looked at again, because another process may have made it meanwhile: taken for an unsafe one, a new
+            # Looked at again, because another process may have made it meanwhile: taken for an unsafe root, a new
             # book would be tuned into without leases (1 of 60 had a problem tuned twice).
             if Path(self._root).exists() and not self._check_root():
                 return None
         return LeaseFiles(self._base / "leases", self._root)
-
-    def collect_garbage(self, max_bytes: int | None = None, max_age_s: float | None = None) -> tuple[Removed, ...]:
-        """Remove records not used for `max_age_s`, then the longest unused until `max_bytes` on disk are left.
-
-        A record counts as used when it was written or read, as far as the mount keeps access times.
-        """
-        if not (self._safe or self._check_root(for_writing=True)):
-            return ()
-        found = sorted(filter(None, map(_facts, self._record_paths())), key=lambda facts: facts.last_used)
-        total_bytes = sum(facts.size_bytes for facts in found)
-        removed = []
-        for facts in found:
-            too_old = max_age_s is not None and facts.last_used < self._now() - max_age_s
-            if not too_old and (max_bytes is None or total_bytes <= max_bytes):
-                break
-            with writing(self._root):
-                if _remove_unchanged(facts):
-                    removed.append(facts)
-            total_bytes -= facts.size_bytes
-        return tuple(removed)
 
     def _path(self, problem: Problem) -> str:
         # A string, because every get makes one: with `pathlib` a miss takes three times as long.
@@ -175,9 +169,9 @@ class DirectoryStore:
         return f"{self._prefix}/{device}/{op}/{problem_id(problem)}.json"
 
     def _check_root(self, *, for_writing: bool = False) -> bool:
-        """Look at the root once it exists; a root that was found safe is not looked at again.
+        """Return whether the root exists and is safe; a safe root is not looked at again.
 
-        An unsafe one is, at 8 us per call, so that what its warning says to do takes effect at once.
+        An unsafe root is, at 8 us per call, so that the remedy in its warning takes effect at once.
         """
         try:
             unsafe = distrust(self._root)
@@ -194,7 +188,7 @@ class DirectoryStore:
         return self._safe
 
     def _read(self, path: str, problem: Problem | None) -> Record | None:
-        """Read a record; `CodecError` if it is not whole, or not the one that belongs there."""
+        """Read a record; `CodecError` if it is damaged, or belongs elsewhere."""
         try:
             content = read_file(path, MAX_RECORD_BYTES)
         except OSError as error:
@@ -208,8 +202,8 @@ class DirectoryStore:
         return record
 
     def _settle(self, path: str, problem: Problem | None) -> Record | None:
-        """Read once more, with writers kept out; what is unreadable then goes to quarantine."""
-        with _others_kept_out(Path(path).parent):
+        """Read once more, with writers kept out; a record that is still unreadable goes to quarantine."""
+        with _locked_where_possible(Path(path).parent):
             return self._read_or_set_aside(path, problem)
 
     def _read_or_set_aside(self, path: str, problem: Problem | None) -> Record | None:
@@ -246,22 +240,19 @@ class DirectoryStore:
                         temp.unlink()
 
     def _prepare(self) -> None:
-        """Make what a write needs, and once per opening clear away what dead writers left."""
+        """Make the directory that a write needs; once per opening, remove the files that dead writers left."""
         if not self._safe:
             self._check_root(for_writing=True)
         if not (self._base / "tmp").is_dir():
             make_directory(self._base / "tmp", self._sync)
         if not self._tidied:
             self._tidied = True
-            self._remove_stale_temps()
-
-    def _remove_stale_temps(self) -> None:
-        # All temporary files are in one directory, so that this lists a handful of names. Beside the records they
-        # would be found only by listing the whole book: 0.2 s at 100,000 records.
-        for path in (self._base / "tmp").iterdir():
-            with suppress(OSError):
-                if path.stat().st_mtime < self._now() - _STALE_TEMP_S:
-                    path.unlink()
+            # All temporary files are in one directory, so that this lists a handful of names. Beside the records they
+            # would be found only by listing the whole book: 0.2 s at 100,000 records.
+            for path in (self._base / "tmp").iterdir():
+                with suppress(OSError):
+                    if path.stat().st_mtime < self._now() - _STALE_TEMP_S:
+                        path.unlink()
 
     def _publish(self, records: Sequence[Record], temps: Sequence[Path]) -> list[Path]:
         """Give the written files their names; return the directories that changed."""
@@ -272,9 +263,9 @@ class DirectoryStore:
         for directory, entries in by_directory.items():
             if not directory.is_dir():
                 make_directory(directory, self._sync)
-            with _others_kept_out(directory):
+            with _locked_where_possible(directory):
                 for record, temp, path in entries:
-                    # A lease holder that was paused past its lease must not undo what a later one wrote.
+                    # A holder that was paused past its lease must not undo the write of a later holder.
                     present = self._read_or_set_aside(path, record.problem)
                     if present is None or present.head.generation <= record.head.generation:
                         temp.rename(path)
@@ -286,23 +277,15 @@ class DirectoryStore:
                 if self._sync_all(base):
                     return
         for path in paths:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._sync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(path, self._sync)
 
-    def directories(self, op: str | None = None) -> Iterator[Path]:
-        """Yield the directories that hold records, one per device and kernel; with `op`, those that may hold its."""
+    def _directories(self, op: str | None = None) -> Iterator[Path]:
+        """Yield the directories of records, one per device and operation; with `op`, only directories of that name."""
         if not (self._safe or self._check_root()):
             return
         for device in self._inside(self._base):
             if device.name not in RESERVED:
                 yield from self._inside(device) if op is None else [device / path_component(op)]
-
-    def _record_paths(self, op: str | None = None) -> Iterator[Path]:
-        for directory in self.directories(op):
-            yield from (path for path in self._inside(directory) if path.suffix == ".json")
 
     def _inside(self, directory: Path) -> list[Path]:
         try:
@@ -314,8 +297,8 @@ class DirectoryStore:
 
 
 @contextmanager
-def _others_kept_out(directory: Path) -> Iterator[None]:
-    """Lock a directory where that works, to make "look at what is there, then replace it" one step.
+def _locked_where_possible(directory: Path) -> Iterator[None]:
+    """Lock a directory where that works, to make "look at the file, then replace it" one step.
 
     Where it does not work (network mounts), the lease of the problem keeps writers apart, as it does anyway.
     """
@@ -327,21 +310,33 @@ def _others_kept_out(directory: Path) -> Iterator[None]:
         yield
 
 
-def _facts(path: Path) -> Removed | None:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None
-    return Removed(path, max(facts.st_size, facts.st_blocks * 512), max(facts.st_atime, facts.st_mtime))
+class _RecordFiles:
+    """The records in one directory, for a listing."""
 
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
 
-def _remove_unchanged(facts: Removed) -> bool:
-    """Remove a record unless it was written or read since its facts were taken."""
-    try:
-        with _others_kept_out(facts.path.parent):
-            if _facts(facts.path) != facts:
-                return False
-            facts.path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
+    def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
+        from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
+
+        with suppress(FileNotFoundError), opened_directory(Path(self._directory)) as descriptor:
+            for identifier in ids:
+                try:
+                    # Relative to the directory: 100,000 whole paths take the kernel 0.1 s more to walk.
+                    facts = os.stat(f"{identifier}.json", dir_fd=descriptor)
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+                # The size on disk: a file of 900 bytes takes 4096.
+                size_bytes = max(facts.st_size, facts.st_blocks * 512)
+                yield EntryFacts(identifier, facts.st_mtime, max(facts.st_atime, facts.st_mtime), size_bytes)
+
+    def read(self, identifier: str) -> Record | None:
+        path = f"{self._directory}/{identifier}.json"
+        try:
+            try:
+                content = read_file(path, MAX_RECORD_BYTES, _QUIETLY)
+            except PermissionError:
+                content = read_file(path, MAX_RECORD_BYTES)
+            return None if content is None else Record.from_bytes(content)
+        except (OSError, CodecError):
+            return None  # a `get` of this problem warns and sets the file aside

@@ -1,16 +1,17 @@
-"""Steps on the file system that more than one engine takes: bounded reads, durable writes, locks, faults by name."""
+"""The file system, as the engines on this machine use it: reads, durable writes, locks, trust, quarantine, leases."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
+import zlib
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from tunebook._base.errors import CodecError, StoreError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Sync: TypeAlias = Callable[[int], None]
 
-# What the operating system says, what we call it, and what to do about it.
+# By error number: the kind of our error, and the remedy.
 _ELSEWHERE: Final = "choose another place with TUNEBOOK_HOME, or with path= where you gave one"
 _FAULTS: Final = {
     errno.ENOSPC: ("full", f"Free some space there, or {_ELSEWHERE}."),
@@ -33,50 +34,49 @@ _FAULTS: Final = {
     errno.EEXIST: ("not-a-directory", f"Move the file that is in the way, or {_ELSEWHERE}."),
     errno.ENOLCK: ("no-locks", "Use a directory for the book: it needs no locks."),
     errno.EOPNOTSUPP: ("no-locks", "Use a directory for the book: it needs no locks."),
-    errno.ENAMETOOLONG: (
-        "name-too-long",
-        "Choose a shorter path with TUNEBOOK_HOME, or with path= where you gave one.",
-    ),
-    errno.EMFILE: ("open-files", "Raise the limit on open files (ulimit -n), or look for what leaves them open."),
+    errno.ENAMETOOLONG: ("name-too-long", f"Shorten the path: {_ELSEWHERE}."),
+    errno.EMFILE: ("open-files", "Raise the limit on open files (ulimit -n), or find the code that leaves them open."),
 }
 
 
 def read_fault(where: str, error: OSError) -> StoreError:
-    """Turn what the system said about reading into our error."""
-    kind, remedy = _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
-    found = f"cannot read {where}: {error.strerror or error}. It counts as empty meanwhile."
-    return StoreError(kind, where, f"{found} {remedy}")
+    """Return the `StoreError` for a read that failed."""
+    return _fault(where, error, f"cannot read {where}: {error.strerror or error}. It counts as empty meanwhile.")
 
 
 def write_fault(where: str, error: OSError) -> StoreError:
-    """Turn what the system said about writing into our error."""
-    kind, remedy = _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
+    """Return the `StoreError` for a write that failed."""
     found = f"cannot write to {where}: {error.strerror or error}. Results stay in memory, for this process only."
+    return _fault(where, error, found)
+
+
+def _fault(where: str, error: OSError, found: str) -> StoreError:
+    kind, remedy = _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
     return StoreError(kind, where, f"{found} {remedy}")
 
 
 @contextmanager
-def writing(where: str) -> Iterator[None]:
-    """Let nothing but `StoreError` out of a piece of writing."""
+def writing(where: str, fault: Callable[[str, OSError], StoreError] = write_fault) -> Iterator[None]:
+    """Turn every `OSError` of the block into a `StoreError`; give `fault=read_fault` for a block that reads."""
     try:
         yield
     except StoreError:
         raise
     except OSError as error:
-        raise write_fault(where, error) from error
+        raise fault(where, error) from error
 
 
 # One read of this size holds nearly every record, so that a hit is open, read, close and nothing else.
 _FIRST_READ_BYTES: Final = 16 << 10
 
 
-def read_file(path: str, limit_bytes: int) -> bytes | None:
-    """Return a file's content, or None if there is no such file; `CodecError` if it cannot be one of ours.
+def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
+    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large.
 
     Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except FileNotFoundError:
         return None
     try:
@@ -102,7 +102,7 @@ def _rest(descriptor: int, limit_bytes: int) -> bytes:
 
 
 def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 0o644) -> None:
-    """Make a new file with this content, or none at all; on disk when this returns if `sync` is given."""
+    """Make a new file with this content; on failure the file is removed. With `sync` it is on disk on return."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with ExitStack() as undo:
         undo.callback(Path(path).unlink, missing_ok=True)
@@ -120,10 +120,10 @@ def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 
 def replace_file(
     path: Path, content: bytes, *, sync: Sync | None = None, mode: int = 0o666, temporary: Path | None = None
 ) -> None:
-    """Put a whole file in the place of what is there, whose mode it keeps, or leave that as it is.
+    """Atomically replace a file and keep its mode; on failure the old file is untouched.
 
-    It is on disk when this returns if `sync` is given. `mode` is a new file's, less the umask. `temporary` is for who
-    clears away what a killed process leaves; by default it is a name beside the file that no other writer has.
+    With `sync` the new content is on disk on return. A new file gets `mode`, less the umask. The content is written to
+    `temporary` first: by default to a name beside the file that no other writer has.
     """
     temp = temporary or path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     write_file(temp, content, sync, mode)
@@ -134,13 +134,21 @@ def replace_file(
         temp.rename(path)
         undo.pop_all()
     if sync is not None:
-        with opened_directory(path.parent) as directory:
-            sync(directory)
+        sync_path(path.parent, sync)
+
+
+def sync_path(path: Path, sync: Sync) -> None:
+    """Write a file or a directory out to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """Hold a directory open, to lock it or to sync it."""
+    """Hold a directory open, to lock it or to look at the files in it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -149,7 +157,7 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 
 def make_directory(path: Path, sync: Sync) -> None:
-    """Make a directory and its parents, durably; one that is there already costs nothing.
+    """Make a directory and its parents, durably; an existing directory costs nothing.
 
     Never writable by others, whatever the umask: the store does not trust a root that is.
     """
@@ -162,15 +170,14 @@ def make_directory(path: Path, sync: Sync) -> None:
             raise
         make_directory(path.parent, sync)
         path.mkdir(0o755, exist_ok=True)  # another process may have been quicker
-    with opened_directory(path.parent) as parent:
-        sync(parent)
+    sync_path(path.parent, sync)
 
 
 def take_lock(descriptor: int, tries: int) -> bool:
-    """Lock an open file or directory; False if another keeps it over so many tries, 1 ms apart.
+    """Lock an open file or directory; False if another process keeps the lock over so many tries, 1 ms apart.
 
     The kernel drops the lock of a killed process at once, but a paused one keeps it: hence an end to the tries.
-    Raises OSError on mounts that have no locks.
+    Raises OSError on mounts without locks.
     """
     for _ in range(tries):
         try:
@@ -187,26 +194,151 @@ def drop_lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-@cache
-def _syncfs() -> Callable[[int], int] | None:
-    import ctypes  # noqa: PLC0415 - 4 ms that only bulk writes need to pay
-
-    try:
-        function = ctypes.CDLL(None, use_errno=True).syncfs
-    except (AttributeError, OSError):
-        return None
-
-    def call(descriptor: int) -> int:
-        return 0 if function(descriptor) == 0 else ctypes.get_errno()
-
-    return call
-
-
 def sync_file_system(descriptor: int) -> bool:
     """Write out everything on the file system of an open file; False where the system cannot do that."""
-    function = _syncfs()
-    if function is None:
+    import ctypes  # noqa: PLC0415 - 4 ms that only bulk writes pay
+
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):
         return False
-    if fault := function(descriptor):
+    if syncfs(descriptor) != 0:
+        fault = ctypes.get_errno()
         raise OSError(fault, os.strerror(fault))
     return True
+
+
+# --------------------------------------------------------------------------------------------- trust and quarantine
+
+
+def distrust(root: str) -> StoreError | None:
+    """Return why nothing under a root may be used, or None; FileNotFoundError if the root does not exist.
+
+    A stored configuration decides which code runs, so others must not be able to write one. The superuser could change
+    any directory, so the superuser's directories are trusted: an administrator, or a container image, hands out a book
+    that way.
+    """
+    fault = _unsafe(Path(root))
+    with suppress(FileNotFoundError):
+        fault = fault or _unsafe(Path(root, "v1"))
+    return StoreError("unsafe", root, f"the book at {root} is not used, because {fault}") if fault else None
+
+
+def _unsafe(directory: Path) -> str:
+    facts = directory.stat()
+    if facts.st_uid not in {os.geteuid(), 0}:
+        found = f"{directory} belongs to another user (uid {facts.st_uid})"
+        remedy = f"chown -R {os.geteuid()} {directory}"
+    elif facts.st_mode & 0o022:
+        found = f"the mode of {directory}, {facts.st_mode & 0o777:o}, lets others write to it"
+        remedy = f"chmod go-w {directory}"
+    else:
+        return ""
+    return f"{found}; results stay in memory, for this process only. Mend it with: {remedy}"
+
+
+# Enough to see the cause; a disk that damages everything must not fill the rest of itself with the remains.
+_QUARANTINED: Final = 256
+
+
+def set_aside(path: Path, inode: int, quarantine: Path, now_s: float) -> Path:
+    """Move an unreadable file into the quarantine, drop the oldest files there if it is full, and return the new path.
+
+    `inode` belongs to the file that was found unreadable. On mounts without locks a writer may have put a good file
+    in its place by now; then the good file goes back.
+    """
+    quarantine.mkdir(mode=0o755, parents=True, exist_ok=True)
+    kept = sorted(quarantine.iterdir())  # their names begin with the time
+    for oldest in kept[: max(0, len(kept) + 1 - _QUARANTINED)]:
+        with suppress(OSError):
+            oldest.unlink()
+    target = quarantine / f"{int(now_s * 1000):014d}-{path.name}"
+    path.rename(target)
+    if target.stat().st_ino != inode:
+        with suppress(FileExistsError):
+            os.link(target, path)
+        target.unlink()
+    return target
+
+
+# ------------------------------------------------------------------------------------------------------------ leases
+
+# One spelling per number: a stray `k.007` would be listed as 7, and then not be found under that name.
+_NAME: Final = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,18})")
+_SLIP_BYTES: Final = 4096  # a slip has about a hundred
+
+
+@final
+class LeaseFiles:
+    """Lease slips as small files, `<directory>/<shard>/<id>.<generation>`: a `LeaseBoard` for threads and processes.
+
+    It needs nothing of the file system but O_CREAT | O_EXCL, which holds on network mounts too. Nothing is synced: a
+    lease matters only while its holder runs, and a crash that loses the slip has ended the holder. The directory is
+    made with the first slip. A slip that is being made may be read as b"" between its creation and its one write, 10 us
+    later. Faults name `where` as their place, so that one full disk is one warning for the board and its store.
+    """
+
+    def __init__(self, directory: Path, where: str | None = None) -> None:
+        self._directory: Final = directory
+        self._where: Final = where or str(directory)
+
+    def create(self, name: str, content: bytes) -> bool:
+        path = self._path(name)
+        with writing(self._where):
+            if not path.parent.is_dir():
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                write_file(path, content, sync=None, mode=0o600)
+            except FileExistsError:
+                return False
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return the slip's content, or None if it is missing; b"" if the file cannot be a slip."""
+        with writing(self._where, read_fault):
+            try:
+                return read_file(str(self._path(name)), _SLIP_BYTES)
+            except CodecError:
+                return b""
+
+    def rewrite(self, name: str, content: bytes) -> bool:
+        with writing(self._where):
+            try:
+                descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                # In place and in one write: renaming a new file over this one could bring back a slip that its
+                # holder, paused past its lease, no longer has.
+                os.pwrite(descriptor, content, 0)
+                os.ftruncate(descriptor, len(content))
+            finally:
+                os.close(descriptor)
+        return True
+
+    def remove(self, name: str) -> None:
+        with writing(self._where):
+            self._path(name).unlink(missing_ok=True)
+
+    def generations(self, lease_id: str) -> list[int]:
+        with writing(self._where, read_fault):
+            try:
+                names = os.listdir(self._shard(lease_id))  # noqa: PTH208 - names, not objects
+            except FileNotFoundError:
+                return []
+        matches = filter(None, map(_NAME.fullmatch, names))
+        return sorted(int(match[2]) for match in matches if match[1] == lease_id)
+
+    def _shard(self, lease_id: str) -> Path:
+        # A waiter lists a directory at every look, and killed processes leave slips behind. In 256 directories,
+        # 10,000 of them make a listing cost 40 us; in one, 7 ms. Trying k.1, k.2, ... instead of listing would not
+        # do: the lowest generation present can be any number.
+        return self._directory / f"{zlib.crc32(lease_id.encode()) & 0xFF:02x}"
+
+    def _path(self, name: str) -> Path:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            message = f"invalid lease name {name[:80]!r}: expected <letters, digits, - or _>.<generation from 1>."
+            raise StoreError("name", self._where, message)
+        return self._shard(match[1]) / name

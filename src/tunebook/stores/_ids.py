@@ -1,4 +1,4 @@
-"""Names for problems: a digest that is one problem's alone, and path components that any file system takes."""
+"""Names for problems: a digest that is unique to a problem, and path components that any file system takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SLUG_CHARS: Final = 40
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
-# Directories of the store's own beside those of the devices. A device may be called "tmp" and then gets a digest.
+# The store's own directories beside the directories of devices. A device may be called "tmp" and then gets a digest.
 RESERVED: Final = frozenset({"leases", "outbox", "packs", "quarantine", "tmp"})
 
 
@@ -37,7 +37,7 @@ def problem_id(problem: Problem) -> str:
 def path_component(name: str) -> str:
     """Return a readable path component for a device or an operation.
 
-    The name itself where it is harmless; otherwise what is readable of it, and a digest. Upper case counts as harmful,
+    The name itself where it is harmless; otherwise its readable part, and a digest. Upper case counts as harmful,
     because two names that differ only in case are one file on some file systems.
     """
     slug = _UNSAFE.sub("-", name.lower()).strip(".-")[:_SLUG_CHARS]

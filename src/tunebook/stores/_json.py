@@ -1,20 +1,35 @@
-"""All records in one JSON file: for a book that a person reads, edits or checks in. `_json_text` shows its form.
+"""All records in one JSON file: for a book that a person reads, edits or checks in.
 
-Every write reads the file again under a lock, adds to it and replaces it whole. The lock is `flock` on a file beside
-it: the kernel gives it up when its holder dies, however it dies. It holds between the processes of one host; a book
-that several hosts write belongs in a directory store, which needs no lock.
+{
+  "<device>|<op>|<key>": {...},            entries of other tools, left alone (ejkernel writes these)
+  "tunebook": {
+    "version": 1,
+    "records": {"<id>": {"crc": "9d1c2a04", "head": {...}, "body": {...}}}
+  }
+}
+
+Every record has its own checksum, so that a record spoilt by hand is missed and the others are not. Every write reads
+the file again under a lock, adds to it and replaces it whole. The lock is `flock` on a file beside it: the kernel gives
+it up when its holder dies, however it dies. It holds between the processes of a host; a book that several hosts write
+belongs in a directory store, which needs no lock.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from contextlib import contextmanager
+import zlib
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.record_format import Head, Record, canonical_json
+from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._files import (
+    LeaseFiles,
     drop_lock,
     make_directory,
     read_fault,
@@ -24,37 +39,45 @@ from tunebook.stores._files import (
     writing,
 )
 from tunebook.stores._ids import problem_id
-from tunebook.stores._json_text import (
-    JsonContent,
-    decode_entry,
-    encode_entry,
-    imported_name,
-    imported_problems,
-    imported_record,
-    parse,
-    text_of,
-)
-from tunebook.stores._leases import LeaseFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json, Problem
     from tunebook.stores._files import Sync
 
+_VERSION: Final = 1
+_SECTION: Final = "tunebook"
+_LINE_CHARS: Final = 110
 # Every put rewrites the file; far below this a directory is the better book.
 _MAX_FILE_BYTES: Final = 64 << 20
-# Whoever keeps the lock over so many tries, of 1 ms, is paused; a put that waits longer holds a kernel's call up.
+# A holder that keeps the lock over so many tries, of 1 ms, is paused; a put that waits longer holds a call up.
 _LOCK_TRIES: Final = 5000
 # Time stamps move in steps of up to 10 ms, and inode numbers are used again: a file that changed a moment ago may have
 # changed twice since without showing it, so a parse of it is not kept.
 _SETTLED_NS: Final = 100_000_000
 
+_encode: Final = json.JSONEncoder().encode
+_Entries = dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JsonContent:
+    """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`.
+
+    `fault` says why the file is invalid; the rest is empty then. `keep` is the kind of fault for which the file must
+    stay as it is, because it may well be whole.
+    """
+
+    foreign: _Entries = field(default_factory=dict)
+    records: _Entries = field(default_factory=dict)
+    section: _Entries = field(default_factory=dict)
+    fault: str = ""
+    keep: str = ""
+
 
 @final
 class JsonStore:
-    """One readable file. Safe between threads and between the processes of one host.
+    """One readable file. Safe between threads, and between the processes of a host.
 
     A damaged entry is a miss and stays in the file for a person to mend; a damaged file is moved aside by the next
     write. A file of a newer version is neither read nor written.
@@ -65,46 +88,40 @@ class JsonStore:
         self._path = Path(os.path.realpath(path))
         self._sync = sync
         self._now_ns = now_ns
-        self._parsed: tuple[tuple[int, ...], JsonContent] | None = None
+        self._parsed: tuple[tuple[int, ...], _JsonContent] | None = None
 
     @property
     def where(self) -> str:
-        """The path of the file."""
         return str(self._path)
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         content = self._read()
-        name = problem_id(problem)
-        if name in content.records:
-            record = self._decoded(name, content.records[name])
-            if record is not None and record.problem == problem:
-                return record
-        return self._imported(problem, content)
+        record = self._decode(problem_id(problem), content)
+        return record if record is not None and record.problem == problem else self._decode_foreign(problem, content)
 
     def put(self, record: Record) -> None:
-        """Keep a record, durably; the whole file is written again."""
+        """Store a record, durably; the whole file is written again."""
         self.put_many((record,))
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Keep many records with one write of the file: all of them, or none."""
+        """Store many records with one write of the file: all of them, or none."""
         self._change(self._adding(records))
 
     def create(self, records: Iterable[Record]) -> None:
-        """Write the file with these records alone, and no lock beside it: for one that is not there yet."""
-        content = JsonContent()
+        """Write a new file with these records alone, and no lock beside it."""
+        content = _JsonContent()
         self._adding(records)(content)
         with writing(self.where):
             make_directory(self._path.parent, self._sync)
             self._replace(self._text(content))
 
-    def _adding(self, records: Iterable[Record]) -> Callable[[JsonContent], bool]:
-        encoded = [(record, encode_entry(record)) for record in records]
+    def _adding(self, records: Iterable[Record]) -> Callable[[_JsonContent], bool]:
+        encoded = [(record, _encode_entry(record)) for record in records]
 
-        def add(content: JsonContent) -> bool:
+        def add(content: _JsonContent) -> bool:
             for record, entry in encoded:
                 name = problem_id(record.problem)
-                present = self._decoded(name, content.records[name]) if name in content.records else None
+                present = self._decode(name, content)
                 if present is None or present.head.generation <= record.head.generation:
                     content.records[name] = entry
             return True
@@ -112,58 +129,55 @@ class JsonStore:
         return add
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record, and another tool's entry for the same problem; False if there was neither."""
+        """Remove a record, and another tool's entry for the same problem; False if both are missing."""
 
-        def remove(content: JsonContent) -> bool:
-            name, imported = problem_id(problem), imported_name(problem)
-            present = name in content.records or imported in content.foreign
+        def remove(content: _JsonContent) -> bool:
+            name, foreign = problem_id(problem), foreign_name(problem) or ""
+            present = name in content.records or foreign in content.foreign
             content.records.pop(name, None)
-            content.foreign.pop(imported or "", None)
+            content.foreign.pop(foreign, None)
             return present
 
         return self._path.exists() and self._change(remove)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or one operation's, then the entries of other tools that have none."""
-        return (record for record in self._all() if op in {None, record.problem.op})
-
-    def _all(self) -> Iterator[Record]:
+        """Yield the readable records, then the entries of other tools for other problems."""
         content = self._read()
-        seen = set()
-        for name, entry in content.records.items():
-            record = self._decoded(name, entry)
-            if record is not None:
-                seen.add(record.problem)
-                yield record
-        for problem in imported_problems(content):
-            if problem not in seen and (record := self._imported(problem, content)) is not None:
-                yield record
+        ours = list(filter(None, (self._decode(name, content) for name in content.records)))
+        known = {record.problem for record in ours}
+        foreign = (problem for problem in map(foreign_problem, content.foreign) if problem and problem not in known)
+        theirs = filter(None, (self._decode_foreign(problem, content) for problem in foreign))
+        return (record for record in (*ours, *theirs) if op in {None, record.problem.op})
 
     def leases(self) -> LeaseFiles:
-        """Return the board for single flight among processes."""
         return LeaseFiles(self._path.with_name(f"{self._path.name}.leases"), self.where)
 
-    def _decoded(self, name: str, entry: Json) -> Record | None:
+    def _decode(self, name: str, content: _JsonContent) -> Record | None:
+        """Return our record of a name, or None if it is missing or, after one warning, damaged."""
+        if name not in content.records:
+            return None
         try:
-            return decode_entry(name, entry)
+            return _decode_entry(name, content.records[name])
         except CodecError as error:
             reason = str(error)[:200]
         message = f"the entry {name[:40]!r} in {self._path} is damaged: {reason}. It counts as not tuned yet."
         warn_once("unreadable", self.where, message)
         return None
 
-    def _imported(self, problem: Problem, content: JsonContent) -> Record | None:
-        name = imported_name(problem)
+    def _decode_foreign(self, problem: Problem, content: _JsonContent) -> Record | None:
+        """Return another tool's entry as a record, or None if it is missing or, after one warning, unusable."""
+        name = foreign_name(problem)
         if name is None or name not in content.foreign:
             return None
+        record = Record(Head(problem=problem, config=content.foreign[name], checksum="", origin="imported"))
         try:
-            return imported_record(problem, content.foreign[name])
+            return Record.from_bytes(record.to_bytes())  # through bytes, for the reason given in `_decode_entry`
         except CodecError as error:
             warn_once("unreadable", self.where, f"the entry {name[:80]!r} in {self._path} is not usable: {error}")
             return None
 
-    def _read(self) -> JsonContent:
-        """Return the content for reading, parsed again if the file changed; empty, after one warning, if it is bad."""
+    def _read(self) -> _JsonContent:
+        """Return the content for reading, parsed again if the file changed; empty, after one warning, if invalid."""
         try:
             facts = self._path.stat()
             identity = facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev
@@ -172,7 +186,7 @@ class JsonStore:
                 return parsed[1]
             content = self._parse()
         except FileNotFoundError:
-            return JsonContent()
+            return _JsonContent()
         except OSError as error:
             raise read_fault(self.where, error) from error
         if content.fault:
@@ -181,15 +195,15 @@ class JsonStore:
             self._parsed = identity, content
         return content
 
-    def _parse(self) -> JsonContent:
+    def _parse(self) -> _JsonContent:
         try:
             data = read_file(str(self._path), _MAX_FILE_BYTES)
         except CodecError as error:
-            return JsonContent(fault=f"{error}. Use a directory for so much", keep="too-large")
-        return JsonContent() if data is None else parse(data)
+            return _JsonContent(fault=f"{error}. Use a directory for so much", keep="too-large")
+        return _JsonContent() if data is None else _parse(data)
 
-    def _change(self, change: Callable[[JsonContent], bool]) -> bool:
-        """Apply a change to what the file holds now, and replace the file; not if the change says there was none."""
+    def _change(self, change: Callable[[_JsonContent], bool]) -> bool:
+        """Apply a change to the present content, and replace the file; False if the change had nothing to do."""
         with writing(self.where), self._locked():
             content = self._parse()
             if content.keep:
@@ -209,25 +223,24 @@ class JsonStore:
         lock = self._path.with_name(f"{self._path.name}.lock")
         # Never removed: a process that waits on a removed lock file and one that makes a new one would both get in.
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with ExitStack() as stack:
+            stack.callback(os.close, descriptor)
             if not take_lock(descriptor, _LOCK_TRIES):
                 message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
                 raise StoreError("busy", self.where, message)
-            try:
-                yield
-            finally:
-                drop_lock(descriptor)
-        finally:
-            os.close(descriptor)
+            stack.callback(drop_lock, descriptor)
+            yield
 
     def _replace(self, text: bytes) -> None:
         temp = self._path.with_name(f"{self._path.name}.tmp")
         temp.unlink(missing_ok=True)  # only the holder of the lock writes one: this was left by a holder that died
         replace_file(self._path, text, sync=self._sync, mode=0o644, temporary=temp)
 
-    def _text(self, content: JsonContent) -> bytes:
+    def _text(self, content: _JsonContent) -> bytes:
+        records = dict(sorted(content.records.items(), key=lambda item: _reading_order(item[1])))
+        section: _Entries = {**content.section, "version": _VERSION, "records": records}
         try:
-            text = text_of(content)
+            text = f"{_layout({**content.foreign, _SECTION: section})}\n".encode("ascii")
         except RecursionError as error:
             message = f"{self._path} has entries that are nested too deeply to be written again. Choose another path."
             raise StoreError("too-deep", self.where, message) from error
@@ -242,3 +255,99 @@ class JsonStore:
             number += 1
         self._path.rename(target)
         warn_once("damaged", self.where, f"{self._path} was moved to {target}, because it was unreadable: {fault}")
+
+
+# ------------------------------------------------------------------------------------------------- the text of a file
+
+
+def foreign_name(problem: Problem) -> str | None:
+    """Return the name of another tool's entry for a problem, or None where that name could mean another problem.
+
+    The device's own text has bars in it ("gpu|NVIDIA H200"), so a name can be taken apart only from the right, and
+    only if neither the operation nor the key has a bar.
+    """
+    return None if "|" in problem.op or "|" in problem.call_key else "|".join(problem)
+
+
+def foreign_problem(name: str) -> Problem | None:
+    """Return the problem of another tool's entry, or None if its name is not of the form device|op|key."""
+    parts = name.rsplit("|", 2)
+    return Problem(*parts) if len(parts) == 3 else None
+
+
+def _parse(data: bytes) -> _JsonContent:
+    """Parse the text of a file; never raises."""
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return _JsonContent(fault=f"not JSON: {error}"[:200])
+    if not isinstance(fields, dict):
+        return _JsonContent(fault=f"a JSON object is needed, not {type(fields).__name__}")
+    section = fields.pop(_SECTION, {"version": _VERSION, "records": {}})
+    if not isinstance(section, dict) or type(version := section.pop("version", None)) is not int:
+        return _JsonContent(fault=f"{_SECTION!r} in it is not a book")
+    if version > _VERSION:
+        fault = f"version {version} is newer than {_VERSION}, the last that this release knows. Upgrade tunebook"
+        return _JsonContent(fault=fault, keep="newer")
+    records = section.pop("records", None)
+    if version != _VERSION or not isinstance(records, dict):
+        return _JsonContent(fault=f"{_SECTION!r} in it is not a book")
+    return _JsonContent(foreign=fields, records=records, section=section)
+
+
+def _encode_entry(record: Record) -> _Entries:
+    """Return a record as it stands in the file; `CodecError` if it is too large, or not JSON."""
+    record.to_bytes()
+    head, body = record.to_fields()
+    return {"crc": _crc(canonical_json([head, body])), "head": head, "body": body}
+
+
+def _decode_entry(name: str, entry: Json) -> Record:
+    """Return the record that stands under a name; `CodecError` if it is damaged or another problem's."""
+    match entry:
+        case {"crc": crc, "head": dict() as head, "body": dict() as body}:
+            text = canonical_json([head, body])
+        case _:
+            raise CodecError("crc, head and body are needed")
+    if crc != _crc(text):
+        raise CodecError("its checksum does not match")
+    # From the text: the record must not share its lists and dicts with the parsed file.
+    record = Record.from_fields(*json.loads(text))
+    if problem_id(record.problem) != name:
+        raise CodecError("it stands under another problem's name")
+    return record
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode('ascii')):08x}"
+
+
+def _reading_order(entry: Json) -> tuple[str, str, str]:
+    """Order entries by device, operation and key, so that a person and a diff find them; damaged ones come first."""
+    match entry:
+        case {"head": {"device": str() as device, "op": str() as op, "call_key": str() as call_key}}:
+            return device, op, call_key
+        case _:
+            return "", "", ""
+
+
+def _layout(value: Json, indent: str = "") -> str:
+    """Write JSON for the eye: a value that fits on a line stays on a line, and so does a list of numbers.
+
+    `json.dumps(indent=2)` gives every sample of every measurement a line of its own.
+    """
+    inner = indent + "  "
+    match value:
+        case dict():
+            begin, end = "{", "}"
+            parts = [f"{_encode(name)}: {_layout(item, inner)}" for name, item in value.items()]
+        case list() if any(isinstance(item, (dict, list)) for item in value):
+            begin, end = "[", "]"
+            parts = [_layout(item, inner) for item in value]
+        case _:
+            return _encode(value)
+    line = f"{begin}{', '.join(parts)}{end}"
+    if len(line) + len(indent) <= _LINE_CHARS and "\n" not in line:
+        return line
+    joined = f",\n{inner}".join(parts)
+    return f"{begin}\n{inner}{joined}\n{indent}{end}"

@@ -23,7 +23,6 @@ from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._base.record_format import MAX_RECORD_BYTES
 from tunebook.stores._ids import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
-from tunebook.stores._signing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,23 +30,23 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Problem
 
-# Each try that fails is another machine's that succeeded, so this many cannot fail in a row unless something is wrong.
+# Each try that fails is a success of another machine: this many fail in a row only if something is wrong.
 _TRIES: Final = 32
-# An object is an exchange of tens of milliseconds, whatever its size: in bulk, several are under way at once.
+# An object takes tens of milliseconds, whatever its size: in bulk, several are under way at once.
 _AT_A_TIME: Final = 16
 _BATCH: Final = 256
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class _ObjectContent(NamedTuple):
-    """What an object holds, and what a put must name to replace exactly that."""
+    """The bytes of an object, and the version that a put must name to replace exactly these bytes."""
 
     data: bytes
     version: dict[str, str]
 
 
 class _Objects:
-    """An obstore client, whose errors become ours. All that uses obstore's threads goes through here."""
+    """An obstore client that raises `StoreError`. Every use of obstore's threads goes through here."""
 
     # obstore's threads do not exist in a forked child, where a call then never returns, or crashes.
     _used_in: int | None = None
@@ -57,25 +56,25 @@ class _Objects:
         self.where: Final = where
 
     def read(self, path: str) -> _ObjectContent | None:
-        with self._speaking(), suppress(FileNotFoundError):
+        with self._exchange(), suppress(FileNotFoundError):
             found = obstore.get(self._client, path)
             size_bytes, version = found.meta["size"], _version(found.meta)
-            # Not read at all: it would take longer than a call may, and is no record.
+            # Not read at all: it would take longer than a call may, and cannot be a record.
             return _ObjectContent(b"" if size_bytes > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
         return None
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._speaking():
+        with self._exchange():
             try:
                 obstore.put(self._client, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
-            except FileNotFoundError as error:  # of a new object, that is said of its bucket
+            except FileNotFoundError as error:  # for a new object it means that the bucket is missing
                 raise fault(self.where, error) from error
         return True
 
     def replace(self, path: str, data: bytes, version: dict[str, str]) -> bool:
-        with self._speaking():
+        with self._exchange():
             try:
                 obstore.put(self._client, path, data, mode=version, use_multipart=False)
             except (PreconditionError, FileNotFoundError):
@@ -83,24 +82,24 @@ class _Objects:
         return True
 
     def remove(self, path: str) -> None:
-        with self._speaking(), suppress(FileNotFoundError):
+        with self._exchange(), suppress(FileNotFoundError):
             obstore.delete(self._client, path)
 
     def exists(self, path: str) -> bool:
-        with self._speaking(), suppress(FileNotFoundError):
+        with self._exchange(), suppress(FileNotFoundError):
             obstore.head(self._client, path)
             return True
         return False
 
     def paths(self, prefix: str) -> Iterator[str]:
-        with self._speaking():
+        with self._exchange():
             for page in obstore.list(self._client, prefix):
                 yield from (entry["path"] for entry in page)
 
     @contextmanager
-    def _speaking(self) -> Iterator[None]:
+    def _exchange(self) -> Iterator[None]:
         if _Objects._used_in not in {None, os.getpid()}:
-            remedy = "Start such processes with multiprocessing's 'spawn' or 'forkserver', not with 'fork'."
+            remedy = "Start the process with multiprocessing's 'spawn' or 'forkserver', not with 'fork'."
             message = f"the shared book at {self.where} cannot be used in a forked process. {remedy}"
             raise StoreError("remote", self.where, message)
         _Objects._used_in = os.getpid()
@@ -114,7 +113,7 @@ class _Objects:
 
 @final
 class ObjectStore:
-    """Records in a bucket. Safe to share between threads; in a forked child of a process that used it, it raises.
+    """Records in a bucket. Safe to share between threads; raises in a forked child of a process that used it.
 
     The address is `s3://bucket/path`, `gs://bucket/path` or `az://container/path`; credentials and the rest come from
     the environment, under the names that the clouds' own tools use (`AWS_*`, `GOOGLE_*`, `AZURE_STORAGE_*`).
@@ -122,34 +121,29 @@ class ObjectStore:
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
         self._where = without_secrets(url)
-        self._key = key
         self._envelope = Envelope(self._where, key)
         self._objects = _Objects(_client(url, timeout_s), self._where)
 
     @property
     def where(self) -> str:
-        """The address."""
         return self._where
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
         content = self._objects.read(_record_path(problem))
-        return None if content is None else self._envelope.opened(content.data, problem)
+        return None if content is None else self._envelope.open(content.data, problem)
 
     def put(self, record: Record) -> None:
-        """Keep a record, unless one of a higher generation is there."""
         self.offer(record)
 
     def offer(self, record: Record) -> Record | None:
-        """Keep a record, or return the one of a higher generation that is there."""
-        path, data = _record_path(record.problem), sealed(record, self._key)
+        path, data = _record_path(record.problem), self._envelope.seal(record)
         for _ in range(_TRIES):
             if self._objects.create(path, data):
                 return None
             present = self._objects.read(path)
             if present is None:
                 continue  # deleted in between
-            standing = self._envelope.opened(present.data, record.problem)
+            standing = self._envelope.open(present.data, record.problem)
             if standing is not None and standing.head.generation > record.head.generation:
                 return standing
             if self._objects.replace(path, data, present.version):
@@ -159,14 +153,13 @@ class ObjectStore:
         )
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Keep many records, several at a time. If it raises, some may have been kept, each of them whole."""
+        """Store many records, several at a time. After an error some may be stored, each of them whole."""
         remaining = iter(records)
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             while batch := list(islice(remaining, _BATCH)):
                 list(pool.map(self.offer, batch))
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record; False if there was none."""
         path = _record_path(problem)
         present = self._objects.exists(path)
         if present:
@@ -174,21 +167,19 @@ class ObjectStore:
         return present
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or one operation's."""
         paths = self._objects.paths("v1/records" if op is None else f"v1/records/{path_component(op)}")
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             while batch := list(islice(paths, _BATCH)):
                 for content in pool.map(self._objects.read, batch):
-                    record = None if content is None else self._envelope.opened(content.data)
+                    record = None if content is None else self._envelope.open(content.data)
                     if record is not None and op in {None, record.problem.op}:
                         yield record
 
     def leases(self) -> ObjectLeases:
-        """Return the board for single flight among machines."""
         return ObjectLeases(self._objects)
 
     def ping(self) -> None:
-        """Ask for an object that need not be there."""
+        """Ask for an object that need not exist."""
         self._objects.exists("v1/ping")
 
 
@@ -200,11 +191,9 @@ class ObjectLeases:
         self._objects = objects
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if one of this name is there already."""
         return self._objects.create(_lease_path(name), content)
 
     def read(self, name: str) -> bytes | None:
-        """Return the slip's content, or None if there is none."""
         found = self._objects.read(_lease_path(name))
         return None if found is None else found.data
 
@@ -214,11 +203,9 @@ class ObjectLeases:
         return found is not None and self._objects.replace(_lease_path(name), content, found.version)
 
     def remove(self, name: str) -> None:
-        """Take the slip away; no error if it is gone already."""
         self._objects.remove(_lease_path(name))
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
         names = (path.rpartition("/")[2] for path in self._objects.paths(f"v1/leases/{lease_id}"))
         return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 
@@ -228,9 +215,9 @@ def _client(url: str, timeout_s: float) -> Any:
     try:
         return from_url(
             url,
-            # Whether a plain http:// endpoint may be used is said by whoever configures one.
+            # A plain http:// endpoint is used only if the user configured it.
             client_options={"timeout": milliseconds, "connect_timeout": milliseconds, "allow_http": True},
-            # Its own ten tries take up to 180 s.
+            # obstore's own ten tries take up to 180 s.
             retry_config={"max_retries": 0},
         )
     except (BaseError, ValueError) as error:
@@ -243,7 +230,7 @@ def _client(url: str, timeout_s: float) -> Any:
 
 
 def _version(meta: Any) -> dict[str, str]:
-    """Return what identifies one content of an object: an ETag, and a version where the store has them (GCS)."""
+    """Return the mark of an object's content: an ETag, and a version where the store has versions (GCS)."""
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 

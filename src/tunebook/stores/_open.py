@@ -1,93 +1,144 @@
-"""Which store a path means."""
+"""The table of engines, by suffix and by scheme; opens the store that a path or an address means."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError
+from tunebook._base.optional import require
 from tunebook.stores._directory import DirectoryStore
-from tunebook.stores._discovery import find_packs, packs_in
 from tunebook.stores._json import JsonStore
-from tunebook.stores._layered import LayeredStore
-from tunebook.stores._pack import PackStore
+from tunebook.stores._layered import LayeredStore, find_packs, packs_in
+from tunebook.stores._pack import PackStore, write_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from tunebook._base.record_format import Record
     from tunebook.stores._protocol import Store
     from tunebook.stores._remote import RemoteStore
     from tunebook.stores._shared import SharedStore
 
-REDIS_SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys")
-OBJECT_SCHEMES: Final = ("s3", "gs", "az")
+
+class FileEngine(NamedTuple):
+    """An engine that keeps a book in one file. `name` is its format in `tunebook export --format`.
+
+    `create` writes a file of these records alone. A `writable` file takes more records later.
+    """
+
+    name: str
+    kind: str
+    open: Callable[[Path], Store]
+    create: Callable[[Path, Iterable[Record]], object]
+    writable: bool = True
+
+
+FILE_ENGINES: Final = {
+    ".db": FileEngine("pack", "a .db pack", PackStore, write_pack, writable=False),
+    ".json": FileEngine("json", "a .json file", JsonStore, lambda path, records: JsonStore(path).create(records)),
+}
+
+
+class RemoteEngine(NamedTuple):
+    """An engine for books on other machines: the package that it needs, and the extra of tunebook that installs it."""
+
+    package: str
+    extra: str
+    load: Callable[[], Callable[..., RemoteStore]]
+
+
+def _load_redis() -> Callable[..., RemoteStore]:
+    from tunebook.stores._redis import RedisStore  # noqa: PLC0415 - loaded late: redis takes 0.2 s
+
+    return RedisStore
+
+
+def _load_object() -> Callable[..., RemoteStore]:
+    from tunebook.stores._object import ObjectStore  # noqa: PLC0415 - loaded late: it needs obstore
+
+    return ObjectStore
+
+
+REMOTE_ENGINES: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), RemoteEngine("redis", "redis", _load_redis)),
+    **dict.fromkeys(("s3", "gs", "az"), RemoteEngine("obstore", "object", _load_object)),
+}
 
 
 def is_address(path: object) -> bool:
-    """Whether a place for a book is an address on another machine, rather than a path; the scheme may be a wrong one.
+    """Return whether a place for a book is an address on another machine, not a path; its scheme may be unknown.
 
-    Ours are known by one slash: in `Path("s3://bucket")` the other is lost, and a directory called "s3:" is not what
-    was meant.
+    A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
     """
     scheme, found, rest = str(path).partition(":/")
-    if scheme.lower() in (*REDIS_SCHEMES, *OBJECT_SCHEMES):
+    if scheme.lower() in REMOTE_ENGINES:
         return bool(found)
     return rest.startswith("/") and scheme.isascii() and scheme.replace("+", "").isalnum()
 
 
 def open_store(path: Path | str | None, *, default_root: Path | None = None) -> Store:
-    """Open the store at a path; touches nothing on disk, and asks only what the path itself is.
+    """Open the store at a path; touches nothing on disk, and looks only at the path itself.
 
     A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it; a
     `.json` file is one file for all; a `.db` file is a pack. None is the user's own book at `default_root`, read
     together with the packs that installed packages announce too. The address of a shared book (`redis://`, `s3://` and
     so on) opens that book itself, with nothing in front of it: it raises `StoreError` when it does not answer.
     """
-    if path is not None and is_address(path):
-        return open_remote(str(path))
-    path = None if path is None else Path(path)
     if path is None:
         if default_root is None:
             raise DefinitionError("open_store(None) needs default_root=, the directory of the user's own book")
         return LayeredStore(DirectoryStore(default_root), lambda: find_packs(default_root))
-    mode = _mode(path)
-    suffix = path.suffix.lower()
-    if stat.S_ISDIR(mode) or (not mode and suffix not in {".json", ".db"}):
-        return LayeredStore(DirectoryStore(path), lambda: packs_in(path))
-    if suffix == ".json":
-        return JsonStore(path)
-    if suffix == ".db":
-        return PackStore(path)
-    raise DefinitionError(
-        f"{path} is a file, but neither a .json file nor a .db pack. "
-        "Give a directory for a book, or a path that ends in .json or .db."
-    )
+    if is_address(path):
+        return open_remote(str(path))
+    place = Path(path)
+    try:
+        mode = place.stat().st_mode
+    except OSError:  # missing, or invisible to us
+        mode = 0
+    except ValueError as error:
+        raise DefinitionError(f"{str(place)!r} cannot be a path: {error}") from error
+    engine = FILE_ENGINES.get(place.suffix.lower())
+    if stat.S_ISDIR(mode) or (not mode and engine is None):
+        return LayeredStore(DirectoryStore(place), lambda: packs_in(place))
+    if engine is None:
+        kinds, suffixes = (" or ".join(names) for names in (file_kinds(), FILE_ENGINES))
+        raise DefinitionError(
+            f"{place} is a file, but not {kinds}. Give a directory for a book, or a path that ends in {suffixes}."
+        )
+    return engine.open(place)
+
+
+def file_kinds() -> list[str]:
+    """Return the kinds of files that can be a book, as messages and help name them."""
+    return [engine.kind for engine in FILE_ENGINES.values()]
 
 
 def open_remote(url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> RemoteStore:
-    """Open a shared book by its address, without connecting; an address that cannot be right is an error here."""
-    from tunebook.stores._remote import open_remote as opened  # noqa: PLC0415 - only who shares a book needs it
+    """Open a shared book by its address, without connecting; `DefinitionError` if the address is invalid.
 
-    return opened(url, timeout_s=timeout_s, key=key)
+    `timeout_s` bounds each exchange with the server. Errors and warnings name the address without its secrets.
+    """
+    scheme, separator, _ = url.partition("://")
+    engine = REMOTE_ENGINES.get(scheme.lower())
+    if not separator:
+        raise DefinitionError(f"{url!r} has lost a slash (pathlib drops it): pass the address as text, not as a Path")
+    if engine is None:
+        from tunebook.stores._remote import without_secrets  # noqa: PLC0415 - loaded late: for shared books only
+
+        known = ", ".join(f"{name}://" for name in REMOTE_ENGINES)
+        raise DefinitionError(f"unknown scheme in {without_secrets(url)!r}: a shared book begins with one of {known}")
+    require(engine.package, extra=engine.extra, feature=f"a shared book at {scheme.lower()}://")
+    return engine.load()(url, timeout_s=timeout_s, key=key)
 
 
 def open_shared(
     front: Store, url: str, *, root: Path | None, key: bytes | None, may_write: Callable[[], bool] = lambda: True
 ) -> SharedStore:
-    """Put a local book in front of a shared one; `root` is where the local one is, None if that is in memory."""
-    from tunebook.stores._outbox import Outbox  # noqa: PLC0415 - as above
-    from tunebook.stores._shared import PATIENT_S, SharedStore  # noqa: PLC0415 - as above
+    """Put a local book in front of a shared book; `root` is the local book's directory, None if it is in memory."""
+    from tunebook.stores._outbox import Outbox  # noqa: PLC0415 - loaded late: for shared books only
+    from tunebook.stores._shared import PATIENT_S, SharedStore  # noqa: PLC0415 - the same
 
     remote = open_remote(url, timeout_s=PATIENT_S, key=key)
     return SharedStore(front, remote, outbox=Outbox.beside(root, remote.where), may_write=may_write)
-
-
-def _mode(path: Path) -> int:
-    """Return what kind of file a path is; 0 where there is none, or none that we may see."""
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return 0
-    except ValueError as error:
-        raise DefinitionError(f"{str(path)!r} cannot be a path: {error}") from error

@@ -1,4 +1,4 @@
-"""What is still to be sent to a shared book: kept on disk beside the book, so that it outlives the process.
+"""The records still to be sent to a shared book: marked on disk beside the book, so that a mark outlives its process.
 
 <root>/v1/outbox/<digest of the address>/<id>.<random>    one mark: the problem of a record that is in the local book
 """
@@ -27,7 +27,7 @@ _MARK_BYTES: Final = 1 << 20
 
 
 class Mark(NamedTuple):
-    """Something to be sent. `record` is there if this process put it; else it is in the local book."""
+    """A problem whose record is to be sent. `record` is set if this process put it; else read the local book."""
 
     token: str
     problem: Problem
@@ -35,9 +35,9 @@ class Mark(NamedTuple):
 
 
 class Outbox:
-    """Marks of what is to be sent. A name per put, so that nobody takes another's mark for its own.
+    """Marks of records to be sent. Each put has a name of its own, so that nobody removes the mark of another put.
 
-    `directory` is None where the local book is in memory only.
+    Without a `directory` the local book is in memory only.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -46,15 +46,15 @@ class Outbox:
 
     @classmethod
     def beside(cls, root: Path | None, where: str) -> Outbox:
-        """Return the outbox of the book at a root for a shared book, by its address without secrets.
+        """Return the outbox of the book at a root, for the shared book at an address without secrets.
 
-        Without, so that what waits is still sent after the password was changed.
+        Without secrets, so that waiting records are still sent after the password was changed.
         """
         name = blake2b(where.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         return cls(None if root is None else root.absolute() / "v1" / "outbox" / name)
 
     def add(self, record: Record) -> str:
-        """Mark a record as one to be sent, before it is put into the local book: a mark without record does no harm."""
+        """Mark a record, before it is put into the local book: a mark without record does no harm. Return its token."""
         token = f"{problem_id(record.problem)}.{os.urandom(6).hex()}"
         if self._directory is None or len(self._ours) < _LIMIT_IN_MEMORY:
             self._ours[token] = record
@@ -62,8 +62,8 @@ class Outbox:
             # Nothing is synced: a power loss may cost the sharing of this record, and not the record.
             with suppress(OSError):
                 if not self._directory.is_dir():
-                    make_directory(self._directory, _no_sync)
-                write_file(self._directory / token, _text(record.problem), sync=None, mode=0o600)
+                    make_directory(self._directory, lambda _descriptor: None)
+                write_file(self._directory / token, encode_problem(record.problem), sync=None, mode=0o600)
         return token
 
     def done(self, token: str) -> None:
@@ -74,13 +74,13 @@ class Outbox:
                 (self._directory / token).unlink()
 
     def room(self) -> int:
-        """Return how many marks may be added; less than none if there are too many."""
+        """Return how many marks may be added; negative if the outbox is overfull."""
         if self._directory is None:
             return _LIMIT_IN_MEMORY - len(self._ours)
         return _LIMIT - len(self._tokens())
 
     def marks(self) -> Iterator[Mark]:
-        """Yield what is to be sent, ours and what processes left that ended; a mark that is not whole is removed."""
+        """Yield the marks of this process, then the marks left by others; a damaged mark is removed."""
         for token in dict.fromkeys((*self._ours, *self._tokens())):
             record = self._ours.get(token)
             problem = self._problem(token) if record is None else record.problem
@@ -91,10 +91,8 @@ class Outbox:
         return bool(self._ours or self._tokens())
 
     def _tokens(self) -> list[str]:
-        if self._directory is None:
-            return []
         try:
-            return os.listdir(self._directory)  # noqa: PTH208 - names, and no objects
+            return [] if self._directory is None else os.listdir(self._directory)  # noqa: PTH208 - names, not objects
         except OSError:
             return []
 
@@ -103,33 +101,32 @@ class Outbox:
             return None
         try:
             content = read_file(str(self._directory / token), _MARK_BYTES)
-            if content is None:
-                return None  # another process has sent it meanwhile
-            problem = _parsed(content)
         except (CodecError, StoreError, OSError):
-            problem = None
+            content = b""
+        if content is None:
+            return None  # another process has sent it meanwhile
+        problem = decode_problem(content)
         if problem is None or not token.startswith(problem_id(problem)):
             self.done(token)
             return None
         return problem
 
 
-def _no_sync(_descriptor: int) -> None:
-    """Leave it to the system when a directory of marks gets to the disk."""
-
-
-def _text(problem: Problem) -> bytes:
-    # Lengths first, as in the ids: a name may hold any character.
+def encode_problem(problem: Problem) -> bytes:
+    """Return the content of a mark: lengths first, as in the ids, because a name may hold any character."""
     parts = [part.encode("utf-8", "surrogatepass") for part in problem]
     return b" ".join(b"%d" % len(part) for part in parts) + b"\n" + b"".join(parts)
 
 
-def _parsed(content: bytes) -> Problem | None:
+def decode_problem(content: bytes) -> Problem | None:
+    """Return the problem that a mark names, or None if it is not exactly the content of a mark."""
     lengths, _, rest = content.partition(b"\n")
+    parts = []
     try:
-        sizes = [int(size) for size in lengths.split(b" ")]
-        ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
-        parts = [rest[end - size : end].decode("utf-8", "surrogatepass") for size, end in zip(sizes, ends, strict=True)]
+        for size in map(int, lengths.split(b" ")):
+            parts.append(rest[:size].decode("utf-8", "surrogatepass"))
+            rest = rest[size:]
     except ValueError:
         return None
-    return Problem(*parts) if len(parts) == 3 and ends[-1] == len(rest) else None
+    problem = Problem(*parts) if len(parts) == 3 else None
+    return problem if problem is not None and encode_problem(problem) == content else None

@@ -1,23 +1,26 @@
 """Packs: many records in one immutable SQLite file, to ship in a package or to hand to a fleet.
 
 A pack is written once and never changed, so it is opened without locks or journals: from read-only media, by any
-number of processes, and also from inside a zip file, where there is no file to open at all.
+number of processes, and also from inside a zip file, where SQLite has no file to open at all.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 import weakref
 import zlib
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
-from tunebook.stores._files import make_directory, opened_directory, write_file, writing
+from tunebook.stores._files import make_directory, sync_path, write_file, writing
 from tunebook.stores._ids import problem_id
 
 if TYPE_CHECKING:
@@ -26,13 +29,14 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from tunebook._base.vocabulary import Problem
+    from tunebook.stores._listing import EntryFacts, EntryGroup, Wanted
 
     Source: TypeAlias = Path | Traversable
 
 _APPLICATION_ID: Final = 0x74756E65  # "tune": `file` and sqlite3's own tools show it
 _VERSION: Final = 1
 _ID_BYTES: Final = 16
-# Compared with what the file says, word for word: a table of this name that is a view, or has triggers or other
+# Compared with the schema in the file, word for word: a table of this name that is a view, or has triggers or other
 # columns, is not ours and is not asked.
 _TABLE: Final = "CREATE TABLE records (id BLOB PRIMARY KEY, generation INTEGER, record BLOB) WITHOUT ROWID"
 _INSERT: Final = (
@@ -46,15 +50,20 @@ _SELECT_HEADS: Final = (
     "SELECT id, substr(record, 1, instr(record, x'0a')) FROM records "
     "WHERE id > ? AND length(record) <= ? AND id < ? ORDER BY id LIMIT 4096"
 )
+# Finds the names in a record's first line, whose fields are in order: 1 us, where parsing takes 5, for 100,000 records.
+# Quotes inside strings are escaped, so that these can only be names of fields.
+_DEVICE: Final = b',"device":"'
+_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"origin"' % ((_STRING,) * 3)
 
 
 def write_pack(path: Path, records: Iterable[Record]) -> int:
-    """Write a pack, in place of an earlier one; return how many records it has.
+    """Write a pack, in place of an earlier pack; return how many records it has.
 
-    Of two records of one problem the one with the higher generation is kept, then the later. A reader of the earlier
-    pack goes on reading that one.
+    If a problem has two records, the pack gets the record with the higher generation, then the later. A reader of the
+    earlier pack goes on reading the earlier pack.
     """
-    import sqlite3  # noqa: PLC0415 - milliseconds that only packs need to pay
+    import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
     temp = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     with writing(str(path)):
@@ -64,7 +73,9 @@ def write_pack(path: Path, records: Iterable[Record]) -> int:
         try:
             with closing(sqlite3.connect(temp, isolation_level=None)) as connection:
                 count = _fill(connection, records)
-            _publish(temp, path)
+            sync_path(temp, os.fsync)
+            temp.rename(path)
+            sync_path(path.parent, os.fsync)
         except sqlite3.Error as error:
             kind = "full" if error.sqlite_errorcode == sqlite3.SQLITE_FULL else "io"
             raise StoreError(kind, str(path), f"cannot write the pack {path}: {error}. It is as it was.") from error
@@ -88,17 +99,6 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
     return int(count)
 
 
-def _publish(temp: Path, path: Path) -> None:
-    with opened_directory(path.parent) as directory:
-        descriptor = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temp.rename(path)
-        os.fsync(directory)
-
-
 class _Opened(NamedTuple):
     """A connection, the lock for it, and the process that may use it."""
 
@@ -118,45 +118,39 @@ class PackStore:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._opened: _Opened | None = None
+        self._groups: list[EntryGroup] | None = None
 
     @property
     def where(self) -> str:
-        """The path of the file."""
         return str(self._source)
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
-        record = self.get_by_id(problem_id(problem))
+        record = self.read(problem_id(problem))
         return record if record is not None and record.problem == problem else None
 
-    def put(self, record: Record) -> None:  # noqa: ARG002 - the protocol names it
+    def _refuse(self, *_given: Any, **_named: Any) -> NoReturn:
         """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
+        remedy = "Give a directory or a .json file as path, and make a pack of it with write_pack."
+        raise StoreError("read-only", self.where, f"the pack {self._source} cannot be written to. {remedy}")
 
-    def put_many(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the protocol names it
-        """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
-
-    def delete(self, problem: Problem) -> bool:  # noqa: ARG002 - as above
-        """Raise `StoreError`: a pack is never changed."""
-        raise self._refusal()
+    put = put_many = delete = _refuse
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or one operation's, in the order of their ids."""
+        """Yield every readable record, or the records of an operation, in the order of their ids."""
         last = b""
         # In pages, so that no cursor stays open over a yield while other threads use the connection. Ids must rise:
         # in a damaged file they may go round in circles.
         while (rows := self._query(_SELECT_AFTER, last)) and rows[-1][0] > last:
             for identifier, content in rows:
-                record = self._decoded(identifier, content)
+                record = self._decode(identifier, content)
                 if record is not None and op in {None, record.problem.op}:
                     yield record
             last = rows[-1][0]
 
     def heads(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-        """Yield the id and the first line of each record whose id begins so, unchecked: for listings."""
-        # An id comes after what it begins with; half a byte of that is left for here. A whole id is 16 bytes, and then
-        # the last of them is left too.
+        """Yield the id and the first line, unchecked, of each record whose id begins with `prefix`: for listings."""
+        # An id sorts after its own beginning. Half a byte of the prefix is compared here and not by SQLite; of a whole
+        # id, 16 bytes, the last byte is too.
         last = bytes.fromhex(prefix[: min(len(prefix), 30) // 2 * 2])
         end = last + b"\xff" * (_ID_BYTES + 1 - len(last))
         while (rows := self._query(_SELECT_HEADS, last, end)) and rows[-1][0] > last:
@@ -164,20 +158,44 @@ class PackStore:
             yield from [pair for pair in found if pair[0].startswith(prefix)] if prefix else found
             last = rows[-1][0]
 
-    def get_by_id(self, identifier: str) -> Record | None:
+    def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
+        groups = self._groups
+        if prefix or (groups is None and at_most is not None):
+            groups = self._list(prefix, at_most)
+        elif groups is None:
+            # A pack never changes, and is read whole to list it: 0.7 s for 100,000 records.
+            groups = self._groups = self._list("", None)
+        return (group for group in groups if wanted(group.op, group.device))
+
+    def _list(self, prefix: str, at_most: int | None) -> list[EntryGroup]:
+        from tunebook.stores._listing import EntryGroup  # noqa: PLC0415 - loaded late: only listings need it
+
+        names_in = re.compile(_NAMES).match
+        groups: dict[tuple[bytes, bytes], list[str]] = {}
+        for identifier, head in islice(self.heads(prefix), at_most):
+            found = names_in(head, head.rfind(_DEVICE))
+            if found is not None:
+                groups.setdefault((found[2], found[1]), []).append(identifier)
+        return [
+            EntryGroup(json.loads(op), json.loads(device), self.where, 0.0, ids, self)
+            for (op, device), ids in groups.items()
+        ]
+
+    def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
+        """Yield facts without times and sizes, which a pack does not know: for listings."""
+        from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
+
+        return map(EntryFacts, ids)
+
+    def read(self, identifier: str) -> Record | None:
         """Return the record with an id, or None."""
         rows = self._query(_SELECT, bytes.fromhex(identifier))
-        return self._decoded(*rows[0]) if rows else None
+        return self._decode(*rows[0]) if rows else None
 
     def leases(self) -> None:
-        """Return None: nothing is tuned into a pack."""
-        return
+        return  # nothing is tuned into a pack
 
-    def _refusal(self) -> StoreError:
-        remedy = "Give a directory or a .json file as path, and make a pack of it with write_pack."
-        return StoreError("read-only", self.where, f"the pack {self._source} cannot be written to. {remedy}")
-
-    def _decoded(self, identifier: bytes, content: object) -> Record | None:
+    def _decode(self, identifier: bytes, content: object) -> Record | None:
         try:
             if not isinstance(content, bytes):
                 raise CodecError(f"a record is bytes, not {type(content).__name__}")  # noqa: TRY301 - one way out
@@ -200,19 +218,19 @@ class PackStore:
         try:
             with opened.lock:
                 return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
-        except (Error, UnicodeDecodeError) as error:  # the second for the reason given in `_open`
+        except (Error, UnicodeDecodeError) as error:  # see `_open` for the second
             self._warn(str(error))
             return []
 
     def _open(self) -> _Opened:
-        import sqlite3  # noqa: PLC0415 - milliseconds that only packs need to pay
+        import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
         connection = None
         try:
             connection = self._connect()
             fault = _fault(connection)
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-            # The last: SQLite quotes what is damaged in its message, and Python decodes the message.
+            # The last: SQLite quotes damaged text in its message, and Python decodes the message.
             fault = str(error)
         if connection is not None:
             # Two threads may both open it at first; each connection is closed with the store.
@@ -222,14 +240,21 @@ class PackStore:
         return _Opened(os.getpid(), threading.Lock(), None if fault else connection)
 
     def _connect(self) -> sqlite3.Connection:
-        import sqlite3  # noqa: PLC0415 - as above
+        import sqlite3  # noqa: PLC0415 - loaded by now
 
         if isinstance(self._source, Path):
             # `immutable` keeps SQLite from looking for a journal or taking a lock, neither of which works on
             # read-only media.
             uri = f"file:{quote(os.fsencode(self._source.absolute()))}?mode=ro&immutable=1"
             return sqlite3.connect(uri, uri=True, check_same_thread=False)
-        content = _zipped_bytes(self._source)
+        import zipfile  # noqa: PLC0415 - milliseconds that only packs inside zip files pay
+
+        try:
+            content = self._source.read_bytes()
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            raise OSError(f"its archive is damaged: {error}") from error
+        if not content:  # SQLite would say that memory ran out
+            raise OSError("it is empty")
         connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.deserialize(content)
         return connection
@@ -239,20 +264,8 @@ class PackStore:
         warn_once("unreadable", self.where, message)
 
 
-def _zipped_bytes(source: Traversable) -> bytes:
-    import zipfile  # noqa: PLC0415 - milliseconds that only packs inside zip files need to pay
-
-    try:
-        content = source.read_bytes()
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise OSError(f"its archive is damaged: {error}") from error
-    if not content:  # SQLite would say that memory ran out
-        raise OSError("it is empty")
-    return content
-
-
 def _fault(connection: sqlite3.Connection) -> str:
-    """Say why a file is not a pack of ours, or nothing."""
+    """Return why a file is not a pack of ours, or an empty text."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     tables = connection.execute("SELECT sql FROM sqlite_schema").fetchall()

@@ -1,10 +1,10 @@
-"""Records in Redis or Valkey: the shared book of machines that have such a server already.
+"""Records in Redis or Valkey: the shared book of machines that have a server already.
 
 tunebook:v1:record:<id>    hash: `record`, the bytes of a record; `generation`, 19 digits
-tunebook:v1:op:<op>        set: the ids of one operation's records
+tunebook:v1:op:<op>        set: the ids of an operation's records
 tunebook:v1:lease:<id>     hash: a slip of bytes per generation; gone a day after its last change
 
-A release that writes records of another form uses `tunebook:v2:`, and neither touches the other's.
+A release that writes records of another form uses `tunebook:v2:`. Neither release touches the keys of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from redis.retry import Retry
 from tunebook._base.errors import DefinitionError, StoreError
 from tunebook.stores._ids import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
-from tunebook.stores._signing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,13 +32,14 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = "tunebook:v1"
 _BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte
-# Only what is not believed is tried again, and each try that fails is another machine's that succeeded.
+# Only a record that is not believed is replaced again, and each try that fails is a success of another machine.
 _TRIES: Final = 32
-# A holder changes its slip every few seconds; what is this old was left by machines that are gone.
+# A holder changes its slip every few seconds; a slip this old was left by a machine that is gone.
 _SLIP_LIFETIME_S: Final = 86_400
+_GENERATION: Final = re.compile(rb"[1-9][0-9]{0,18}")
 
 # Look and replace in one step. Generations are compared as 19 digits, because a number in Lua has only 53 bits. ARGV[3]
-# is the digest of a record that stands there and may not: a damaged or forged one must not keep its place by its number
+# is the digest of a record that stands there and may not: a damaged or forged record must not keep its place by number
 _PUT: Final = """
 local generation = redis.call('HGET', KEYS[1], 'generation')
 if generation and generation > ARGV[1] then
@@ -73,44 +73,39 @@ class RedisStore:
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
         self._where = without_secrets(url)
-        self._key = key
         self._envelope = Envelope(self._where, key)
         self._client: Any = _client(url, timeout_s)
 
     @property
     def where(self) -> str:
-        """The address, without its secrets."""
         return self._where
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None."""
-        with _speaking(self._where):
+        with _exchange(self._where):
             content = self._client.hget(_record_key(problem_id(problem)), "record")
-        return None if content is None else self._envelope.opened(content, problem)
+        return self._envelope.open(content, problem)
 
     def put(self, record: Record) -> None:
-        """Keep a record, unless one of a higher generation is there."""
         self.offer(record)
 
     def offer(self, record: Record) -> Record | None:
-        """Keep a record, or return the one of a higher generation that is there."""
-        content, forbidden = sealed(record, self._key), ""
+        content, forbidden = self._envelope.seal(record), ""
         for _ in range(_TRIES):
-            with _speaking(self._where):
+            with _exchange(self._where):
                 standing = self._client.eval(_PUT, 2, *_put_arguments(record, content, forbidden))
             if standing is None:
                 return None
-            present = self._envelope.opened(standing, record.problem)
+            present = self._envelope.open(standing, record.problem)
             if present is not None and present.head.generation > record.head.generation:
                 return present
             forbidden = hashlib.sha1(standing, usedforsecurity=False).hexdigest()
         raise StoreError("remote", self._where, f"a record in {self._where} changed at each of {_TRIES} tries.")
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Keep many records, some hundred per exchange."""
+        """Store many records, some hundred per exchange."""
         remaining = iter(records)
-        while batch := [(record, sealed(record, self._key)) for record in islice(remaining, _BATCH)]:
-            with _speaking(self._where):
+        while batch := [(record, self._envelope.seal(record)) for record in islice(remaining, _BATCH)]:
+            with _exchange(self._where):
                 pipe = self._client.pipeline(transaction=False)
                 for record, content in batch:
                     pipe.eval(_PUT, 2, *_put_arguments(record, content, ""))
@@ -120,9 +115,8 @@ class RedisStore:
                     self.offer(record)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record; False if there was none."""
         identifier = problem_id(problem)
-        with _speaking(self._where):
+        with _exchange(self._where):
             pipe = self._client.pipeline(transaction=True)
             pipe.delete(_record_key(identifier))
             pipe.srem(_index_key(problem.op), identifier)
@@ -130,87 +124,76 @@ class RedisStore:
         return bool(removed)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every readable record, or one operation's, in small steps that other clients do not wait for."""
+        """Yield every readable record, or the records of an operation, in steps too small to hold up other clients."""
         seen: set[bytes] = set()
-        found = self._all_keys() if op is None else self._keys_of(op)
+        found = self._keys(op)
         while batch := list(islice(found, _BATCH)):
             # A scan may name a key twice.
             fresh = [key for key in dict.fromkeys(batch) if key not in seen]
             seen.update(fresh)
-            with _speaking(self._where):
+            with _exchange(self._where):
                 pipe = self._client.pipeline(transaction=False)
                 for key in fresh:
                     pipe.hget(key, "record")
                 contents = pipe.execute()
             for content in contents:
-                record = None if content is None else self._envelope.opened(content)
+                record = self._envelope.open(content)
                 if record is not None and op in {None, record.problem.op}:
                     yield record
 
     def leases(self) -> RedisLeases:
-        """Return the board for single flight among machines."""
         return RedisLeases(self._client, self._where)
 
     def ping(self) -> None:
-        """Ask for an answer, however small."""
-        with _speaking(self._where):
+        with _exchange(self._where):
             self._client.ping()
 
-    def _all_keys(self) -> Iterator[bytes]:
-        with _speaking(self._where):
-            yield from self._client.scan_iter(match=f"{_PREFIX}:record:*", count=_BATCH)
-
-    def _keys_of(self, op: str) -> Iterator[bytes]:
-        with _speaking(self._where):
+    def _keys(self, op: str | None) -> Iterator[bytes]:
+        with _exchange(self._where):
+            if op is None:
+                yield from self._client.scan_iter(match=f"{_PREFIX}:record:*", count=_BATCH)
+                return
             for identifier in self._client.sscan_iter(_index_key(op), count=_BATCH):
                 yield _record_key(identifier.decode("ascii", "replace")).encode()
 
 
 @final
 class RedisLeases:
-    """Lease slips as fields of one small hash per lease, so that listing the generations is one exchange."""
+    """Lease slips as fields of a small hash per lease, so that listing the generations is one exchange."""
 
     def __init__(self, client: Any, where: str) -> None:
         self._client = client
         self._where = where
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if one of this name is there already."""
         key, generation = self._place(name)
-        with _speaking(self._where):
+        with _exchange(self._where):
             return bool(self._client.eval(_CREATE, 1, key, generation, content, _SLIP_LIFETIME_S))
 
     def read(self, name: str) -> bytes | None:
-        """Return the slip's content, or None if there is none."""
         key, generation = self._place(name)
-        with _speaking(self._where):
+        with _exchange(self._where):
             content: bytes | None = self._client.hget(key, generation)
         return content
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone."""
         key, generation = self._place(name)
-        with _speaking(self._where):
+        with _exchange(self._where):
             return bool(self._client.eval(_REWRITE, 1, key, generation, content, _SLIP_LIFETIME_S))
 
     def remove(self, name: str) -> None:
-        """Take the slip away; no error if it is gone already."""
         key, generation = self._place(name)
-        with _speaking(self._where):
+        with _exchange(self._where):
             self._client.hdel(key, generation)
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
-        with _speaking(self._where):
+        with _exchange(self._where):
             names = self._client.hkeys(_lease_key(lease_id))
         return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 
     def _place(self, name: str) -> tuple[str, str]:
         lease_id, _, generation = name.rpartition(".")
         return _lease_key(lease_id), generation
-
-
-_GENERATION: Final = re.compile(rb"[1-9][0-9]{0,18}")
 
 
 def _client(url: str, timeout_s: float) -> Any:
@@ -231,7 +214,7 @@ def _client(url: str, timeout_s: float) -> Any:
     except (TypeError, ValueError, RedisError) as error:
         example = "redis://:password@host:6379/0, or rediss://host:6380/0?ssl_ca_certs=/path/of/ca.pem for TLS"
         where = without_secrets(url)
-        # What could not be read as a port may be a part of the password, if that holds a slash or an @.
+        # The text that could not be read as a port may be a part of the password, if that has a slash or an @ in it.
         said = "write special characters of a password as %2F, %40 and so on" if "@" in url else error
         raise DefinitionError(f"{where!r} is not the address of a Redis server: {said}. Write {example}") from None
     return client
@@ -256,8 +239,8 @@ def _lease_key(lease_id: str) -> str:
 
 
 @contextmanager
-def _speaking(where: str) -> Iterator[None]:
-    """Let nothing but `StoreError` out of an exchange; TLS and the look-up of names raise plain `OSError`."""
+def _exchange(where: str) -> Iterator[None]:
+    """Turn every error of an exchange into a `StoreError`; TLS and the look-up of names raise plain `OSError`."""
     try:
         yield
     except StoreError:

@@ -1,4 +1,4 @@
-"""Leases of a shared book, and what becomes of them when its server comes and goes."""
+"""Leases of a shared book, which fall back on the local book's leases while the server does not answer."""
 
 from __future__ import annotations
 
@@ -20,59 +20,29 @@ _LIMIT: Final = 4096  # a service that meets ever new problems must not grow wit
 
 
 class Unanswered(NamedTuple):
-    """There was no answer."""
+    """The shared book did not answer."""
 
 
 class Ask(Protocol):
-    """How a call is put to the shared book."""
+    """The way in which a call is put to the shared book."""
 
     def __call__(self, call: Callable[[], T], otherwise: U) -> T | U:
-        """Return what the call returns, or what is given if it fails or is not made."""
+        """Return the result of the call, or `otherwise` if it fails or is not made."""
 
 
 class _Look(NamedTuple):
-    """What was seen of a lease that others hold, by a wait that began at `since_s`; it is good until `until_s`."""
+    """The last sight of a lease that others hold, by a wait that began at `since_s`; it is good until `until_s`.
+
+    It is good for a tenth of the time that the wait has lasted, and a second at most. At the 50 ms of a local book, a
+    thousand machines that wait for one tuning would ask a server 60,000 times a second, and pay for each time at an
+    object store. A slip changes every 2.5 s, so that a second does not hide its signs of life. Nothing here sleeps: the
+    caller may be a call that will not wait.
+    """
 
     since_s: float
     until_s: float
     generations: tuple[int, ...]
     slips: dict[str, bytes | None]
-
-
-class Looks:
-    """What waiters saw last, for a tenth of the time that they have waited and a second at most.
-
-    At the 50 ms of a local book, a thousand machines that wait for one tuning would ask a server 60,000 times a second,
-    and pay for each time at an object store. A slip changes every 2.5 s, so that a second does not hide its signs of
-    life. Nothing here sleeps: who asks may be a call that will not wait.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._by_lease: dict[str, _Look] = {}
-
-    def at(self, lease_id: str) -> _Look | None:
-        """Return what was seen, if it is still good."""
-        look = self._by_lease.get(lease_id)
-        return look if look is not None and self._clock() < look.until_s else None
-
-    def add(self, lease_id: str, generations: list[int]) -> None:
-        """Remember the generations that were seen just now; that there are none is not worth remembering."""
-        if not generations:
-            self.drop(lease_id)
-            return
-        now_s = self._clock()
-        before = self._by_lease.get(lease_id)
-        ongoing = before is not None and now_s - before.until_s < _LONGEST_PAUSE_S
-        since_s = before.since_s if before is not None and ongoing else now_s
-        if len(self._by_lease) >= _LIMIT:
-            self._by_lease.clear()
-        until_s = now_s + min(_LONGEST_PAUSE_S, (now_s - since_s) / 10)
-        self._by_lease[lease_id] = _Look(since_s, until_s, tuple(generations), {})
-
-    def drop(self, lease_id: str) -> None:
-        """Forget what was seen."""
-        self._by_lease.pop(lease_id, None)
 
 
 @final
@@ -89,26 +59,25 @@ class SharedBoard:
         about_to_tune: Callable[[str], None],
         front: Store,
         remote: RemoteStore,
-        looks: Looks,
+        clock: Callable[[], float],
     ) -> None:
         self._ask = ask
         self._about_to_tune = about_to_tune
         self._front = front
         self._remote = remote.leases()
         self._where = remote.where
-        self._looks = looks
+        self._clock = clock
+        self._looks: dict[str, _Look] = {}  # by lease
         self._held: dict[str, tuple[str, bool]] = {}  # by lease: our slip, and whether it is the shared book's
 
     def create(self, name: str, content: bytes) -> bool:
-        """Make the slip, atomically; False if one of this name is there already."""
         made, shared = self._on_either(name, lambda board: board.create(name, content))
         if made:
             self._held[_lease_of(name)] = (name, shared)
         return made
 
     def read(self, name: str) -> bytes | None:
-        """Return the slip's content, or None if there is none."""
-        look = None if _lease_of(name) in self._held else self._looks.at(_lease_of(name))
+        look = self._last_look(_lease_of(name))
         if look is not None and name in look.slips:
             return look.slips[name]
         content, _ = self._on_either(name, lambda board: board.read(name))
@@ -117,12 +86,10 @@ class SharedBoard:
         return content
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone."""
         return self._on_either(name, lambda board: board.rewrite(name, content))[0]
 
     def remove(self, name: str) -> None:
-        """Take the slip away; no error if it is gone already."""
-        self._looks.drop(_lease_of(name))
+        self._looks.pop(_lease_of(name), None)
         try:
             self._on_either(name, lambda board: board.remove(name))
         finally:
@@ -130,32 +97,43 @@ class SharedBoard:
                 self._held.pop(_lease_of(name), None)
 
     def generations(self, lease_id: str) -> list[int]:
-        """Return the generations present for an id, ascending."""
-        look = None if lease_id in self._held else self._looks.at(lease_id)
+        look = self._last_look(lease_id)
         if look is not None:
             return list(look.generations)
         self._about_to_tune(lease_id)
         found, shared = self._on_either(f"{lease_id}.", lambda board: board.generations(lease_id))
-        if shared:
-            self._looks.add(lease_id, found)
+        if shared and found:
+            self._remember(lease_id, found)
+        elif shared:
+            self._looks.pop(lease_id, None)
         return found
 
+    def _last_look(self, lease_id: str) -> _Look | None:
+        """Return the last sight of a lease, if it is still good and others hold the lease."""
+        look = None if lease_id in self._held else self._looks.get(lease_id)
+        return look if look is not None and self._clock() < look.until_s else None
+
+    def _remember(self, lease_id: str, generations: list[int]) -> None:
+        now_s, before = self._clock(), self._looks.get(lease_id)
+        ongoing = before is not None and now_s - before.until_s < _LONGEST_PAUSE_S
+        since_s = before.since_s if before is not None and ongoing else now_s
+        if len(self._looks) >= _LIMIT:
+            self._looks.clear()
+        until_s = now_s + min(_LONGEST_PAUSE_S, (now_s - since_s) / 10)
+        self._looks[lease_id] = _Look(since_s, until_s, tuple(generations), {})
+
     def _on_either(self, name: str, step: Callable[[LeaseBoard], T]) -> tuple[T, bool]:
-        """Take a step on the board of a lease; return what it came to, and whether that was the shared book's."""
+        """Take a step on the board of a lease; return its result, and whether the board was the shared book's."""
         held = self._held.get(_lease_of(name))
         if held is None or held[1]:
             answer = self._ask(lambda: step(self._remote), Unanswered())
             if not isinstance(answer, Unanswered):
                 return answer, True
-            if held is not None:
-                raise self._away()
-        local = self._front.leases()
+        local = self._front.leases() if held is None or not held[1] else None
         if local is None:
-            raise self._away()
+            message = f"the leases of the shared book at {self._where} cannot be reached."
+            raise StoreError("remote", self._where, message)
         return step(local), False
-
-    def _away(self) -> StoreError:
-        return StoreError("remote", self._where, f"the leases of the shared book at {self._where} cannot be reached.")
 
 
 def _lease_of(name: str) -> str:
