@@ -26,7 +26,7 @@ def test_the_code_of_the_page_runs(tmp_path):
 
 
 def rows():
-    table = PAGE.partition("## What can go wrong")[2].partition("\n## ")[0]
+    table = PAGE.partition("## Faults")[2].partition("\n## ")[0]
     return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
