@@ -16,7 +16,7 @@ from tunebook._arrays.device_fingerprint import (
 )
 from tunebook._arrays.framework import surroundings_of
 from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
