@@ -37,6 +37,9 @@ Out = TypeVar("Out")
 # notebook cell that runs again defines it anew.
 LIVE: Final[weakref.WeakValueDictionary[str, Kernel[Any, Any]]] = weakref.WeakValueDictionary()
 
+# The fields of an invocation that spread a call over a mesh.
+PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
+
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
 # Editing these, or their variants per platform, leaves every measurement valid.
@@ -100,8 +103,7 @@ class Invocation(Generic[Cfg, Out]):
 
     def placement(self) -> dict[str, Any]:
         """Return the fields that spread this call over a mesh; empty for most calls."""
-        names = ("method", "mesh", "in_specs", "out_specs", "check_vma")
-        return {} if self.method is None else {name: getattr(self, name) for name in names}
+        return {} if self.method is None else {name: getattr(self, name) for name in PLACEMENT}
 
     @property
     def platform(self) -> str:
