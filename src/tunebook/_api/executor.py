@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._arrays.framework import framework_of
 from tunebook._base.errors import DefinitionError
-from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._kernel.kernel import PLACEMENT, Invocation, Kernel
 from tunebook._selection.recording import recordings
 from tunebook._selection.selector import ConfigSelectorChain
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
-
-_PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 
 class Chooser(Protocol):
@@ -69,7 +67,7 @@ class Executor(Generic[Cfg, Out]):
 
     def choose_config(self, kernel: Kernel[Cfg, Out], *args: Any, cfg: Cfg | None = None, **kwargs: Any) -> Cfg:
         """Return the configuration of a call with these arguments, as `__call__` takes them; a miss is tuned."""
-        placement = {name: kwargs.pop(name) for name in _PLACEMENT if name in kwargs}
+        placement = {name: kwargs.pop(name) for name in PLACEMENT if name in kwargs}
         return self.chooser.choose(_invocation(kernel, args, kwargs, cfg, **placement), kernel)  # type: ignore[no-any-return]
 
     def compile(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tunebook._arrays.describe import members_of, platform_of, root_module
 from tunebook._base.errors import DefinitionError
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -26,8 +26,7 @@ import typing
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -76,12 +76,9 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
         return TuningFailed(self.message, excs, self.measurements)
 
     def __str__(self) -> str:
-        return "\n".join([self.message, *(f"  {_with_notes(error)}" for error in self.exceptions)])
-
-
-def _with_notes(error: Exception) -> str:
-    """Return the notes of an error, of which the first names the candidate, and the error, on one line."""
-    return ": ".join([*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}"])
+        # The first note of an error names its candidate.
+        notes = (": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {e}"]) for e in self.exceptions)
+        return "\n".join([self.message, *(f"  {note}" for note in notes)])
 
 
 class DefinitionError(TunebookError, ValueError):

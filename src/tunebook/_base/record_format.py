@@ -21,6 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure, FailureKind, Json, Measurement, Origin, Problem
 
+try:
+    # The same function as `hashlib.blake2b`. Importing `hashlib` loads OpenSSL, which takes 3 ms.
+    from _blake2 import blake2b as blake2b  # noqa: PLC0414 - other modules import it from here
+except ImportError:  # not CPython
+    from hashlib import blake2b as blake2b  # noqa: PLC0414 - the same
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 

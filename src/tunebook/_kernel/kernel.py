@@ -16,7 +16,7 @@ from tunebook._arrays.device_fingerprint import (
 )
 from tunebook._arrays.framework import surroundings_of
 from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
@@ -36,6 +36,9 @@ Out = TypeVar("Out")
 # The kernels of this process by name, for recordings that are read from a file. The latest kernel of a name counts: a
 # notebook cell that runs again defines it anew.
 LIVE: Final[weakref.WeakValueDictionary[str, Kernel[Any, Any]]] = weakref.WeakValueDictionary()
+
+# The fields of an invocation that spread a call over a mesh.
+PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
@@ -100,8 +103,7 @@ class Invocation(Generic[Cfg, Out]):
 
     def placement(self) -> dict[str, Any]:
         """Return the fields that spread this call over a mesh; empty for most calls."""
-        names = ("method", "mesh", "in_specs", "out_specs", "check_vma")
-        return {} if self.method is None else {name: getattr(self, name) for name in names}
+        return {} if self.method is None else {name: getattr(self, name) for name in PLACEMENT}
 
     @property
     def platform(self) -> str:

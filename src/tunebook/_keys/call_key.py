@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 from tunebook._arrays.describe import DeviceOrdinals, describe, dtype_name, is_array, root_module
 from tunebook._base.config_codec import type_name
 from tunebook._base.errors import DefinitionError, UnkeyableError
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._code.checksum import inner_callable, source_digest
 from tunebook._code.source import closure, defaults
 from tunebook._keys.buckets import Buckets

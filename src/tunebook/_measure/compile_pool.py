@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

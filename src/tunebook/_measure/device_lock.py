@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import devices_in, platform_of
 from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import warn_once
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

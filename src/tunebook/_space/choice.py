@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from tunebook._base.errors import DefinitionError
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._code.checksum import code_checksum
 from tunebook._space.space import Config, Space
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tunebook._arrays.describe import libraries_of
 from tunebook._arrays.operations import timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.objective import objective_for

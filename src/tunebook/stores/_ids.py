@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.errors import CodecError, StoreError
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem
 from tunebook.stores._files import make_directory, read_file, write_file
 from tunebook.stores._ids import problem_id

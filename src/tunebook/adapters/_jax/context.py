@@ -19,8 +19,7 @@ import jax
 
 from tunebook._base.config_codec import encode
 from tunebook._base.errors import CodecError, warn_once
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped, when_scopes_change
 from tunebook.adapters._jax.programs import forget_tuned

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import INNERMOST, Scope, scoped
 from tunebook._selection.recording import Apart
 from tunebook.adapters._jax.settings import SETTINGS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root
 from tunebook._base.errors import StoreError, warn_once
-from tunebook._base.hashing import blake2b
+from tunebook._base.record_format import blake2b
 from tunebook.stores._files import distrust, make_directory, replace_file, writing
 
 if TYPE_CHECKING:

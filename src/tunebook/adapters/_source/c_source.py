@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import readable
 from tunebook._base.errors import Disagreement, Unsupported
-from tunebook._base.hashing import blake2b
-from tunebook._base.record_format import canonical_json
+from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.agreement_hook import agreement
 from tunebook.fleet._agreement.agreement_state import JobAgreement
