@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._api.explain import Explanation, _spread, explain_entry, measured_for_choice, versions_differ
+from tunebook._api.explain import Explanation, _spread, explain_entry, versions_differ
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook._selection.selector import NoSelection
+from tunebook._selection.trusted_entries import measured_for_choice
 from tunebook._statistics.decide import Ranked, decide
 from tunebook.stores._listing import Catalogue
 

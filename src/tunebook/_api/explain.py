@@ -14,8 +14,14 @@ from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Body
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.selector import NoSelection, Selection
-from tunebook._selection.trusted_entries import body_of, disturbances_of, environments_verified, winner_of
-from tunebook._statistics.decide import Ranked, Verdict, decide
+from tunebook._selection.trusted_entries import (
+    body_of,
+    disturbances_of,
+    environments_verified,
+    measured_for_choice,
+    verdict_of,
+)
+from tunebook._statistics.objective import OBJECTIVES
 from tunebook._tuning.progress import seconds_text
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._selection.selector import ConfigSelectorChain
+    from tunebook._statistics.decide import Ranked, Verdict
     from tunebook.stores._listing import Catalogue
 
 _NEAREST: Final = 3
@@ -137,7 +144,9 @@ class Explanation:
         if record.head.origin == "pinned":
             yield f"  pinned     by hand: {_readable(record.head.config)}{_beside(record, verdict)}"
         else:
-            yield f"  chosen as  {facts.get('rule', verdict.rule)}{tied}"
+            name = verdict.objective
+            by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
+            yield f"  chosen as  {verdict.rule}{by}{tied}"
         alike = [_readable(r.measurement.config) for r in verdict.tied if r is not verdict.winner]
         if alike:
             yield f"  as good    {_some(alike)}"
@@ -292,7 +301,7 @@ def _explained(
     here: str,
     others: Iterable[tuple[Problem, str]],
 ) -> Explanation:
-    verdict = decide(measured, incumbent=None if record is None else winner_of(body_of(record)))
+    verdict = None if record is None else verdict_of(record, measured)
     there = "" if verdict is None else verdict.winner.measurement.environment
     return Explanation(
         problem=selection.problem,
@@ -304,14 +313,6 @@ def _explained(
         environment=here,
         differences=versions_differ(there, here),
     )
-
-
-def measured_for_choice(body: Body) -> list[Measurement]:
-    """Return what was measured under the conditions of the choice, else of the latest measurement."""
-    winner = winner_of(body)
-    newest = max(body.measurements, key=lambda m: (m.fingerprint == winner, m.when), default=None)
-    conditions = None if newest is None else (newest.code, newest.environment)
-    return [m for m in body.measurements if (m.code, m.environment) == conditions]
 
 
 def _without_program(where: str, problem: Problem, record: Record | None, here: str) -> Selection[Any] | NoSelection:

@@ -15,7 +15,6 @@ from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import Cell, Terminal, TextColumn, wrapped
 from tunebook._cli.explain import write
 from tunebook._space.space import Space
-from tunebook._statistics.decide import decide
 from tunebook._tuning.progress import progress_for, seconds_text
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def demonstrate(keep: str | None, terminal: Terminal) -> None:
 
 
 def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
-    verdict = decide(tuned.measurements)
+    verdict = tuned.verdict
     if verdict is None:
         return
     best_s = verdict.ranking[0].value_s

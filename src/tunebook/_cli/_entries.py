@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json
     from tunebook._cli._filters import Filters
     from tunebook._cli._terminal import Terminal
-    from tunebook._statistics.decide import Verdict
     from tunebook.stores._listing import Catalogue, EntryGroup, Listed
 
 SHORT_ID: Final = 8
@@ -135,16 +134,6 @@ def _brief(value: Any, spelt: str) -> str:
             return spelt.partition(": ")[2]
 
 
-def verdict_of(record: Record) -> Verdict | None:
-    """Return the choice that the measurements under the record's own conditions give."""
-    from tunebook._api.explain import measured_for_choice  # noqa: PLC0415 - as above
-    from tunebook._selection.trusted_entries import body_of, winner_of  # noqa: PLC0415 - listings of names alone do not need it
-    from tunebook._statistics.decide import decide  # noqa: PLC0415 - as above
-
-    body = body_of(record)
-    return decide(measured_for_choice(body), incumbent=winner_of(body))
-
-
 class EntryRow(NamedTuple):
     """What a listing shows of an entry."""
 
@@ -176,6 +165,7 @@ def row_of(listed: Listed) -> EntryRow:
 def seconds_of(record: Record) -> float | None:
     """Return the time of the configuration in a record, where it was measured."""
     from tunebook._base.config_codec import fingerprint_of  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import verdict_of  # noqa: PLC0415 - listings of names need no decision
 
     verdict = verdict_of(record)
     if verdict is None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tunebook._api.explain import measured_for_choice
 from tunebook._base.config_codec import encode
 from tunebook._base.errors import StoreError
 from tunebook._base.record_format import Head, Record
@@ -16,8 +15,7 @@ from tunebook._cli._entries import config_text
 from tunebook._cli._verb import UsageError
 from tunebook._selection.env_pins import fields_of, fits
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook._selection.trusted_entries import body_of, winner_of
-from tunebook._statistics.decide import decide
+from tunebook._selection.trusted_entries import body_of, verdict_of
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ def unpinned(record: Record) -> Record | None:
     measured = facts.pop("measured", None)
     if measured is not None:
         facts["when"] = measured
-    verdict = decide(measured_for_choice(body), incumbent=winner_of(body))
+    verdict = verdict_of(record)
     if verdict is None:
         back = _as_before(head, earlier)
     else:

@@ -58,7 +58,7 @@ def _values(words: list[str]) -> dict[str, str]:
 
 def _cost(record: Record, config: Json) -> str:
     """Say how much slower than the winner the pinned configuration was measured to be."""
-    from tunebook._cli._entries import verdict_of  # noqa: PLC0415 - as above
+    from tunebook._selection.trusted_entries import verdict_of  # noqa: PLC0415 - as above
 
     verdict = verdict_of(record)
     ranking = () if verdict is None else verdict.ranking

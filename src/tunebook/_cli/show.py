@@ -73,8 +73,10 @@ def _made(facts: dict[str, Any]) -> str:
     from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
-    for said_elsewhere in ("winner", "default", "rule", "found", "waiting_s"):
+    for said_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band"):
         facts.pop(said_elsewhere, None)
+    if facts.get("objective") == "typical":
+        del facts["objective"]
     verified = facts.pop("verified", None)
     again = _day(verified.get("when")) if isinstance(verified, dict) else ""
     at = _day(when)
@@ -105,9 +107,8 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
-    from tunebook._api.explain import measured_for_choice  # noqa: PLC0415 - as above
-    from tunebook._cli._entries import config_text, verdict_of  # noqa: PLC0415 - as above
-    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
+    from tunebook._cli._entries import config_text  # noqa: PLC0415 - loaded by then
+    from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of  # noqa: PLC0415 - loaded by then
     from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
 
     verdict = verdict_of(record)

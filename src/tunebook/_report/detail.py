@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._keys.call_key import spell_out
-from tunebook._report.entry import MeasuredRecord, config_text, entry_of, value_of
+from tunebook._report.entry import MeasuredRecord, config_text, entry_of
 from tunebook._report.importance import HeatMap, Importance, axes_of, heat_maps, importances
 from tunebook._selection.trusted_entries import disturbances_of, environments_verified
 
@@ -90,13 +90,13 @@ def detail_of(facts: MeasuredRecord) -> Detail:
 
 
 def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[CandidateRow]:
-    began = _began(facts, entry)
+    began, values_s = _began(facts, entry), facts.values_s()
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
         yield CandidateRow(
             config=config_text(m.config),
             axes=axes_of(m.config),
-            value_s=value_of(m),
+            value_s=values_s.get(m.fingerprint),
             samples_s=_some(m.valid_samples_s) if m.failure is None else (),
             compile_s=m.compile_s,
             tried_s=max(m.when - began, 0.0),

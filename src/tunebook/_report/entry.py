@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
-from tunebook._selection.trusted_entries import body_of, winner_of
-from tunebook._statistics.race import typical_s
+from tunebook._selection.trusted_entries import body_of, verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -85,6 +84,11 @@ class MeasuredRecord(NamedTuple):
     default: str | None
     current: Sequence[Measurement]
 
+    def values_s(self) -> Mapping[str, float]:
+        """Return the time of each candidate that worked, by its fingerprint and the record's objective."""
+        verdict = verdict_of(self.record, self.current)
+        return {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
+
 
 def facts_of(record: Record) -> MeasuredRecord:
     """Return a record's choice and what it was made on."""
@@ -104,12 +108,6 @@ def _current(record: Record, measured: Sequence[Measurement], chosen: str) -> Se
     model = max(here, key=lambda m: (m.fingerprint == chosen, m.when))
     conditions = (model.code, model.policy, model.environment)
     return [m for m in measured if (m.code, m.policy, m.environment) == conditions]
-
-
-def value_of(m: Measurement) -> float | None:
-    """Return the time that a candidate typically takes, or None if it has none."""
-    samples = m.valid_samples_s
-    return typical_s(samples) if samples and m.failure is None else None
 
 
 class _TuningNumbers(NamedTuple):
@@ -137,11 +135,10 @@ def _found(record: Record, provenance: Mapping[str, Json]) -> _TuningNumbers:
 
 
 def _found_in(facts: MeasuredRecord) -> _TuningNumbers:
-    times = {m.fingerprint: m for m in facts.current}
-    chosen, default = times.get(facts.chosen), times.get(facts.default or "")
+    times = facts.values_s()
     return _TuningNumbers(
-        best_s=None if chosen is None else value_of(chosen),
-        default_s=None if default is None else value_of(default),
+        best_s=times.get(facts.chosen),
+        default_s=times.get(facts.default or ""),
         tried=len(facts.current),
         failed=Counter(m.failure.kind for m in facts.current if m.failure is not None),
         compile_s=math.fsum(m.compile_s for m in facts.current if m.compile_s),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -272,8 +273,10 @@ class AutotuneTier(Generic[C]):
             return _tune(self._tuner or Tuner(), _telling(requests[0], job))
 
         tuned = measure([])
+        shares = [weight / math.fsum(weights) for weight in weights]
+        by_problem = {problem_id(r.problem): share for r, share in zip(requests, shares, strict=True)}
         for at, (request, history) in enumerate(zip(requests, histories, strict=True)):
-            self._written(request, tuned, history.generation + generations[at])
+            self._written(request, tuned, history.generation + generations[at], weights=by_problem)
         return tuned
 
     def verify(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Verified[C]:
@@ -363,12 +366,17 @@ class AutotuneTier(Generic[C]):
         return verify(job, tune, among)
 
     def _written(
-        self, request: Request[C], tuned: Tuned[C], generation: int, verified: Trusted[C] | None = None
+        self,
+        request: Request[C],
+        tuned: Tuned[C],
+        generation: int,
+        verified: Trusted[C] | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> Tuned[C]:
         tuned = tuned._replace(problem=request.problem)
         config = tuned.config
         if self._book is not None and self._persist:
-            config = self._book.publish(request, tuned, generation, verified=verified)
+            config = self._book.publish(request, tuned, generation, verified=verified, weights=weights)
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)

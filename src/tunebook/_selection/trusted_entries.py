@@ -15,10 +15,12 @@ from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
+from tunebook._statistics.decide import Ranked, Verdict, decide
+from tunebook._statistics.objective import OBJECTIVES
 from tunebook._tuning.job import History
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
     from tunebook._selection.persistent_cache import PersistentCache
@@ -176,7 +178,15 @@ class EntryGuard(Generic[C]):
         nothing_new = all(m.fingerprint in here for m in valid)
         return None if winner_of(body) is None or (nothing_new and not again) else found
 
-    def publish(self, call: Call[C], tuned: Tuned[C], generation: int, *, verified: Trusted[C] | None = None) -> C:
+    def publish(
+        self,
+        call: Call[C],
+        tuned: Tuned[C],
+        generation: int,
+        *,
+        verified: Trusted[C] | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> C:
         """Write what a tuning found, and return the configuration that stands.
 
         That is an earlier one if it may be used, and is pinned, or nothing disturbed its tuning, as something did this
@@ -201,6 +211,8 @@ class EntryGuard(Generic[C]):
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
+        if weights is not None:
+            provenance["weights"] = dict(weights)
         self._write(head, tuned.measurements, provenance, earlier)
         return tuned.config
 
@@ -254,6 +266,52 @@ def winner_of(body: Body) -> str | None:
     """Return the fingerprint of the configuration that was chosen on these measurements, if that was written down."""
     winner = body.provenance.get("winner")
     return winner if isinstance(winner, str) else None
+
+
+def measured_for_choice(body: Body) -> list[Measurement]:
+    """Return the measurements under the conditions of the winner, else under those of the latest measurement."""
+    winner = winner_of(body)
+    newest = max(body.measurements, key=lambda m: (m.fingerprint == winner, m.when), default=None)
+    return [] if newest is None else [m for m in body.measurements if identity(m)[1:] == identity(newest)[1:]]
+
+
+def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) -> Verdict | None:
+    """Return the decision over a record's measurements, by the objective that the record names.
+
+    Every explanation, listing and report takes the winner and its time from here. `measured` are other measurements of
+    the record than the ones of its choice.
+    """
+    body = body_of(record)
+    facts, winner = body.provenance, winner_of(body)
+    measured = measured_for_choice(body) if measured is None else measured
+    objective = OBJECTIVES.get(str(facts.get("objective", "typical")))
+    if objective is None:
+        return _verdict_as_written(facts, measured)
+    default = facts.get("default")
+    heuristic = default if isinstance(default, str) else None
+    verdict = decide(measured, incumbent=winner, heuristic=heuristic, objective=objective)
+    rule = facts.get("rule")
+    if verdict is None or not isinstance(rule, str) or verdict.winner.measurement.fingerprint != winner:
+        return verdict
+    return verdict._replace(rule=rule)  # the winner is the incumbent of this decision, and was not of the first
+
+
+def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measurement]) -> Verdict | None:
+    """Return the decision by the author's own objective: the function is not in the record, its values are."""
+    values, band = facts.get("values"), facts.get("band")
+    values = values if isinstance(values, dict) else {}
+    valid = [m for m in measured if m.failure is None and m.valid_samples_s]
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+    ranked = [Ranked(m, numbers.get(m.fingerprint, math.inf)) for m in valid]
+    ranked.sort(key=lambda r: (r.measurement.fingerprint != facts.get("winner"), r.measurement.dropped, r.value_s))
+    if not ranked:
+        return None
+    winner, alike = ranked[0], float(band) if isinstance(band, (int, float)) else 0.0
+    tied = [
+        r for r in ranked if r is winner or (not r.measurement.dropped and r.value_s <= winner.value_s * (1 + alike))
+    ]
+    ranked.sort(key=lambda r: (r.measurement.dropped, r.value_s))
+    return Verdict(winner, str(facts.get("rule", "")), alike, tuple(tied), tuple(ranked), str(facts["objective"]))
 
 
 def disturbances_of(body: Body) -> tuple[str, ...]:
@@ -324,7 +382,15 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
     if tuned.verdict is not None:
-        facts |= {"winner": tuned.verdict.winner.measurement.fingerprint, "rule": tuned.verdict.rule}
+        verdict = tuned.verdict
+        facts |= {
+            "winner": verdict.winner.measurement.fingerprint,
+            "rule": verdict.rule,
+            "objective": verdict.objective,
+        }
+        if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
+            finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
+            facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
     return facts
 
 

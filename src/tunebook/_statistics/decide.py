@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.record_format import canonical_json
+from tunebook._statistics.objective import objective_name
 from tunebook._statistics.race import ENOUGH, Objective, paired, pooled_uncertainty, typical_s
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Ranked(NamedTuple):
 class Verdict(NamedTuple):
     """The choice and what it rests on. `tied` cannot be told apart: they are within `band` of the fastest.
 
-    `ranking` is fastest first, finalists before those that were dropped from the race.
+    `ranking` is fastest first, finalists before those that were dropped from the race. `objective` names the function
+    that made the values.
     """
 
     winner: Ranked
@@ -46,6 +48,7 @@ class Verdict(NamedTuple):
     band: float
     tied: tuple[Ranked, ...]
     ranking: tuple[Ranked, ...]
+    objective: str = "typical"
 
 
 def decide(
@@ -74,7 +77,8 @@ def decide(
     tied = [r for r in finalists if _behind(r, finalists[0]) <= bands.alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= bands.as_good]
     winner, rule = _break_tie(tied, good, incumbent, heuristic)
-    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=(*finalists, *others))
+    name = objective_name(objective)
+    return Verdict(winner, rule, bands.alike, tuple(tied), (*finalists, *others), name)
 
 
 def _compared(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:

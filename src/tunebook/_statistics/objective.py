@@ -62,18 +62,21 @@ def objective_for(asked: str | Callable[[Sequence[float]], float]) -> Objective:
 
 
 def objective_name(asked: str | Callable[[Sequence[float]], float]) -> str:
-    """Return what tells objectives apart: a decision under one is none under another."""
-    return asked if isinstance(asked, str) else code_checksum(asked)
+    """Return the name of an objective; of the author's own function, the checksum of its code."""
+    if isinstance(asked, str):
+        return asked
+    names = (name for name, function in OBJECTIVES.items() if function is asked)
+    return next(names, None) or code_checksum(asked.function if isinstance(asked, _Checked) else asked)
 
 
 class _Checked:
     """The author's own function of samples."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("function",)
 
     def __init__(self, function: Callable[[Sequence[float]], float]) -> None:
-        self._function = function
+        self.function = function
 
     def __call__(self, samples: Sequence[float]) -> float:
-        value = float(self._function(samples))
+        value = float(self.function(samples))
         return math.inf if math.isnan(value) else value

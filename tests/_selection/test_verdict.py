@@ -1,0 +1,109 @@
+"""One function says which candidate won, from the record alone: explain, ls, unpin and report agree with the answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+from tunebook._base.config_codec import readable
+from tunebook._cli import main
+from tunebook._report.entry import entry_of, facts_of
+from tunebook._selection.trusted_entries import verdict_of
+from tunebook.stores import DirectoryStore
+
+
+def slowest(samples):
+    return max(samples)
+
+
+def make(path, objective):
+    """A kernel with a candidate that is fast in every second run only, and one that always takes the same."""
+    clock, runs = FakeClock(), itertools.count(1)
+
+    @tb.tunable(
+        space=[{"w": "spiky"}, {"w": "steady"}],
+        heuristic={"w": "spiky"},
+        tuner=fake_tuner(clock, iters=12),
+        objective=objective,
+        name="k",
+        store=path,
+    )
+    def kernel(x, *, config):
+        clock.spend(1.1 if config.w == "steady" else 1.5 if next(runs) % 2 == 0 else 1.0)
+        return x
+
+    return kernel
+
+
+@pytest.fixture(params=["p95", "mean", slowest])
+def tuned(tmp_path, request):
+    kernel = make(tmp_path, request.param)
+    kernel(np.ones(4))
+    return kernel
+
+
+def record_in(path):
+    (record,) = DirectoryStore(path).items()
+    return record
+
+
+def test_explain_names_the_answer_as_the_winner(tuned):
+    said = str(tuned.explain(np.ones(4)))
+    assert "answer: Config(w='steady') from memory" in said
+    winner = next(line for line in said.splitlines() if line.startswith("  winner"))
+    assert winner.endswith("w='steady'")
+
+
+def test_the_record_holds_all_that_decided(tuned, tmp_path):
+    record = record_in(tmp_path)
+    asked = tuned.kernel.objective
+    facts = record.body.provenance
+    assert facts["default"] != facts["winner"]
+    assert facts["objective"] == asked if isinstance(asked, str) else facts["objective"] not in ("", "typical")
+    verdict = verdict_of(record)
+    assert verdict.winner.measurement.config == record.head.config
+    assert [readable(r.measurement.config) for r in verdict.ranking] == ["w='steady'", "w='spiky'"]
+    assert verdict.winner.value_s == 1.1 < verdict.ranking[1].value_s
+
+
+def test_ls_shows_the_time_by_the_objective(tuned, tmp_path, capsys):
+    assert main(["ls", "--book", str(tmp_path), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["config"], entry["seconds"]) == ({"w": "steady"}, 1.1)
+
+
+def test_unpin_goes_back_to_the_configuration_that_won(tuned, tmp_path, capsys):
+    assert main(["pin", "k", "w=spiky", "--book", str(tmp_path)]) == 0
+    assert main(["unpin", "k", "--book", str(tmp_path)]) == 0
+    record = record_in(tmp_path)
+    assert (readable(record.head.config), record.head.origin) == ("w='steady'", "tuned")
+    assert "steady" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_report_takes_the_times_by_the_objective(tuned, tmp_path):
+    record = record_in(tmp_path)
+    facts = facts_of(record)
+    by_record = {readable(m.config): facts.values_s()[m.fingerprint] for m in facts.current}
+    assert by_record["w='steady'"] == 1.1 == entry_of(record).best_s
+    assert by_record["w='spiky'"] == entry_of(record).default_s > 1.1
+
+
+def test_a_record_without_an_objective_is_decided_by_the_typical_time(tmp_path):
+    make(tmp_path, "typical")(np.ones(4))
+    verdict = verdict_of(record_in(tmp_path))
+    assert readable(verdict.winner.measurement.config) == "w='spiky'"
+
+
+def test_measurements_of_several_calls_together_do_not_decide_about_one(tmp_path):
+    kernel = make(tmp_path, "typical")
+    kernel(np.ones(4))
+    tb.tune_together(kernel, [(np.ones(4),), (np.ones(8),)], weights=[1.0, 3.0])
+    for record in DirectoryStore(tmp_path).items():
+        verdict = verdict_of(record)
+        assert len({r.measurement.policy for r in verdict.ranking}) == 1
+        assert sorted(record.body.provenance["weights"].values()) == [0.25, 0.75]
