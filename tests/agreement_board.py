@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import tunebook as tb
+from tunebook._selection.selector import local_tiers
 from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.round import Terms
 
@@ -81,7 +82,7 @@ class Rank:
 
     def request(self, *args):
         kernel, selector = self.kernel.kernel, self.kernel.selector
-        return selector._request(kernel.invocation(args), kernel), selector._alone
+        return selector.request(kernel.invocation(args), kernel), local_tiers(selector.tiers)
 
     def ask(self, *args):
         """Return the tier's answer: Found or Skipped."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._selection.agreement_hook import agreement
+from tunebook._selection.selector import agreement
 from tunebook.fleet._agreement.ballot import LogEntry
 from tunebook.stores import problem_id
 

@@ -24,13 +24,21 @@ from typing import TYPE_CHECKING
 
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
-from tunebook._selection.single_flight import AlreadyThere, Busy, Flights, Lease, acquire, single_flight
+from tunebook._selection.single_flight import Flights, Lease, acquire
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._files import LeaseFiles
 from tunebook.stores._ids import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def single_flight(flights, key, board, lease_id, *, look, work, instead=None):
+    """The result that `look` finds, or else of `work`; of `instead` rather than wait for another's work."""
+    with flights.turn(key, board, lease_id, look=look, wait=instead is None) as turn:
+        if turn.leads:
+            turn.result = work(turn.generation)
+        return instead() if turn.result is None else turn.result
 
 
 class Log:
@@ -263,13 +271,16 @@ def _fork_in_flight() -> None:
         finish.wait()
         return "parent"
 
-    leader = threading.Thread(target=flights.run, args=("key", slow))
+    def ask(work: Callable[[], str], **instead) -> str:
+        return single_flight(flights, "key", None, "k", look=lambda: None, work=lambda _: work(), **instead)
+
+    leader = threading.Thread(target=ask, args=(slow,))
     leader.start()
     working.wait()
     reading, writing = os.pipe()
-    _fork(lambda: os.write(writing, json.dumps(flights.run("key", lambda: "child")).encode()))
+    _fork(lambda: os.write(writing, json.dumps(ask(lambda: "child")).encode()))
     child_had = json.loads(os.read(reading, 100))
-    still_busy = flights.busy("key")
+    still_busy = ask(lambda: "free", instead=lambda: "busy") == "busy"
     finish.set()
     leader.join()
     print(json.dumps({"child_had": child_had, "still_busy": still_busy}))
@@ -300,7 +311,7 @@ def _fork_while_holding(root: str) -> None:
 def _fork_in_work(root: str) -> None:
     """Fork in the work itself; the child comes back from the same call, while the parent still holds the lease."""
     board = LeaseFiles(Path(root))
-    flights: Flights[AlreadyThere[str] | Busy] = Flights()
+    flights: Flights[str] = Flights()
     reading, writing = os.pipe()
     parent = os.getpid()
 

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from tunebook._keys.call_key import register_key as register_key
     from tunebook._memo.answer_memo import epoch as epoch
     from tunebook._memo.answer_memo import on_epoch as on_epoch
-    from tunebook._memo.memory import ConfigCache as ConfigCache
-    from tunebook._memo.overlay import overlay_cache as overlay_cache
+    from tunebook._memo.answer_memo import ConfigCache as ConfigCache
+    from tunebook._memo.context_stack import overlay_cache as overlay_cache
     from tunebook._report import metrics as metrics
     from tunebook._report import report as report
     from tunebook._selection.background_queue import wait_for_background as wait_for_background
@@ -107,8 +107,8 @@ _NAMES = {
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",
     "_memo.answer_memo": "epoch on_epoch",
-    "_memo.memory": "ConfigCache",
-    "_memo.overlay": "overlay_cache",
+    "_memo.answer_memo": "ConfigCache",
+    "_memo.context_stack": "overlay_cache",
     "_report": "report",
     "_report.metrics": "metrics",
     "_selection.background_queue": "wait_for_background",

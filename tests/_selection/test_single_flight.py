@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from lease_processes import Book, Log, judge, kill_holders, outcome, start, tune_each_key_once
+from lease_processes import Book, Log, judge, kill_holders, outcome, single_flight, start, tune_each_key_once
 
 from tunebook._base import errors
 from tunebook._base.errors import StoreError, TunebookWarning, TuningFailed
@@ -29,7 +29,6 @@ from tunebook._selection.single_flight import (
     _LeaseWatch,
     acquire,
     maker_of,
-    single_flight,
     this_process,
 )
 from tunebook.stores._files import LeaseFiles
@@ -37,6 +36,14 @@ from tunebook.stores._files import LeaseFiles
 
 def nothing():
     return None
+
+
+def run(flights, key, work):
+    """The result of the work of a key, and whether this call did it."""
+    with flights.turn(key) as turn:
+        if turn.leads:
+            turn.result = work()
+        return turn.result, turn.leads
 
 
 def in_threads(count, call):
@@ -91,7 +98,7 @@ class SlowWork:
 def test_32_threads_that_ask_for_one_key_do_the_work_once():
     flights = Flights()
     work = SlowWork(flights, 31, "config")
-    results = in_threads(32, lambda: flights.run("key", work))
+    results = in_threads(32, lambda: run(flights, "key", work))
     assert work.calls == 1
     assert sorted(results) == [("config", False)] * 31 + [("config", True)]
 
@@ -100,7 +107,7 @@ def test_different_keys_are_worked_on_at_the_same_time():
     flights = Flights()
     meet = threading.Barrier(8)
     keys = itertools.count()
-    results = in_threads(8, lambda: flights.run(next(keys), meet.wait))
+    results = in_threads(8, lambda: run(flights, next(keys), meet.wait))
     assert sorted(results) == [(number, True) for number in range(8)]
 
 
@@ -108,15 +115,15 @@ def test_an_error_reaches_all_who_waited_and_is_then_forgotten():
     flights = Flights()
     error = ValueError("no luck")
     work = SlowWork(flights, 7, error)
-    assert in_threads(8, lambda: flights.run("key", work)) == [error] * 8
-    assert flights.run("key", lambda: "luck") == ("luck", True)
+    assert in_threads(8, lambda: run(flights, "key", work)) == [error] * 8
+    assert run(flights, "key", lambda: "luck") == ("luck", True)
 
 
 def test_each_waiter_gets_its_own_copy_of_the_librarys_errors():
     flights = Flights()
     failed = TuningFailed("every candidate failed", [ValueError("a"), ValueError("b")])
     work = SlowWork(flights, 3, failed)
-    results = in_threads(4, lambda: flights.run("key", work))
+    results = in_threads(4, lambda: run(flights, "key", work))
     assert len({id(error) for error in results}) == 4
     assert {(type(error), str(error), error.exceptions) for error in results} == {
         (TuningFailed, str(failed), failed.exceptions)
@@ -127,7 +134,7 @@ def test_each_waiter_gets_its_own_copy_of_the_librarys_errors():
 def test_an_interrupt_ends_the_leader_only_and_a_waiter_takes_its_place():
     flights = Flights()
     works = iter([SlowWork(flights, 1, KeyboardInterrupt()), lambda: "config"])
-    results = in_threads(2, lambda: flights.run("key", lambda: next(works)()))  # noqa: PLW0108 - one for each call
+    results = in_threads(2, lambda: run(flights, "key", lambda: next(works)()))  # noqa: PLW0108 - one for each call
     interrupt, result = sorted(results, key=lambda result: isinstance(result, tuple))
     assert isinstance(interrupt, KeyboardInterrupt)
     assert result == ("config", True)
@@ -135,14 +142,21 @@ def test_an_interrupt_ends_the_leader_only_and_a_waiter_takes_its_place():
 
 def test_a_key_is_busy_while_it_is_worked_on():
     flights = Flights()
-    seen = flights.run("key", lambda: (flights.busy("key"), flights.busy("other")))
+    elsewhere = contextvars.Context().run
+
+    def busy(key):
+        """Whether a caller that does not wait would find another at work; asked as from another thread."""
+        with flights.turn(key, wait=False) as turn:
+            return not turn.leads
+
+    seen = run(flights, "key", lambda: (elsewhere(busy, "key"), elsewhere(busy, "other")))
     assert seen == ((True, False), True)
     assert not flights.busy("key")
 
 
 def test_work_that_asks_for_its_own_key_does_not_wait_for_itself():
     flights = Flights()
-    assert flights.run("key", lambda: flights.run("key", lambda: "inner")[0]) == ("inner", True)
+    assert run(flights, "key", lambda: run(flights, "key", lambda: "inner")[0]) == ("inner", True)
 
 
 def test_a_thread_that_works_for_the_leader_counts_as_the_leader():
@@ -151,17 +165,17 @@ def test_a_thread_that_works_for_the_leader_counts_as_the_leader():
     def work():
         context = contextvars.copy_context()
         inner = []
-        thread = threading.Thread(target=lambda: inner.append(context.run(flights.run, "key", lambda: "inner")))
+        thread = threading.Thread(target=lambda: inner.append(context.run(run, flights, "key", lambda: "inner")))
         thread.start()
         thread.join()
         return inner
 
-    assert flights.run("key", work) == ([("inner", True)], True)
+    assert run(flights, "key", work) == ([("inner", True)], True)
 
 
 def test_a_context_that_outlives_the_work_no_longer_leads():
     flights = Flights()
-    context, _ = flights.run("key", contextvars.copy_context)
+    context, _ = run(flights, "key", contextvars.copy_context)
     led = threading.Event()
 
     def other_thread():
@@ -172,12 +186,12 @@ def test_a_context_that_outlives_the_work_no_longer_leads():
     leader = threading.Thread(target=flights.run, args=("key", other_thread))
     leader.start()
     led.wait()
-    assert context.run(flights.run, "key", lambda: "own") == ("result", False)
+    assert context.run(run, flights, "key", lambda: "own") == ("result", False)
     leader.join()
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads():
-    assert outcome("fork_in_flight") == {"child_had": ["child", True], "still_busy": True}
+    assert outcome("fork_in_flight") == {"child_had": "child", "still_busy": True}
 
 
 # Who made a slip
@@ -543,7 +557,7 @@ def test_a_caller_that_will_not_wait_gets_something_instead(board):
     slip.withdraw(lower=False)
     assert ask(instead=lambda: "guess") == "tuned"
     another_thread = contextvars.Context().run
-    assert flights.run("key", lambda: another_thread(lambda: ask(instead=lambda: "guess"))) == ("guess", True)
+    assert run(flights, "key", lambda: another_thread(lambda: ask(instead=lambda: "guess"))) == ("guess", True)
 
 
 def test_a_caller_that_waits_is_not_served_by_one_that_would_not(board):

@@ -21,7 +21,7 @@ from servers import proxy, redis_server
 import tunebook as tb
 from tunebook import fleet
 from tunebook._base.vocabulary import Measurement
-from tunebook._selection.agreement_hook import agreement
+from tunebook._selection.selector import agreement
 from tunebook._selection.tiers import Found, Skipped
 from tunebook.fleet._agreement.agreement_state import Settled
 from tunebook.fleet._agreement.ballot import LogEntry, Vote, contenders, count, entry_from, vote_from
@@ -657,7 +657,7 @@ FORKS = """
 import os, sys
 from agreement_board import MemoryBoard, Shared
 from tunebook import fleet
-from tunebook._selection.agreement_hook import agreement
+from tunebook._selection.selector import agreement
 fleet.agree(MemoryBoard(Shared()))
 child = os.fork()
 if child == 0:

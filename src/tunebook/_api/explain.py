@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import decode, readable
-from tunebook._base.environment_variables import pins_text
 from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Body
 from tunebook._keys.call_key import explain_difference, spell_out
-from tunebook._selection.selector import NoSelection, Selection
+from tunebook._selection.selector import NoSelection, Selection, select_offline
+from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
     body_of,
     disturbances_of,
@@ -290,7 +290,10 @@ def explain_entry(
     """
     body = Body() if record is None else body_of(record)
     here = "" if record is None else versions(record.head.environment)
-    selection = _without_program(catalogue.store.where, problem, record, here)
+    outdated = () if record is None else versions_differ(record.head.environment, here)
+    selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
+    if isinstance(selection, Selection) and record is not None and selection.source != "pinned":
+        selection = selection._replace(config=_named(record.head.config))
     return _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
 
 
@@ -313,36 +316,6 @@ def _explained(
         environment=here,
         differences=versions_differ(there, here),
     )
-
-
-def _without_program(where: str, problem: Problem, record: Record | None, here: str) -> Selection[Any] | NoSelection:
-    tried = [
-        ("override", "only the program knows: what a call passes as config="),
-        ("overlay", "only the program knows: what it has open around the call"),
-    ]
-    pin = _pinned_for(problem.op)
-    if pin:
-        return Selection(problem, pin, "pinned", "pinned", None, remember=False, tried=tuple(tried))
-    tried += [("pinned", "not in TUNEBOOK_PIN"), ("memory", "empty in a new process")]
-    if record is None or not record.head.decided:
-        said = f"no entry in {where}" if record is None else "no decision, because every candidate failed"
-        tried += [("persistent", said), ("autotune", "would tune, if the program lets it")]
-        return NoSelection(problem, tuple(tried))
-    source = "persistent"
-    if other := versions_differ(record.head.environment, here):
-        source = "verification"
-        tried.append(("persistent", f"{'; '.join(other)}: its finalists are measured again first"))
-    config = _named(record.head.config)
-    return Selection(problem, config, source, "cache_hit", source, remember=True, tried=tuple(tried))
-
-
-def _pinned_for(op: str) -> str:
-    """Return what the environment pins for a kernel, as it is written there."""
-    from tunebook._selection.env_pins import names_of, parse_pins  # noqa: PLC0415 - for what is explained without its program only
-
-    pins = parse_pins(pins_text())
-    wanted = next((pins[name] for name in names_of(op) if name in pins), {})
-    return ", ".join(f"{name}={value}" for name, value in wanted.items())
 
 
 def _named(config: Json) -> object:

@@ -11,8 +11,8 @@ from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_con
 from tunebook._arrays.framework import load_frameworks
 from tunebook._base.errors import DefinitionError, TunebookError
 from tunebook._hotpath.dispatcher import Dispatcher
-from tunebook._memo.memory import ConfigCache
-from tunebook._memo.overlay import overlay_op
+from tunebook._memo.answer_memo import ConfigCache
+from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook._selection.recording import Recording, concrete, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection

@@ -8,13 +8,16 @@ tuned: elsewhere, later, on arrays made for it. An adapter registers itself as a
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.describe import libraries_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+    from contextlib import AbstractContextManager
 
 T = TypeVar("T")
 
@@ -48,8 +51,11 @@ class TuningSite(NamedTuple):
 class CapturedCall(Protocol):
     """A call, kept without its arrays' data where that does not exist yet; may be tuned later and by any thread."""
 
-    def run(self, work: Callable[[TuningSite], T]) -> T:
-        """Call `work` where candidates may run, under the settings of the caller; its result or error is this one's."""
+    def site(self) -> AbstractContextManager[tuple[TuningSite, Callable[..., Any]]]:
+        """Give the place where candidates may run, and `there(function, *args)`, which calls a function in it.
+
+        The place may be another thread; the caller's settings are in force in it.
+        """
 
 
 class Framework(Protocol):
@@ -131,10 +137,19 @@ def obstacle_to(inv: Any) -> str | None:
     return None if framework is None else framework.obstacle((inv.args, inv.kwargs))
 
 
-def at_tuning_site(inv: Any, work: Callable[[TuningSite | None], T]) -> T:
-    """Call `work` where candidates of a call may run: right here, with None, if its framework does not say."""
+def tuning_site(inv: Any) -> AbstractContextManager[tuple[TuningSite | None, Callable[..., Any]]]:
+    """Give the place where candidates of a call may run, and `there(function, *args)`, which calls a function in it.
+
+    Without a framework the place is None, and functions are called right here, in the caller's thread.
+    """
     framework = framework_of((inv.args, inv.kwargs))
-    return work(None) if framework is None else framework.capture(inv).run(work)
+    return nullcontext((None, operator.call)) if framework is None else framework.capture(inv).site()
+
+
+def at_tuning_site(inv: Any, work: Callable[[TuningSite | None], T]) -> T:
+    """Call `work` with the place where candidates of a call may run, in that place."""
+    with tuning_site(inv) as (site, there):
+        return there(work, site)  # type: ignore[no-any-return] # a function of any kind
 
 
 def is_compiling() -> bool:

@@ -15,6 +15,20 @@ Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
 
+Event: TypeAlias = Literal[
+    "override",
+    "overlay_hit",
+    "pinned",
+    "cache_hit",
+    "autotune_start",
+    "autotune_progress",
+    "autotune_finish",
+    "disturbed",
+    "nearest",
+    "heuristics",
+    "error",
+]
+"""The events of a selector, which its listeners get; docs/tiers.md says which data come with each."""
 
 StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""

@@ -214,7 +214,7 @@ class Dispatcher:
         """Answer a call that the hot path could not, and run it."""
         if is_compiling():
             return self._generated.run(*arguments, getattr(self._constants, self.constant(*flattened(arguments))))
-        if recordings():
+        if MEMO.suspended and recordings():  # a recording suspends the memo
             return self._recorded(None, arguments)
         config, exploration = self.choose(arguments)
         return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
@@ -298,7 +298,7 @@ class Dispatcher:
         # Working out which problem a call is takes longest of all, and under an overlay every call comes here.
         problem = None if key is None else self._answers.problems.get(key)
         selection = self._select(arguments, None, problem)
-        if INNERMOST.get() is None and not selection.transient and not recordings():
+        if INNERMOST.get() is None and not selection.transient and not (MEMO.suspended and recordings()):
             self._memoise(arguments, selection, epoch)
         if key is not None and problem is None:
             MEMO.note(self._answers, key, selection.problem)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tunebook._arrays.framework import load_frameworks
+from tunebook._base.errors import DefinitionError
 from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
+
+    from tunebook._base.vocabulary import Problem
 
 T = TypeVar("T")
 
@@ -77,3 +80,41 @@ def scoped(kind: type[T]) -> Iterator[T]:
         if isinstance(layer.value, kind):
             yield layer.value
         layer = layer.outer
+
+
+class _Overlay(NamedTuple):
+    """Either configurations by problem, or one for every problem of an operation."""
+
+    entries: Mapping[tuple[str, str, str], object]
+    op: str | None = None
+    config: object = None
+
+    def content(self) -> object:
+        """Return what is equal for overlays that do the same."""
+        return sorted(self.entries.items(), key=lambda item: item[0]), self.op, self.config
+
+    def find(self, problem: Problem) -> object | None:
+        return self.config if problem.op == self.op else self.entries.get(problem)
+
+
+def overlay_cache(mapping: Mapping[tuple[str, str, str], object]) -> Scope:
+    """Shadow memory and disk with `{(device, op_id, call_key): config}` inside a with-block.
+
+    Blocks nest, the innermost wins, and other threads and tasks see nothing of it. The mapping is copied here:
+    changing it later changes nothing.
+    """
+    for key in mapping:
+        if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
+            raise DefinitionError(f"an overlay's keys are (device, op_id, call_key), three strings; found {key!r}")
+    return Scope(_Overlay(dict(mapping)))
+
+
+def overlay_op(op: str, config: object) -> Scope:
+    """Give one configuration to every call of an operation inside a with-block."""
+    return Scope(_Overlay({}, op, config))
+
+
+def find_overlay(problem: Problem) -> object | None:
+    """Return what the overlays of this thread or task say about a problem, or None."""
+    answers = (overlay.find(problem) for overlay in scoped(_Overlay))
+    return next((config for config in answers if config is not None), None)

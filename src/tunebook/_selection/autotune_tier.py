@@ -1,19 +1,22 @@
-"""The tier that tunes: once per problem, among threads and among processes, and what it found is written down."""
+"""The tier that tunes: once per problem among threads and processes. It writes the result into the book."""
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from tunebook._arrays.framework import at_tuning_site, obstacle_to
+from tunebook._arrays.framework import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import TuningFailed
+from tunebook._memo.answer_memo import MEMO
+from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
 from tunebook._selection.recording import recordings
-from tunebook._selection.single_flight import Flights, single_flight
-from tunebook._selection.tiers import Found, Request, Skipped, key_of, off
-from tunebook._selection.trusted_entries import EntryGuard, Refused, Trusted
+from tunebook._selection.single_flight import Flights
+from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
+from tunebook._selection.trusted_entries import Refused, Trusted
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned
 from tunebook._tuning.job_run import FAILURE_LIFETIME_S
 from tunebook._tuning.plan import job_for, outline, search_for, together
@@ -22,49 +25,62 @@ from tunebook._tuning.tuner import Tuner
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from tunebook._arrays.framework import TuningSite
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Measurement, Problem
-    from tunebook.stores import LeaseBoard
+    from tunebook._selection.single_flight import FlightTurn
+    from tunebook._selection.tiers import OfflineEntry
+    from tunebook._selection.trusted_entries import EntryGuard
 
 C = TypeVar("C")
 
-# What other processes wrote about failures is not read again at every call. Seen too late, it costs a tuning that ends
+# Failures that other processes wrote are not read again at every call. Seen too late, they cost a tuning that ends
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
+_BUSY: Final = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
+_NO_ENTRY: Final[Refused[Any]] = Refused("no book")
 
 
-class AnyTuner(Protocol):
-    """What the selector needs of a tuner. Ours does more: it measures on what is known, and says why it chose."""
+class _BookLookup(Generic[C]):
+    """Reads the entry of a request, and keeps it: under the lease it stays as it is."""
 
-    def autotune(
-        self,
-        make_fn: Callable[[Any], Callable[..., object]],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        candidates: Iterable[Any],
-    ) -> Any:
-        """Return the best candidate."""
+    def __init__(self, book: EntryGuard[C] | None, request: Request[C]) -> None:
+        self._book, self._request = book, request
+        self.entry: Trusted[C] | Refused[C] = _NO_ENTRY
+
+    def __call__(self) -> Found[C] | None:
+        self.read()
+        if isinstance(self.entry, Refused):
+            return None
+        return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)
+
+    def read(self) -> Trusted[C] | Refused[C]:
+        if self._book is not None:
+            self.entry = self._book.find(self._request)
+        return self.entry
 
 
-class AutotuneTier(Generic[C]):
-    name: Final = "autotune"
+class AutotuneTier(Tier[C]):
+    name = "autotune"
+    needs_agreement = True
+    runs_candidates = True
 
-    def __init__(
-        self, tuner: AnyTuner | None, book: EntryGuard[C] | None, *, persist: bool, forbid_again: bool
-    ) -> None:
-        self._tuner = tuner
-        self._book = book
-        self._persist = persist
-        self._forbid_again = forbid_again
+    def __init__(self, parts: Parts[C]) -> None:
+        super().__init__(parts)
+        self._book = parts.book
+        given = parts.tuner or Tuner()
+        self._tuner: Final = given if isinstance(given, Tuner) else _ForeignTuner(given)
+        self.deferred: Final = DeferredTuning(self, parts)
         self._decided: dict[tuple[Problem, str], C] = {}
         self._failed: dict[tuple[Problem, str], tuple[Exception | None, float]] = {}
         self._clock_s = time.monotonic
-        self._flights: Flights[Any] = Flights()
-        self._explicit: Flights[Any] = Flights()
-        self._verifying: Flights[Any] = Flights()
+        self._flights: Flights[Found[C] | Skipped] = Flights()
+        self._explicit: Flights[Tuned[C]] = Flights()
+        self._verifying: Flights[Verified[C]] = Flights()
+
+    # ------------------------------------------------------------------------------------------------- for a call
 
     def ask(
         self,
@@ -72,78 +88,58 @@ class AutotuneTier(Generic[C]):
         budget: Budget = Budget(),  # noqa: B008 - immutable
         beside: Sequence[Measurement] = (),
     ) -> Found[C] | Skipped:
-        """Return what is known or found. `beside` was measured elsewhere: those that were ahead there race again."""
-        known = self.known(request)
-        if known is not None:
+        """Return the known answer, or tune now. `beside` was measured elsewhere: its fastest candidates race again."""
+        if request.policy.cache_miss_fallback in DEFERRED and (put_off := self.deferred.ask(request)) is not None:
+            return put_off
+        if (known := self._known(request)) is not None:
             return known
-        find = partial(self._renew, request, budget=budget, beside=beside, on_step=request.on_step)
-        return self.settle(request, find)
-
-    def settle(self, request: Request[C], find: Callable[..., Tuned[C]]) -> Found[C] | Skipped:
-        """Use what `find(generation=...)` finds and writes down, unless another thread or process is faster."""
+        look = _BookLookup(self._book, request)
         try:
-            answer = self._find_once(request, find)
+            with self._turn(self._flights, request, look) as turn:
+                if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
+                    turn.result = reason
+                elif turn.leads:
+                    tuned = self._tune(request, look.entry, turn.generation, budget, request.on_step, beside).tuned
+                    turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
         except TuningFailed as error:
-            self.remember_failure(request, error)
-            return Skipped(str(error), error)
-        if isinstance(answer, Found):
-            self._decided[key_of(request)] = answer.config
-        return answer
+            return self.remember_failure(request, error)
+        return self._take(request, turn)
+
+    def preview(self, request: Request[C]) -> Found[C] | Skipped:
+        if request.policy.cache_miss_fallback in DEFERRED and (put_off := self.deferred.preview(request)) is not None:
+            return put_off
+        return self.known(request) or Skipped("would tune now")
+
+    def at_once(self, request: Request[C]) -> Found[C] | Skipped | None:
+        """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
+        put_off = self.deferred.ask(request) if request.policy.cache_miss_fallback in DEFERRED else None
+        return put_off or self.known(request)
+
+    @classmethod
+    def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
+        if entry.record is not None and entry.outdated:
+            return Found(config=entry.record.head.config, event="cache_hit", level="verification", remember=True)
+        return Skipped("would tune, if the program lets it")
 
     def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped:
-        """Use and write down what was found by other means."""
-
-        def find(*, generation: int) -> Tuned[C]:
-            history = History() if self._book is None else self._book.history(request)
-            return self._written(request, tuned, history.generation + generation)
-
-        return self.settle(request, find)
-
-    def parts_of(self, request: Request[C]) -> int:
-        """Return how many processes could each measure a part of the candidates; 1 if they cannot be told apart."""
-        if not isinstance(self._tuner, Tuner) or search_for(request.kernel, request.inv, request.strategy) is not None:
-            return 1
-        return max(1, len(list(request.kernel.candidates(request.inv))))
-
-    def measure_part(self, request: Request[C], part: int, parts: int, budget: Budget) -> tuple[Measurement, ...]:
-        """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
-        history = History() if self._book is None else self._book.history(request)
-
-        def measure(stage: TuningSite | None) -> tuple[Measurement, ...]:
-            job = job_for(request, request.policy, history, budget, request.on_step, stage)
-            # By fingerprint: processes that list them in another order leave none out, and measure none twice.
-            mine = sorted(job.candidates, key=fingerprint)[part::parts]
-            job = job._replace(candidates=mine, brief=True)  # those ahead race again, against those of other parts
-            request.tell("autotune_start", candidates=job.size, verifying=False)
-            return _tune(self._tuner or Tuner(), _telling(request, job)).measurements
-
-        try:
-            return at_tuning_site(request.inv, measure)
-        except TuningFailed as error:
-            return error.measurements
-
-    @property
-    def writes(self) -> bool:
-        """Whether what is found is written down."""
-        return self._book is not None and self._persist
-
-    def written(self, request: Request[C]) -> Record | None:
-        """Return what is written down about a problem, for the books of other machines; None if nothing is."""
-        return self._book.persistent.read(request.problem) if self._book is not None and self._persist else None
-
-    def write(self, request: Request[C], record: Record) -> None:
-        """Write down what another machine has, unless this one's book has an answer of its own."""
-        if self._book is not None and self._persist and isinstance(self._book.find(request), Refused):
-            self._book.persistent.write(record)
-
-    def remember_failure(self, request: Request[C], error: Exception) -> None:
-        """Do not try again for a while, and tell."""
-        self._failed[key_of(request)] = (error, self._clock_s() + FAILURE_LIFETIME_S)
-        request.tell("autotune_finish", cfg=None, error=error)
+        """Use and write down the result of a tuning in the user's calls, unless another caller was faster."""
+        look = _BookLookup(self._book, request)
+        with self._turn(self._flights, request, look) as turn:
+            if turn.leads:
+                config = self._publish(request, tuned, look.entry, turn.generation).config
+                turn.result = Found(config=config, event="autotune_finish", remember=True)
+        return self._take(request, turn)
 
     def known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that needs no tuning: a remembered decision or failure, or why tuning is off."""
-        if self._forbid_again and key_of(request) in self._decided:
+        known = self._known(request)
+        if known is not None:
+            return known
+        return self._reason_to_stop(request, _NO_ENTRY if self._book is None else self._book.find(request))
+
+    def _known(self, request: Request[C]) -> Found[C] | Skipped | None:
+        """Return the same, from memory alone: neither the book is read, nor are candidates listed."""
+        if self._parts.forbid_again and key_of(request) in self._decided:
             return Found(config=self._decided[key_of(request)], event="cache_hit", level="memory", remember=True)
         reason = self._reason_not_to(request) if request.mode == "normal" else off(request).reason
         if reason is not None:
@@ -153,75 +149,77 @@ class AutotuneTier(Generic[C]):
             # It may be gone when such a call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
         error, expires = self._failed.get(key_of(request), (None, 0.0))
-        if expires <= self._clock_s():
-            error = self._failed_elsewhere(request)
-            self._failed[key_of(request)] = (error, self._clock_s() + _LOOK_AGAIN_S)
-        return None if error is None else Skipped(f"failed before: {error}", error)
-
-    def _failed_elsewhere(self, request: Request[C]) -> TuningFailed | None:
-        """Return how every candidate failed in another process, if that wrote it down and none has expired since."""
-        history = History() if self._book is None else self._book.history(request)
-        if not isinstance(self._tuner, Tuner) or all(m.failure is None for m in history.measurements):
-            return None
-        try:
-            return self._tuner.foregone(outline(request, request.policy, history))
-        except TuningFailed:
-            return None  # there is nothing to tune, which is for the tuning to say
+        return Skipped(f"failed before: {error}", error) if error is not None and expires > self._clock_s() else None
 
     def _reason_not_to(self, request: Request[C]) -> str | None:
-        if self._tuner is None:
+        if self._parts.tuner is None:
             return "no tuner given"
         if not request.policy.allow_autotune:
             return "off: policy.allow_autotune is False"
         if request.policy.cache_miss_fallback in {"heuristics", "nearest"}:
             return f"off: policy.cache_miss_fallback is {request.policy.cache_miss_fallback!r}"
-        if recordings():
-            return "off: a recording is on"
+        # A recording suspends the memo, so that without one this asks nothing.
+        return "off: a recording is on" if MEMO.suspended and recordings() else None
+
+    def _reason_to_stop(self, request: Request[C], entry: Trusted[C] | Refused[C]) -> Skipped | None:
+        """Return why a call cannot be tuned, by its candidates and by the failures in its entry; None if it can."""
         if not any(True for _ in request.kernel.candidates(request.inv)):
-            return "the kernel has no candidates"  # and its heuristic alone would be a guess, written down as a choice
-        return None
+            return Skipped("the kernel has no candidates")  # its heuristic alone would be a guess written as a choice
+        if self._failed.get(key_of(request), (None, 0.0))[1] > self._clock_s():
+            return None
+        history = self._history(request, entry)
+        error = None
+        if isinstance(self._tuner, Tuner) and any(m.failure is not None for m in history.measurements):
+            try:
+                error = self._tuner.foregone(outline(request, request.policy, history))
+            except TuningFailed:
+                error = None  # there is nothing to tune, which the tuning says better
+        self._failed[key_of(request)] = (error, self._clock_s() + _LOOK_AGAIN_S)
+        return None if error is None else Skipped(f"failed before: {error}", error)
 
-    def _find_once(self, request: Request[C], find: Callable[..., Tuned[C]]) -> Found[C] | Skipped:
-        """Tune, unless another thread or process does so first: then take what that one found."""
-        led = False
+    def _turn(
+        self, flights: Flights[Any], request: Request[C], look: Callable[[], Any] | None = None
+    ) -> AbstractContextManager[FlightTurn[Any]]:
+        """Give the turn to work on a request, once among threads and processes."""
+        # A result that is not written cannot be found by another process, so there is no point in making it wait.
+        board = self._book.persistent.leases() if self._book is not None and self.writes else None
+        wait = look is None or request.policy.while_tuning != "heuristics" or not request.policy.allow_heuristics
+        find = look or (lambda: None)
+        return flights.turn(key_of(request), board, problem_id(request.problem), look=find, wait=wait)
 
-        def look() -> Found[C] | None:
-            entry = Refused("") if self._book is None else self._book.find(request)
-            if isinstance(entry, Refused):
-                return None
-            return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
-
-        def work(generation: int) -> Found[C]:
-            nonlocal led
-            led = True
-            return Found(config=find(generation=generation).config, event="autotune_finish", remember=True)
-
-        busy = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
-        may_leave = request.policy.while_tuning == "heuristics" and request.policy.allow_heuristics
-        answer: Found[C] | Skipped = single_flight(
-            self._flights,
-            key_of(request),
-            self._board(),
-            problem_id(request.problem),
-            look=look,
-            work=work,
-            instead=(lambda: Skipped(busy, transient=True)) if may_leave else None,
-        )
-        if isinstance(answer, Found) and not led and answer.level is None:
-            return answer._replace(event="cache_hit", level="memory")  # another thread's result, waited for
+    def _take(self, request: Request[C], turn: FlightTurn[Found[C] | Skipped]) -> Found[C] | Skipped:
+        """Return the result of a turn, as the answer to this caller."""
+        answer = turn.result
+        if not isinstance(answer, Found):
+            return answer or Skipped(_BUSY, transient=True)
+        self._decided[key_of(request)] = answer.config
+        if not turn.leads and answer.level is None:
+            return answer._replace(event="cache_hit", level="memory")  # the result of another thread
         return answer
+
+    def remember_failure(self, request: Request[C], error: Exception) -> Skipped:
+        """Tell of a failure, and do not try again for a while."""
+        self._failed[key_of(request)] = (error, self._clock_s() + FAILURE_LIFETIME_S)
+        request.tell("autotune_finish", cfg=None, error=error)
+        return Skipped(str(error), error)
+
+    # --------------------------------------------------------------------------------------------------- on demand
 
     def tune(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Tuned[C]:
         """Tune though an answer may be known; another process that does so already is waited for."""
+        with self._turn(self._explicit, request) as turn:
+            if turn.leads:
+                entry = _BookLookup(self._book, request).read()
+                turn.result = self._tune(request, entry, turn.generation, budget, on_step, reverify=False).tuned
+        return cast("Tuned[C]", turn.result)
 
-        def work(generation: int) -> Tuned[C]:
-            return self._run(request, generation=generation, budget=budget, on_step=on_step)
-
-        lease = problem_id(request.problem)
-        tuned: Tuned[C] = single_flight(
-            self._explicit, key_of(request), self._board(), lease, look=lambda: None, work=work
-        )
-        return tuned
+    def verify(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Verified[C]:
+        """Measure the finalists of an entry again though it may be trusted; tune if there is none, or it is beaten."""
+        with self._turn(self._verifying, request) as turn:
+            if turn.leads:
+                entry = _BookLookup(self._book, request).read()
+                turn.result = self._tune(request, entry, turn.generation, budget, on_step, again=True)
+        return cast("Verified[C]", turn.result)
 
     def tune_together(
         self,
@@ -232,174 +230,190 @@ class AutotuneTier(Generic[C]):
         on_step: Callable[[Step], None] | None,
     ) -> Tuned[C]:
         """Find one configuration for several problems, and write it down for each."""
-        # By their ids, so that two processes with some problems in common never wait for each other in a ring.
-        order = sorted(range(len(requests)), key=lambda i: problem_id(requests[i].problem))
+        with ExitStack() as turns:
+            led: dict[str, FlightTurn[Tuned[C]]] = {}
+            tuned: Tuned[C] | None = None
+            # By their ids, so that two processes with some problems in common never wait for each other in a ring.
+            for request in sorted(requests, key=lambda request: problem_id(request.problem)):
+                turn = turns.enter_context(self._turn(self._explicit, request))
+                if not turn.leads:
+                    tuned = turn.result
+                    break
+                led.setdefault(problem_id(request.problem), turn)
+            if tuned is None:
+                tuned = self._tune_all(requests, weights, led, budget, on_step)
+            for turn in led.values():
+                turn.result = tuned
+        return tuned
 
-        def lead(generations: dict[int, int]) -> Tuned[C]:
-            if len(generations) == len(order):
-                return self._run_together(requests, weights, generations, budget, on_step)
-            at = order[len(generations)]
-            lease = problem_id(requests[at].problem)
-            tuned: Tuned[C] = single_flight(
-                self._explicit,
-                key_of(requests[at]),
-                self._board(),
-                lease,
-                look=lambda: None,
-                work=lambda generation: lead({**generations, at: generation}),
-            )
-            return tuned
-
-        return lead({})
-
-    def _run_together(
+    def _tune_all(
         self,
         requests: Sequence[Request[C]],
         weights: Sequence[float],
-        generations: Mapping[int, int],
+        led: Mapping[str, FlightTurn[Tuned[C]]],
         budget: Budget,
         on_step: Callable[[Step], None] | None,
     ) -> Tuned[C]:
-        histories = [History() if self._book is None else self._book.history(request) for request in requests]
-
-        def measure(stages: list[TuningSite | None]) -> Tuned[C]:
-            if len(stages) < len(requests):
-                return at_tuning_site(requests[len(stages)].inv, lambda stage: measure([*stages, stage]))
-            asked = zip(requests, histories, stages, strict=True)
-            jobs = [job_for(r, r.policy, history, budget, on_step, stage) for r, history, stage in asked]
+        entries = [_BookLookup(self._book, request).read() for request in requests]
+        step = _tell_steps(requests[0], on_step)
+        with ExitStack() as sites:
+            jobs: list[Job[C]] = []
+            for request, entry in zip(requests, entries, strict=True):
+                site, there = sites.enter_context(tuning_site(request.inv))
+                history = self._history(request, entry)
+                jobs.append(there(job_for, request, request.policy, history, budget, step, site))
             job = together([request.problem for request in requests], jobs, weights)
             for request in requests:
                 request.tell("autotune_start", candidates=job.size, verifying=False)
-            return _tune(self._tuner or Tuner(), _telling(requests[0], job))
-
-        tuned = measure([])
-        shares = [weight / math.fsum(weights) for weight in weights]
-        by_problem = {problem_id(r.problem): share for r, share in zip(requests, shares, strict=True)}
-        for at, (request, history) in enumerate(zip(requests, histories, strict=True)):
-            self._written(request, tuned, history.generation + generations[at], weights=by_problem)
+            tuned: Tuned[C] = there(self._tuner.tune, job)
+        names = [problem_id(request.problem) for request in requests]
+        shares = dict.fromkeys(names, 0.0)
+        for name, weight in zip(names, weights, strict=True):
+            shares[name] += weight / math.fsum(weights)
+        for name, request, entry in zip(names, requests, entries, strict=True):
+            self._publish(request, tuned, entry, led[name].generation, weights=shares)
         return tuned
 
-    def verify(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Verified[C]:
-        """Measure the finalists of an entry again though it may be trusted; tune if there is none, or it is beaten."""
+    # -------------------------------------------------------------------------------------------- for an agreement
 
-        def work(generation: int) -> Verified[C]:
-            entry = None if self._book is None else self._book.to_verify(request, again=True)
-            return self._verified(request, entry, generation=generation, budget=budget, on_step=on_step)
+    def parts_of(self, request: Request[C]) -> int:
+        """Return how many processes could each measure a part of the candidates; 1 if they cannot be told apart."""
+        ours = isinstance(self._tuner, Tuner)
+        if not ours or search_for(request.kernel, request.inv, request.strategy) is not None:
+            return 1
+        return max(1, len(list(request.kernel.candidates(request.inv))))
 
-        lease = problem_id(request.problem)
-        verified: Verified[C] = single_flight(
-            self._verifying, key_of(request), self._board(), lease, look=lambda: None, work=work
-        )
-        return verified
+    def measure_part(self, request: Request[C], part: int, parts: int, budget: Budget) -> tuple[Measurement, ...]:
+        """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
+        history = self._history(request, _BookLookup(self._book, request).read())
+        step = _tell_steps(request, request.on_step)
+        with tuning_site(request.inv) as (site, there):
+            try:
+                job = there(job_for, request, request.policy, history, budget, step, site)
+                # By fingerprint: processes with another order of candidates leave none out, and measure none twice.
+                mine = sorted(job.candidates, key=fingerprint)[part::parts]
+                job = job._replace(candidates=mine, brief=True)  # its fastest race again, against those of other parts
+                request.tell("autotune_start", candidates=job.size, verifying=False)
+                tuned: Tuned[C] = there(self._tuner.tune, job)
+            except TuningFailed as error:
+                return error.measurements
+        return tuned.measurements
 
-    def _board(self) -> LeaseBoard | None:
-        # What is not written down cannot be found by another process, so there is no point in making it wait.
-        return self._book.persistent.leases() if self._book is not None and self._persist else None
+    @property
+    def writes(self) -> bool:
+        """Whether results are written down."""
+        return self._book is not None and self._parts.persist
 
-    def _run(
+    def written(self, request: Request[C]) -> Record | None:
+        """Return the record of a problem, for the books of other machines; None if there is none."""
+        return self._book.persistent.read(request.problem) if self._book is not None and self.writes else None
+
+    def write(self, request: Request[C], record: Record) -> None:
+        """Write down a record of another machine, unless this machine's book has an answer of its own."""
+        if self._book is not None and self.writes and isinstance(self._book.find(request), Refused):
+            self._book.persistent.write(record)
+
+    # --------------------------------------------------------------------------------------------------- the tuning
+
+    def _tune(
         self,
         request: Request[C],
-        *,
-        generation: int,
-        budget: Budget = Budget(),  # noqa: B008 - immutable
-        on_step: Callable[[Step], None] | None = None,
-    ) -> Tuned[C]:
-        """Measure what is not known, decide, and write it down."""
-        return self._verified(request, None, generation=generation, budget=budget, on_step=on_step).tuned
-
-    def _renew(
-        self,
-        request: Request[C],
-        *,
-        generation: int,
-        budget: Budget,
-        beside: Sequence[Measurement],
-        on_step: Callable[[Step], None] | None,
-    ) -> Tuned[C]:
-        """Measure the finalists of an entry that was made under other versions, or else what is not known."""
-        entry = None if self._book is None else self._book.to_verify(request)
-        return self._verified(
-            request, entry, generation=generation, budget=budget, beside=beside, on_step=on_step
-        ).tuned
-
-    def _verified(
-        self,
-        request: Request[C],
-        entry: Trusted[C] | None,
-        *,
+        entry: Trusted[C] | Refused[C],
         generation: int,
         budget: Budget,
         on_step: Callable[[Step], None] | None,
         beside: Sequence[Measurement] = (),
+        *,
+        reverify: bool = True,
+        again: bool = False,
     ) -> Verified[C]:
-        history = History() if self._book is None else self._book.history(request)
-        generation += history.generation
+        """Measure, decide, and write the result down.
+
+        If `reverify`, only the finalists of an outdated entry are measured, as long as its choice holds; with `again`,
+        the finalists of any entry.
+        """
+        book, history = self._book, self._history(request, entry)
         if beside:
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
-
-        def measure(stage: TuningSite | None) -> Verified[C]:
-            job = job_for(request, request.policy, history, budget, on_step, stage)
-            if job.search is not None and self._book is not None:
-                job = job._replace(search=self._book.start_for(request, job.search))
-            return self._measured(request, job, entry)
-
+        outdated = None if book is None or not reverify else book.to_verify(request, entry, again=again)
         try:
-            found = at_tuning_site(request.inv, measure)
+            with tuning_site(request.inv) as (site, there):
+                step = _tell_steps(request, on_step)
+                job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
+                if job.search is not None and book is not None:
+                    job = job._replace(search=book.start_for(request, job.search))
+                if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
+                    request.tell("autotune_start", candidates=job.size, verifying=False)
+                    tuned: Tuned[C] = there(self._tuner.tune, job)
+                    found = Verified(held=False, reason="there was no choice to verify", tuned=tuned)
+                else:
+                    there_and_then = outdated.record.head.environment
+                    among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
+                    found = there(verify, job, partial(self._tell_and_tune, request), among)
         except TuningFailed as error:
-            if self._book is not None and self._persist:
-                self._book.publish_failures(request, error.measurements, generation)
+            if book is not None and self.writes:
+                book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
-        tuned = self._written(request, found.tuned, generation, entry if found.held else None)
+        tuned = self._publish(request, found.tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
 
-    def _measured(self, request: Request[C], job: Job[C], entry: Trusted[C] | None) -> Verified[C]:
-        tuner = self._tuner or Tuner()
+    def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
+        request.tell("autotune_start", candidates=job.size, verifying=verifying)
+        tuned: Tuned[C] = self._tuner.tune(job)
+        return tuned
 
-        def tune(job: Job[C], *, verifying: bool = False) -> Tuned[C]:
-            request.tell("autotune_start", candidates=job.size, verifying=verifying)
-            return _tune(tuner, _telling(request, job))
-
-        if entry is None or job.incumbent is None or not isinstance(tuner, Tuner):
-            return Verified(held=False, reason="there was no choice to verify", tuned=tune(job))
-        made_under = entry.record.head.environment
-        among = finalists(job.known, code=job.code, environment=made_under, winner=job.incumbent)
-        return verify(job, tune, among)
-
-    def _written(
+    def _publish(
         self,
         request: Request[C],
         tuned: Tuned[C],
+        entry: Trusted[C] | Refused[C],
         generation: int,
+        *,
         verified: Trusted[C] | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> Tuned[C]:
+        """Write a result into the book, and return it with the configuration that stands."""
         tuned = tuned._replace(problem=request.problem)
         config = tuned.config
-        if self._book is not None and self._persist:
-            config = self._book.publish(request, tuned, generation, verified=verified, weights=weights)
+        if self._book is not None and self.writes:
+            under = _generation(entry) + generation
+            if generation == 0:  # without a lease, others may have written meanwhile: a pin, say
+                entry = self._book.find(request)
+            config = self._book.publish(request, tuned, entry, under, verified=verified, weights=weights)
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
 
+    def _history(self, request: Request[C], entry: Trusted[C] | Refused[C]) -> History:
+        return History() if self._book is None else self._book.history(request, entry.record)
 
-def _telling(request: Request[Any], job: Job[C]) -> Job[C]:
-    """Return a job that tells every step to those who listen to events, too."""
+
+def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
+    return 0 if entry.record is None else entry.record.head.generation
+
+
+def _tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
+    """Return a function that tells every step to the listeners too, if there are any."""
     if not request.heard:
-        return job
+        return on_step
 
-    def step(step: Step) -> None:
+    def tell(step: Step) -> None:
         request.tell("autotune_progress", step=step)
-        if job.on_step is not None:
-            job.on_step(step)
+        if on_step is not None:
+            on_step(step)
 
-    return job._replace(on_step=step)
+    return tell
 
 
-def _tune(tuner: AnyTuner, job: Job[C]) -> Tuned[C]:
-    if isinstance(tuner, Tuner):
-        return tuner.tune(job)
-    candidates = job.candidates if job.search is None else job.search.first(job.size)
-    config: C = tuner.autotune(job.make_fn, job.args, job.kwargs, candidates)
-    return Tuned(
-        config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
-    )
+class _ForeignTuner:
+    """A tuner that is not ours, as one that runs jobs."""
+
+    def __init__(self, tuner: AnyTuner) -> None:
+        self._tuner = tuner
+
+    def tune(self, job: Job[C]) -> Tuned[C]:
+        candidates = job.candidates if job.search is None else job.search.first(job.size)
+        config: C = self._tuner.autotune(job.make_fn, job.args, job.kwargs, candidates)
+        return Tuned(
+            config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
+        )

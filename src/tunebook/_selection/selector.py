@@ -1,4 +1,4 @@
-"""The tiers in order: the only place that knows it."""
+"""The order of the tiers, and the selector that asks them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import mode
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed
 from tunebook._kernel.policy import AutotunePolicy
-from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
-from tunebook._selection.agreement_hook import LocalTiers, tiers_of
-from tunebook._selection.autotune_tier import AnyTuner, AutotuneTier
-from tunebook._selection.deferred_tier import DeferredTier
+from tunebook._selection.autotune_tier import AutotuneTier
 from tunebook._selection.tiers import (
+    AnyCandidate,
+    AnyTuner,
     FirstCandidate,
     Found,
     Heuristics,
     Memory,
+    OfflineEntry,
     Overlays,
     Override,
+    Parts,
     Persistent,
     Pinned,
     Request,
@@ -34,14 +35,13 @@ from tunebook._selection.tiers import (
 )
 from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
-from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._base.vocabulary import Event, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
-    from tunebook._memo.memory import ConfigCache
+    from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.reverify import Verified
@@ -51,17 +51,17 @@ C = TypeVar("C")
 
 
 class Selection(NamedTuple, Generic[C]):
-    """A configuration, the tier that gave it, and what the tiers before it said.
+    """A configuration, the tier that gave it, and the answers of the tiers before it.
 
     `transient` says that the same call may get another answer soon, though nothing changes in this process.
-    `exploration` may run the call in place of who asked, to learn from it; it is not obliged to use `config`.
-    `guess` says what a configuration that was not measured for this problem is taken from, and how sure that is.
+    `exploration` may run the call in place of the caller, to learn from it; it need not use `config`. `guess` is the
+    entry of another problem that the configuration is taken from, with how sure that is.
     """
 
     problem: Problem
     config: C
     source: str
-    event: str
+    event: Event
     level: str | None
     remember: bool
     tried: tuple[tuple[str, str], ...]
@@ -79,36 +79,51 @@ class NoSelection(NamedTuple):
 
 
 def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> dict[str, Any]:
-    """Return what a listener is told with an event."""
+    """Return the data that a listener gets with an event."""
     told = {"device": problem.device, "op_id": problem.op, "call_key": problem.call_key, **data}
     return told if level is None else {**told, "level": level}
 
 
-def _ask_in_order(request: Request[C], sources: Sequence[Tier[C]]) -> Selection[C] | NoSelection:
-    tried: list[tuple[str, str]] = []
-    cause: Exception | None = None
-    transient = False
-    exploration: InCallSession[C] | None = None
-    for source in sources:
-        answer = source.ask(request)
+class _Asked(Generic[C]):
+    """The answers of the tiers so far. The loop over the tiers stands with its callers: a frame less per tuning."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._skipped = problem, list[tuple[str, Skipped]]()
+        self.selection: Selection[C] | NoSelection = NoSelection(problem, ())
+
+    def has_answer(self, source: str, answer: Found[C] | Skipped) -> bool:
+        """Take the answer of one tier; True if it is the last one to ask."""
+        tried = tuple((name, skipped.reason) for name, skipped in self._skipped)
+        skips = [skipped for _, skipped in self._skipped]
         if isinstance(answer, Found):
-            return Selection(
-                problem=request.problem,
+            self.selection = Selection(
+                problem=self._problem,
                 config=answer.config,
-                source=source.name,
+                source=source,
                 event=answer.event,
                 level=answer.level,
                 remember=answer.remember,
-                tried=tuple(tried),
-                transient=transient,
-                exploration=exploration,
+                tried=tried,
+                transient=any(skipped.transient for skipped in skips),
+                exploration=next((skipped.exploration for skipped in skips if skipped.exploration), None),
                 guess=answer.guess,
             )
-        tried.append((source.name, answer.reason))
-        cause = cause or answer.error
-        transient = transient or answer.transient
-        exploration = exploration or answer.exploration
-    return NoSelection(problem=request.problem, tried=tuple(tried), cause=cause)
+            return True
+        self._skipped.append((source, answer))
+        cause = next((skipped.error for skipped in (*skips, answer) if skipped.error), None)
+        self.selection = NoSelection(self._problem, (*tried, (source, answer.reason)), cause)
+        return False
+
+
+def select_offline(entry: OfflineEntry) -> Selection[Any] | NoSelection:
+    """Return the answer that a new process would find in a book, without the kernel's program."""
+    asked: _Asked[Any] = _Asked(entry.problem)
+    for tier in ORDER:
+        answer = tier.ask_offline(entry)
+        source = tier.name if isinstance(answer, Skipped) or answer is None else answer.level or tier.name
+        if answer is not None and asked.has_answer(source, answer):
+            break
+    return asked.selection
 
 
 def _remedy(request: Request[Any]) -> str:
@@ -119,18 +134,6 @@ def _remedy(request: Request[Any]) -> str:
         f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
         "`tunebook tune`, or pass a configuration with the call."
     )
-
-
-class _Preview(Generic[C]):
-    """Stands in for tuning where nothing may run: it says what tuning would do."""
-
-    name: Final = DeferredTier.name
-
-    def __init__(self, tier: DeferredTier[C]) -> None:
-        self._tier = tier
-
-    def ask(self, request: Request[C]) -> Found[C] | Skipped:
-        return self._tier.preview(request)
 
 
 def _checked_weights(calls: int, weights: Sequence[float] | None) -> Sequence[float]:
@@ -154,8 +157,100 @@ def _failure_told(*requests: Request[Any]) -> Iterator[None]:
         raise
 
 
+# --------------------------------------------------------------------------- the other processes of a job (see `fleet`)
+
+
+class LocalTiers(NamedTuple, Generic[C]):
+    """The tiers by which a process would answer without the other ranks of its job."""
+
+    known: tuple[Tier[C], ...]
+    autotune: AutotuneTier[C]
+    guesses: tuple[Tier[C], ...]
+
+
+class Agreement(Protocol):
+    """One answer per problem for all processes of a job; safe to share between threads."""
+
+    def ask(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
+        """Return the answer of all processes; if there is none, this process guesses, as the others do."""
+
+    def known(self, request: Request[C]) -> Found[C] | Skipped:
+        """Return the answer of all processes, if this one has learned it already; no other process is asked."""
+
+
+_agreement: Agreement | None = None
+
+
+def agree_by(agreement: Agreement | None) -> None:
+    """Take answers from an agreement from now on, except those set by a call itself; None ends that."""
+    global _agreement  # noqa: PLW0603 - a process is part of one job
+    _agreement = agreement
+    MEMO.invalidate()
+
+
+def agreement() -> Agreement | None:
+    """Return the agreement that this process answers by, or None if it answers alone."""
+    return _agreement
+
+
+# A forked child (an isolated candidate, a data loader) is not a rank, and its parent's connections are not its own.
+os.register_at_fork(after_in_child=lambda: agree_by(None))
+
+
+class AgreementTier(Tier[C]):
+    """Answers for the tiers that need agreement.
+
+    Processes that run one program together must run the same one, or the job hangs, or computes different things in
+    each.
+    """
+
+    name = "agreement"
+    in_jobs_only = True
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        return Skipped("none") if _agreement is None else _agreement.ask(request, local_tiers(self._parts.tiers))
+
+    def preview(self, request: Request[C]) -> Found[C] | Skipped:
+        return Skipped("none") if _agreement is None else _agreement.known(request)
+
+
+def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False) -> tuple[Tier[C], ...]:
+    """Return the tiers that answer a call, alone or in a job.
+
+    If nothing is to be run, the tiers that need agreement say what this rank would put forward.
+    """
+    if _agreement is None:
+        return tuple(tier for tier in tiers if not tier.in_jobs_only)
+    return tuple(tier for tier in tiers if silent or not tier.needs_agreement)
+
+
+def local_tiers(tiers: tuple[Tier[C], ...]) -> LocalTiers[C]:
+    """Return the tiers of one process, by what they do for an agreement."""
+    (autotune,) = (tier for tier in tiers if isinstance(tier, AutotuneTier))
+    known = tuple(tier for tier in tiers if tier.needs_agreement and not tier.runs_candidates)
+    return LocalTiers(known, autotune, tuple(tier for tier in tiers if tier.guesses))
+
+
+# The one order of all tiers. A tier answers if all tiers before it have no answer.
+ORDER: Final[tuple[type[Tier[Any]], ...]] = (
+    Override,
+    Overlays,
+    Pinned,
+    AgreementTier,
+    Memory,
+    Persistent,
+    AutotuneTier,
+    Heuristics,
+    FirstCandidate,
+    AnyCandidate,
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- listeners
+
+
 class Everywhere:
-    """Who is told about the events of every selector of the process. One per process: `EVERYWHERE`."""
+    """The listeners to the events of every selector of the process. One per process: `EVERYWHERE`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,12 +282,9 @@ _numbers: Final = itertools.count()
 class ConfigSelectorChain(Generic[C]):
     """Chooses a configuration for a call: override, overlay, memory, persistent, autotune, heuristics, error.
 
-    `on_event(event, **data)` is called with `override`, `overlay_hit`, `pinned`, `cache_hit` (with `level` "memory" or
-    "persistent"), `autotune_start` (with `verifying`, True if only the finalists of an entry are measured again),
-    `autotune_finish`, `disturbed` (with `reasons` and what was `measured`, if an earlier `cfg` stays), `nearest` (with
-    `confidence`, and the call key that is `near`), `heuristics` or `error`; data holds `device`, `op_id`, `call_key`
-    and `cfg`, and `called` is False where no call got the answer. Tuning in the background is told from its thread.
-    Safe to share between threads.
+    `on_event(event, **data)` is called with the events of `tunebook._base.vocabulary.Event`; data holds `device`,
+    `op_id`, `call_key` and `cfg`, and `called` is False where no call got the answer. Tuning in the background is told
+    from its thread. Safe to share between threads.
     """
 
     def __init__(
@@ -212,24 +304,11 @@ class ConfigSelectorChain(Generic[C]):
         self._policy = policy or AutotunePolicy()
         self._listeners: tuple[Callable[..., None], ...] = () if on_event is None else (on_event,)
         self._listeners_lock = threading.Lock()
-        self._memory = Memory(cache)
-        self._autotune = AutotuneTier(tuner, self.book, persist=persist_autotune, forbid_again=forbid_reautotune)
-        stopwatch = tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch()
-        self._not_blocking = DeferredTier(self._autotune, self._memory, stopwatch)
-        # What is set for calls of this process is not for the other processes of a job; the rest they agree on.
-        self._own: Final[tuple[Tier[C], ...]] = (Override(), Overlays(), Pinned())
-        self._alone: Final[LocalTiers[C]] = LocalTiers(
-            known=(self._memory, Persistent(self.book)),
-            tuning=self._not_blocking,
-            autotune=self._autotune,
-            guesses=(Heuristics(self.book), FirstCandidate()),
-        )
-        self.sources: Final[tuple[Tier[C], ...]] = (
-            *self._own,
-            *self._alone.known,
-            self._not_blocking,
-            *self._alone.guesses,
-        )
+        parts = Parts(cache, self.book, tuner, persist=persist_autotune, forbid_again=forbid_reautotune)
+        self.tiers: Final[tuple[Tier[C], ...]] = tuple(kind(parts) for kind in ORDER)
+        parts.tiers = self.tiers
+        (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
+        self._autotune: Final = local_tiers(self.tiers).autotune
 
     def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> C:
         """Return the configuration for a call; `NoConfig` says what every tier answered."""
@@ -237,8 +316,12 @@ class ConfigSelectorChain(Generic[C]):
 
     def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
         """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
-        request = self._request(inv, kernel, problem)
-        selection = _ask_in_order(request, tiers_of(self._own, self._alone) or self.sources)
+        request = self.request(inv, kernel, problem)
+        asked: _Asked[C] = _Asked(request.problem)
+        for tier in asked_tiers(self.tiers):
+            if asked.has_answer(tier.name, tier.ask(request)):
+                break
+        selection = asked.selection
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
             raise NoConfig(selection.problem.op, selection.tried, _remedy(request)) from selection.cause
@@ -250,10 +333,18 @@ class ConfigSelectorChain(Generic[C]):
     def preview(
         self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None
     ) -> Selection[C] | NoSelection:
-        """Return what `select` would answer, but tune nothing, remember nothing and tell nobody."""
-        tiers = tiers_of(self._own, self._alone, silent=True) or self.sources
-        sources = [_Preview(s) if isinstance(s, DeferredTier) else s for s in tiers]
-        return _ask_in_order(self._request(inv, kernel, problem, silent=True), sources)
+        """Return the answer of `select`, but tune nothing, remember nothing and tell nobody."""
+        request = self.request(inv, kernel, problem, silent=True)
+        asked: _Asked[C] = _Asked(request.problem)
+        for tier in asked_tiers(self.tiers, silent=True):
+            if asked.has_answer(tier.name, tier.preview(request)):
+                break
+        return asked.selection
+
+    @property
+    def pending(self) -> tuple[InCallSession[C], ...]:
+        """The tunings that go on in the user's calls."""
+        return tuple(self._autotune.deferred.explorations.values())
 
     def tune(
         self,
@@ -324,7 +415,7 @@ class ConfigSelectorChain(Generic[C]):
 
     @property
     def listeners(self) -> tuple[Callable[..., None], ...]:
-        """Who is told about events."""
+        """The listeners to the events of this selector."""
         return self._listeners + EVERYWHERE.listeners
 
     def listen(self, listener: Callable[..., None]) -> None:
@@ -334,17 +425,18 @@ class ConfigSelectorChain(Generic[C]):
         MEMO.invalidate()
 
     def _tuning_request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Request[C]:
-        request = self._request(inv, kernel)
+        request = self.request(inv, kernel)
         if request.mode != "normal":
             raise DefinitionError(f"TUNEBOOK_MODE={request.mode} tunes nothing; unset it to tune {request.problem.op}")
         return request
 
-    def _request(
+    def request(
         self, inv: Invocation[C, Any], kernel: Kernel[C, Any], known: Problem | None = None, *, silent: bool = False
     ) -> Request[C]:
+        """Return a call as the tiers get it, under the policy of this thread or task."""
         problem = known or kernel.problem(inv)
 
-        def tell(event: str, **data: Any) -> None:
+        def tell(event: Event, **data: Any) -> None:
             if not silent and (listeners := self.listeners):
                 told = event_data(problem, **data)
                 for listener in listeners:

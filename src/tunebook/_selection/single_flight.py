@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 from tunebook._base.errors import StoreError, TunebookError, warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from tunebook.stores._protocol import LeaseBoard
 
@@ -88,7 +88,7 @@ def _leads(scope: object, key: Hashable) -> bool:
 
 
 class _Flight(Generic[T]):
-    """One run of the work of one key, for all who ask meanwhile. Entered by the thread that does the work.
+    """One run of the work of one key, for all threads that ask meanwhile. Entered by the thread that does the work.
 
     A context manager, because it has to see every error and must not catch any.
     """
@@ -98,7 +98,7 @@ class _Flight(Generic[T]):
         # With the number of forks, so that a forked child does not wait for its parent's threads.
         self.key: Final = (_FORKS.count, key)
         self.landed: Final = threading.Event()
-        self.result: tuple[T] | None = None
+        self.result: T | None = None
         self.error: Exception | None = None
 
     def __enter__(self) -> None:
@@ -113,8 +113,8 @@ class _Flight(Generic[T]):
         if self.key[0] == _FORKS.count:
             self.landed.set()
 
-    def outcome(self) -> tuple[T] | None:
-        """Wait; return the result in a tuple, or None if the leader was interrupted and somebody must try again."""
+    def outcome(self) -> T | None:
+        """Wait; return the result, or None if the leader was interrupted and another thread must try again."""
         self.landed.wait()
         if isinstance(self.error, TunebookError):
             # Ours can be copied, as they can be pickled. One object raised in 32 threads has a traceback of them all.
@@ -122,6 +122,22 @@ class _Flight(Generic[T]):
         if self.error is not None:
             raise self.error
         return self.result
+
+
+class FlightTurn(Generic[T]):
+    """A caller's turn at the work of a key.
+
+    If it `leads`, the caller does the work, publishes under the lease's `generation`, and sets `result`; all threads
+    that wait get that. Else `result` is the result of another thread, or was found. It is None if the caller would not
+    wait, and another thread or process is at work.
+    """
+
+    def __init__(self, *, leads: bool = False, generation: int = 0, result: T | None = None) -> None:
+        self.leads, self.generation, self.result = leads, generation, result
+
+
+def _find_nothing() -> None:
+    pass
 
 
 class Flights(Generic[T]):
@@ -132,30 +148,49 @@ class Flights(Generic[T]):
         # in the child.
         self._up: Final[dict[tuple[int, Hashable], _Flight[T]]] = {}
 
-    def busy(self, key: Hashable) -> bool:
-        """Whether a thread of this process is at work for the key."""
-        return (_FORKS.count, key) in self._up
+    @contextmanager
+    def turn(
+        self,
+        key: Hashable,
+        board: LeaseBoard | None = None,
+        lease_id: str | None = None,
+        *,
+        look: Callable[[], T | None] = _find_nothing,
+        wait: bool = True,
+        lease_s: float = LEASE_S,
+    ) -> Iterator[FlightTurn[T]]:
+        """Give the turn to do the work of a key, once among threads and, with a board, among processes.
 
-    def run(self, key: Hashable, work: Callable[[], T]) -> tuple[T, bool]:
-        """Return the result of `work`, and whether this call did it rather than wait for the thread that did.
-
-        An error is raised in every thread that waited, and then forgotten: the next call tries again. The library's
-        own errors are copied for each waiter; of another class nobody knows how to make a second object, so that one
-        is shared. What is no `Exception` (KeyboardInterrupt) ends the leader's call only: a waiter does the work then.
-        A call from within the work would wait for itself: it does the work instead.
+        Another thread's or process's work is waited for; `look` returns the result of a process. An error of the
+        leading thread is raised in every thread that waits, and then forgotten: the next call tries again. The
+        library's own errors are copied for each waiter; an object of another class is shared, because it may not be
+        possible to copy it. KeyboardInterrupt and the like end the leader's call only: a waiter leads then. A call from
+        within the work would wait for itself: it leads too, without a lease.
         """
-        if _leads(self, key):
-            return work(), True
+        if _leads(self, key) or (lease_id is not None and _leads(Lease, lease_id)):
+            yield FlightTurn(leads=True)
+            return
         while True:
-            mine = _Flight(self._up, key)
+            mine: _Flight[T] = _Flight(self._up, key)
             flight = self._up.setdefault(mine.key, mine)
-            if flight is mine:
-                with mine, _Leading(self, key):
-                    result = work()
-                    mine.result = (result,)
-                return result, True
-            if (landed := flight.outcome()) is not None:
-                return landed[0], False
+            if flight is not mine:
+                result = flight.outcome() if wait else None
+                if result is None and wait:
+                    continue
+                yield FlightTurn(result=result)
+                return
+            with mine, _Leading(self, key):
+                claimed = acquire(board, lease_id or "", look=look, lease_s=lease_s, deadline_s=None if wait else 0.0)
+                if isinstance(claimed, Lease):
+                    turn: FlightTurn[T] = FlightTurn(leads=True, generation=claimed.generation)
+                    with claimed, _Leading(Lease, lease_id):
+                        yield turn
+                    mine.result = turn.result
+                    return
+                # Left as None if busy: threads that would wait longer than this one go on by themselves.
+                mine.result = claimed.result if isinstance(claimed, AlreadyThere) else None
+            yield FlightTurn(result=mine.result)
+            return
 
 
 class Maker(NamedTuple):
@@ -419,66 +454,29 @@ def acquire(
     )
     wait_s, longest_s = _POLL_S
     give_up = None if deadline_s is None else clock() + deadline_s
-    while (found := look()) is None:
+    while True:
         try:
             slip = claim.attempt()
         except StoreError as error:
             warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
-            return Lease(0)
+            return _unless_found(Lease(0), look)
         if slip is not None:
             slip.keep(lease_s)
             return _unless_found(Lease(slip.generation, slip), look)
+        if (found := look()) is not None:
+            return AlreadyThere(found)
         if give_up is not None and clock() >= give_up:
             return Busy()
         # Jittered, or a hundred waiters would all list the directory at the same moment.
         sleep(wait_s * (0.5 + jitter() / 2))
         wait_s = min(2 * wait_s, longest_s)
-    return AlreadyThere(found)
 
 
 def _unless_found(held: Lease, look: Callable[[], T | None]) -> Lease | AlreadyThere[T]:
-    """Look once more: a holder may have published and released since the last look."""
+    """Look under the lease: a holder may have published and released just before it was obtained."""
     with ExitStack() as unless_returned:
         unless_returned.callback(held.release)
         if (found := look()) is not None:
             return AlreadyThere(found)
         unless_returned.pop_all()
     return held
-
-
-def single_flight(
-    flights: Flights[AlreadyThere[T] | Busy],
-    key: Hashable,
-    board: LeaseBoard | None,
-    lease_id: str,
-    *,
-    look: Callable[[], T | None],
-    work: Callable[[int], T],
-    instead: Callable[[], T] | None = None,
-    lease_s: float = LEASE_S,
-) -> T:
-    """Return what `look` finds, or else the result of `work`, done once among threads and among processes.
-
-    `work` gets the generation to publish under, and publishes before it returns, so that the next holder finds it.
-    With `instead`, that is called rather than waiting for whoever is at work. A call from within the work under the
-    same lease id would wait for itself: it does the work, without a lease.
-    """
-    if _leads(single_flight, lease_id):
-        return work(0)
-
-    def lead() -> AlreadyThere[T] | Busy:
-        claimed = acquire(board, lease_id, look=look, lease_s=lease_s, deadline_s=None if instead is None else 0.0)
-        if not isinstance(claimed, Lease):
-            return claimed
-        with claimed, _Leading(single_flight, lease_id):
-            return AlreadyThere(work(claimed.generation))
-
-    while instead is None or not flights.busy(key):
-        outcome, _ = flights.run(key, lead)
-        if isinstance(outcome, AlreadyThere):
-            result: T = outcome.result
-            return result
-        # Busy though this call would wait: the thread that led it would not. Then this one leads, or waits for another.
-        if instead is not None:
-            break
-    return instead()

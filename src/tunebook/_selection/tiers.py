@@ -1,23 +1,25 @@
-"""The tiers, one small class each. `_selection` says in which order they are asked."""
+"""The tiers that run nothing, one small class each. `selector.ORDER` holds the order of all tiers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import pins_text
-from tunebook._memo.overlay import find_overlay
+from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import EntryGuard, Refused
+from tunebook._selection.trusted_entries import Refused
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from tunebook._base.environment_variables import Mode
-    from tunebook._base.vocabulary import Problem
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Event, Problem
     from tunebook._kernel.policy import AutotunePolicy
-    from tunebook._memo.memory import ConfigCache
+    from tunebook._memo.answer_memo import ConfigCache
+    from tunebook._selection.trusted_entries import EntryGuard
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Step
     from tunebook.search import Nearest
@@ -31,18 +33,18 @@ C_co = TypeVar("C_co", covariant=True)
 class Found(NamedTuple, Generic[C_co]):
     """A tier's answer. `remember` puts it into memory; `level` says which cache hit, for the event.
 
-    `guess` says what a configuration that was not measured for this problem is taken from.
+    `guess` is the entry of another problem from which the configuration is taken.
     """
 
     config: C_co
-    event: str
+    event: Event
     level: str | None = None
     remember: bool = False
     guess: Nearest | None = None
 
 
 class Skipped(NamedTuple):
-    """Why a tier has no answer. `exploration` is what may run the call instead of whoever asked, to learn from it."""
+    """Why a tier has no answer. `exploration` may run the call in place of the caller, to learn from it."""
 
     reason: str
     error: Exception | None = None
@@ -52,7 +54,7 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Call[C]):
-    """A call on its way through the tiers. `heard` says that somebody listens to what is told."""
+    """A call on its way through the tiers. `heard` says that a listener gets the events."""
 
     policy: AutotunePolicy
     tell: Callable[..., None]
@@ -61,113 +63,197 @@ class Request(Call[C]):
     mode: Mode = "normal"
 
 
-class Tier(Protocol[C]):
-    """One tier."""
+class AnyTuner(Protocol):
+    """The least that a selector needs of a tuner. Ours also reuses measurements, and says why it chose."""
 
-    @property
-    def name(self) -> str:
-        """What explanations and errors call it."""
+    def autotune(
+        self,
+        make_fn: Callable[[Any], Callable[..., object]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        candidates: Iterable[Any],
+    ) -> Any:
+        """Return the best candidate."""
 
-    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+
+class OfflineEntry(NamedTuple):
+    """A problem and its record in a book, for explanations without the kernel's program.
+
+    `outdated` names the versions that differ between the record and this machine.
+    """
+
+    problem: Problem
+    record: Record | None
+    where: str
+    outdated: tuple[str, ...]
+
+
+class Parts(Generic[C]):
+    """The parts that the tiers of one selector share; `tiers` is filled when all of them are made."""
+
+    def __init__(
+        self,
+        cache: ConfigCache[C],
+        book: EntryGuard[C] | None,
+        tuner: AnyTuner | None,
+        *,
+        persist: bool = True,
+        forbid_again: bool = True,
+    ) -> None:
+        self.cache, self.book, self.tuner = cache, book, tuner
+        self.persist, self.forbid_again = persist, forbid_again
+        self.tiers: tuple[Tier[C], ...] = ()
+
+
+class Tier(Generic[C]):
+    """One tier. `name` stands in explanations and errors, `offline` in explanations without the program.
+
+    All ranks of a job must get the same answer from a tier that `needs_agreement`; it is not asked while an agreement
+    answers. A tier that is `in_jobs_only` is asked only then. A tier that `guesses` answers without any measurement.
+    A tier that `runs_candidates` may take long.
+    """
+
+    name: ClassVar[str]
+    offline: ClassVar[str] = ""
+    needs_agreement: ClassVar[bool] = False
+    runs_candidates: ClassVar[bool] = False
+    in_jobs_only: ClassVar[bool] = False
+    guesses: ClassVar[bool] = False
+
+    def __init__(self, parts: Parts[C]) -> None:
+        self._parts = parts
+
+    def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         """Return a configuration, or why there is none."""
+        raise NotImplementedError
+
+    def preview(self, request: Request[C]) -> Found[Any] | Skipped:
+        """Return the answer of `ask` without running, telling or remembering anything."""
+        return self.ask(request)
+
+    @classmethod
+    def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped | None:  # noqa: ARG003 - for other tiers
+        """Return the answer in a new process, without the kernel's program; None if nothing can be said."""
+        return Skipped(cls.offline) if cls.offline else None
 
 
-class Override(Generic[C]):
+class Override(Tier[C]):
     """The configuration given with this very call. Never remembered: it was not measured."""
 
-    name: Final = "override"
+    name = "override"
+    offline = "only the program knows: what a call passes as config="
 
-    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+    def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         config = request.inv.override_cfg
         return Skipped("none given") if config is None else Found(config=config, event="override")
 
 
-class Overlays(Generic[C]):
-    name: Final = "overlay"
+class Overlays(Tier[C]):
+    name = "overlay"
+    offline = "only the program knows: what it has open around the call"
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         config = find_overlay(request.problem)
         return Skipped("none in this context") if config is None else Found(config=config, event="overlay_hit")
 
 
-class Pinned(Generic[C]):
+class Pinned(Tier[C]):
     """The configuration that `TUNEBOOK_PIN` gives to a kernel in this process. Never remembered, like an override."""
 
-    name: Final = "pinned"
+    name = "pinned"
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         text = pins_text()
         if not text:
             return Skipped("TUNEBOOK_PIN is not set")
-        from tunebook._selection.env_pins import pinned  # noqa: PLC0415 - only who pins needs it
+        from tunebook._selection.env_pins import pinned  # noqa: PLC0415 - loaded late: few processes pin
 
         config = pinned(text, request.kernel, request.inv)
         return Skipped("not in TUNEBOOK_PIN") if config is None else Found(config=config, event="pinned")
 
+    @classmethod
+    def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
+        from tunebook._selection.env_pins import names_of, parse_pins  # noqa: PLC0415 - loaded late: few processes pin
+
+        pins = parse_pins(pins_text())
+        wanted = next((pins[name] for name in names_of(entry.problem.op) if name in pins), {})
+        pin = ", ".join(f"{name}={value}" for name, value in wanted.items())
+        return Found(config=pin, event="pinned") if pin else Skipped("not in TUNEBOOK_PIN")
+
 
 def off(request: Request[Any]) -> Skipped:
-    """Return what a tier says that the mode of the process has switched off."""
+    """Return the answer of a tier that the mode of the process has switched off."""
     return Skipped(f"off: TUNEBOOK_MODE is {request.mode}")
 
 
 def key_of(request: Request[Any]) -> tuple[Problem, str]:
-    """Return what is tuned once: a problem, for one version of the code. A notebook cell run again makes another."""
+    """Return the key of one tuning: a problem, and a version of the code. A notebook cell run again makes another."""
     return request.problem, request.kernel.code_checksum
 
 
-class Memory(Generic[C]):
-    name: Final = "memory"
+class Memory(Tier[C]):
+    name = "memory"
+    offline = "empty in a new process"
+    needs_agreement = True
 
-    def __init__(self, cache: ConfigCache[C]) -> None:
-        self._cache = cache
+    def __init__(self, parts: Parts[C]) -> None:
+        super().__init__(parts)
         self._code_of: dict[Problem, str] = {}
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
-        config = self._cache.get(*request.problem)
+        config = self._parts.cache.get(*request.problem)
         if config is None:
-            return Skipped(f"no entry among {self._cache.size()}")
+            return Skipped(f"no entry among {self._parts.cache.size()}")
         code = self._code_of.get(request.problem)
         if code is not None and code != request.kernel.code_checksum:
             return Skipped("the entry was made by other code of the same name")
         return Found(config=config, event="cache_hit", level="memory")
 
     def remember(self, request: Request[C], config: C) -> None:
+        """Answer calls of this problem with a configuration, as long as the kernel's code is the same."""
         self._code_of[request.problem] = request.kernel.code_checksum
-        self._cache.put(*request.problem, config)
+        self._parts.cache.put(*request.problem, config)
 
 
-class Persistent(Generic[C]):
-    name: Final = "persistent"
-
-    def __init__(self, book: EntryGuard[C] | None) -> None:
-        self._book = book
+class Persistent(Tier[C]):
+    name = "persistent"
+    needs_agreement = True
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if request.mode == "off":
             return off(request)
-        if self._book is None:
+        if self._parts.book is None:
             return Skipped("none given")
-        entry = self._book.find(request)
+        entry = self._parts.book.find(request)
         if isinstance(entry, Refused):
             return Skipped(entry.reason)
         return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
 
+    @classmethod
+    def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
+        if entry.record is None:
+            return Skipped(f"no entry in {entry.where}")
+        if not entry.record.head.decided:
+            return Skipped("no decision, because every candidate failed")
+        if entry.outdated:
+            return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
+        return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True)
 
-class Heuristics(Generic[C]):
-    """A configuration that nobody measured for this problem: of the nearest one in the book, or the author's guess."""
 
-    name: Final = "heuristics"
+class Heuristics(Tier[C]):
+    """A configuration that was not measured for this problem: of the nearest problem in the book, or the author's."""
 
-    def __init__(self, book: EntryGuard[C] | None = None) -> None:
-        self._book = book
+    name = "heuristics"
+    guesses = True
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if request.mode == "replay":
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        if request.policy.cache_miss_fallback == "nearest" and self._book is not None and request.mode != "off":
-            near = self._book.nearest(request)
+        book = self._parts.book
+        if request.policy.cache_miss_fallback == "nearest" and book is not None and request.mode != "off":
+            near = book.nearest(request)
             if near is not None:
                 found, guess = near
                 request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
@@ -176,14 +262,37 @@ class Heuristics(Generic[C]):
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
 
 
-class FirstCandidate(Generic[C]):
+class FirstCandidate(Tier[C]):
     """While a recording is on, or tunebook is off, nothing is tuned and the program must run all the same."""
 
-    name: Final = "first candidate"
+    name = "first candidate"
+    guesses = True
 
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if not recordings() and request.mode != "off":
             return Skipped("only while a recording is on")
-        for config in request.kernel.candidates(request.inv):
-            return Found(config=config, event="heuristics")
-        return Skipped("the kernel has no candidates")
+        return _first_candidate(request)
+
+
+def _first_candidate(request: Request[C]) -> Found[C] | Skipped:
+    for config in request.kernel.candidates(request.inv):
+        return Found(config=config, event="heuristics")
+    return Skipped("the kernel has no candidates")
+
+
+class AnyCandidate(Tier[C]):
+    """The last resort of a rank that could not ask the others, of a kernel without a heuristic: it must not tune alone.
+
+    Its candidates are in the same order in every rank.
+    """
+
+    name = "any candidate"
+    in_jobs_only = True
+    guesses = True
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped:
+        if not request.policy.allow_heuristics or request.mode == "replay":
+            return Skipped("off: nothing is to be guessed")
+        if request.kernel.heuristic(request.inv) is not None:
+            return Skipped("the kernel has a heuristic")
+        return _first_candidate(request)

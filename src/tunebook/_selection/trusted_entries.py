@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.errors import CodecError, StoreError, warn_once
@@ -44,9 +44,10 @@ class Trusted(NamedTuple, Generic[C]):
 
 
 class Refused(NamedTuple, Generic[C]):
-    """Why there is no entry that may be used. `outdated` is one that only the environment speaks against."""
+    """Why no entry may be used. `record` is in the book; `outdated` is the entry if only its environment differs."""
 
     reason: str
+    record: Record | None = None
     outdated: Trusted[C] | None = None
 
 
@@ -65,20 +66,20 @@ class EntryGuard(Generic[C]):
             return Refused(f"no entry in {self.persistent.store.where}")
         head = record.head
         if not head.decided:
-            return Refused("no decision, because every candidate failed")
+            return Refused("no decision, because every candidate failed", record)
         try:
             checksum = call.kernel.checksum(call.inv)
             # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
             # user who imported it vouches for it.
             if head.checksum and head.checksum != checksum:
-                return Refused("the entry was made by other code or other candidates, so it is tuned anew")
+                return Refused("the entry was made by other code or other candidates, so it is tuned anew", record)
             entry = self._match(call, record, checksum)
         except CodecError as error:
-            return Refused(f"the entry is not a configuration of this kernel: {error}")
+            return Refused(f"the entry is not a configuration of this kernel: {error}", record)
         environment = call.kernel.environment(call.inv)
         if isinstance(entry, Trusted) and head.environment not in {"", environment}:
             reason = f"the entry was made under {head.environment}; this is {environment}, so it must be verified first"
-            return Refused(reason, entry)
+            return Refused(reason, record, entry)
         return entry
 
     def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
@@ -103,7 +104,7 @@ class EntryGuard(Generic[C]):
         if found is None and not record.head.checksum:
             found = index.get(fingerprint_of(encode(self.persistent.config_of(record))))
         if found is None:
-            return Refused("the stored configuration is not among the kernel's candidates")
+            return Refused("the stored configuration is not among the kernel's candidates", record)
         return Trusted(found, record)
 
     def _index(self, call: Call[C]) -> dict[str, C]:
@@ -121,9 +122,8 @@ class EntryGuard(Generic[C]):
                 continue  # what cannot be written cannot be in the book
         return index
 
-    def history(self, call: Call[C]) -> History:
-        """Return what is known about a call's problem before it is tuned."""
-        record = self.persistent.read(call.problem)
+    def history(self, call: Call[C], record: Record | None) -> History:
+        """Return the measurements in a record of a call's problem, as far as a tuning may reuse them."""
         if record is None:
             return History()
         body = body_of(record)
@@ -162,12 +162,11 @@ class EntryGuard(Generic[C]):
             member = self._index(call).get(fingerprint_of(found.config))
         return None if member is None else (member, found)
 
-    def to_verify(self, call: Call[C], *, again: bool = False) -> Trusted[C] | None:
-        """Return the entry whose finalists may be measured again, instead of everything; None if there is none.
+    def to_verify(self, call: Call[C], entry: Trusted[C] | Refused[C], *, again: bool = False) -> Trusted[C] | None:
+        """Return the entry whose finalists may be measured again, instead of everything; else None.
 
-        That is an outdated one, unless all that is known was measured here as well; with `again`, any.
+        That is an outdated entry, unless all its candidates were measured here as well; with `again`, any entry.
         """
-        entry = self.find(call)
         found = entry if isinstance(entry, Trusted) else entry.outdated
         if found is None:
             return None
@@ -182,27 +181,24 @@ class EntryGuard(Generic[C]):
         self,
         call: Call[C],
         tuned: Tuned[C],
+        entry: Trusted[C] | Refused[C],
         generation: int,
         *,
         verified: Trusted[C] | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> C:
-        """Write what a tuning found, and return the configuration that stands.
+        """Write the result of a tuning, and return the configuration that stands.
 
-        That is an earlier one if it may be used, and is pinned, or nothing disturbed its tuning, as something did this
-        one. `verified` is the entry whose choice was found to hold here too. A configuration that cannot be written
-        costs one warning and stays in memory. `generation` is that of the record as it was before the tuning, plus the
-        lease's: a holder that was paused past its lease so comes out below the one that took over, and the store
-        refuses its late record.
+        `entry` is the entry before it. Its configuration stands if it may be used and is pinned, or if something
+        disturbed this tuning and nothing disturbed the earlier one. `verified` is the entry whose choice was found to
+        hold here too. A configuration that cannot be written costs one warning and stays in memory. `generation` is
+        that of the record before the tuning, plus the lease's: a holder that was paused past its lease so comes out
+        below the one that took over, and the store refuses its late record.
         """
-        earlier = self.persistent.read(call.problem)
-        pinned = earlier is not None and earlier.head.origin == "pinned"
-        standing: Trusted[C] | Refused[C] = Refused("") if tuned.disturbances.quiet and not pinned else self.find(call)
-        if isinstance(standing, Trusted) and pinned:
-            return self._beside_pin(standing, tuned, generation)
-        if isinstance(standing, Trusted) and not disturbances_of(body_of(standing.record)):
-            clean: C = standing.config
-            return clean
+        if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
+            return self._write_beside_pin(entry, tuned, generation)
+        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(body_of(entry.record)):
+            return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
         except CodecError as error:
@@ -213,18 +209,19 @@ class EntryGuard(Generic[C]):
             provenance |= _restamped(verified.record, tuned, self._now_s())
         if weights is not None:
             provenance["weights"] = dict(weights)
-        self._write(head, tuned.measurements, provenance, earlier)
+        self._write(head, tuned.measurements, provenance, entry.record)
         return tuned.config
 
-    def _beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
-        """Keep what was measured, and leave the choice with who pinned it."""
+    def _write_beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
+        """Write the measurements, and leave the configuration that was pinned."""
         head = replace(pin.record.head, generation=generation)
         self._write(head, tuned.measurements, dict(body_of(pin.record).provenance), pin.record)
         return pin.config
 
-    def publish_failures(self, call: Call[C], measurements: Sequence[Measurement], generation: int) -> None:
-        """Write down how every candidate failed. There is no decision in that, and an earlier one stays as it is."""
-        earlier = self.persistent.read(call.problem)
+    def publish_failures(
+        self, call: Call[C], measurements: Sequence[Measurement], earlier: Record | None, generation: int
+    ) -> None:
+        """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is."""
         if earlier is not None and earlier.head.decided:
             head, provenance = replace(earlier.head, generation=generation), dict(body_of(earlier).provenance)
         else:

@@ -8,8 +8,9 @@ Inside `torch.compile` the choice is made while the program is traced, on real t
 from __future__ import annotations
 
 import inspect
+import operator
 import typing
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._torch.kernel import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from tunebook._api.tunable import Tunable
     from tunebook._kernel.kernel import Invocation, Kernel
@@ -118,28 +119,42 @@ class _CapturedTensorCall:
         self._settings = inv.beside().get("@torch", {})
         self._is_traced = any(map(_is_fake, _tensors((inv.args, inv.kwargs))))
 
-    def run(self, work: Callable[[TuningSite], T]) -> T:
-        """Call `work` on the caller's own tensors, or on made-up ones if those are only being traced."""
+    @contextmanager
+    def site(self) -> Iterator[tuple[TuningSite, Callable[..., Any]]]:
+        """Give the call on the caller's own tensors, or on made-up ones if those are only being traced."""
         if not self._is_traced:
-            return self._work(work)
+            with self._entered():
+                yield self._stage(), operator.call
+            return
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few calls are traced like this
 
+        # A thread of our own: what traces the caller's operators does not see what it does.
         with ThreadPoolExecutor(1, thread_name_prefix="tunebook-torch") as pool:
-            # A thread of our own: what traces the caller's operators does not see what it does.
-            return pool.submit(copy_context().run, self._work, work).result()
+            context = copy_context()
 
-    def _work(self, work: Callable[[TuningSite], T]) -> T:
+            def there(function: Callable[..., T], *args: Any) -> T:
+                return pool.submit(context.run, self._call_entered, function, *args).result()
+
+            yield there(self._stage), there
+
+    def _call_entered(self, function: Callable[..., T], *args: Any) -> T:
+        with self._entered():
+            return function(*args)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
         with ExitStack() as stack:
             for kind, dtype in self._settings.get("autocast", ()):
                 stack.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
-            args, kwargs = self._inv.args, dict(self._inv.kwargs)
-            if self._is_traced:
-                args, kwargs = concrete(abstract((args, kwargs)))
-            inv = replace(self._inv, args=args, kwargs=kwargs)
-            differentiable = bool(self._settings.get("grad"))
-            return work(
-                TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
-            )
+            yield
+
+    def _stage(self) -> TuningSite:
+        args, kwargs = self._inv.args, dict(self._inv.kwargs)
+        if self._is_traced:
+            args, kwargs = concrete(abstract((args, kwargs)))
+        inv = replace(self._inv, args=args, kwargs=kwargs)
+        differentiable = bool(self._settings.get("grad"))
+        return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
 
 
 def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as a stage has it

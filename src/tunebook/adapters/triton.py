@@ -16,8 +16,8 @@ from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.errors import DefinitionError, NoConfig
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import unknown_name
-from tunebook._memo.memory import ConfigCache
-from tunebook._memo.overlay import find_overlay, overlay_op
+from tunebook._memo.answer_memo import ConfigCache
+from tunebook._memo.context_stack import find_overlay, overlay_op
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s

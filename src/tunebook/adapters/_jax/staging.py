@@ -81,21 +81,26 @@ class TracedCall:
         self._mesh = _mesh_for(facts.mesh)
         self._mesh_of_arrays = _mesh_for(facts.array_mesh or facts.mesh)
 
-    def run(self, work: Callable[[TuningSite], T]) -> T:
-        """Call `work` with this call on real arrays, in a thread of its own."""
+    @contextmanager
+    def site(self) -> Iterator[tuple[TuningSite, Callable[..., Any]]]:
+        """Give this call on real arrays, and a function that calls others in the thread where they are."""
         stopped = threading.Event()
         pool = ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax")
+
+        def there(function: Callable[..., T], *args: Any) -> T:
+            return pool.submit(self._context.run, self._call_entered, function, *args).result()
+
         try:
-            return pool.submit(self._context.run, self._work, work, stopped).result()
+            yield there(self._stage, self._leaves, self._tree, stopped), there
         except KeyboardInterrupt:
             stopped.set()  # the thread cannot be interrupted, but ends before its next run of a candidate
             raise
         finally:
             pool.shutdown(wait=False)
 
-    def _work(self, work: Callable[[TuningSite], T], stopped: threading.Event) -> T:
+    def _call_entered(self, function: Callable[..., T], *args: Any) -> T:
         with self.entered():
-            return work(self._stage(self._leaves, self._tree, stopped))
+            return function(*args)
 
     def _stage(self, leaves: Sequence[Any], tree: Any, stopped: threading.Event) -> TuningSite:
         arrays = [i for i, leaf in enumerate(leaves) if is_array_or_like(leaf)]

@@ -8,7 +8,7 @@ from typing import get_args
 
 from tunebook._base.errors import DefinitionError
 from tunebook._base.optional import require
-from tunebook._selection.agreement_hook import agree_by
+from tunebook._selection.selector import agree_by
 from tunebook._selection.single_flight import LEASE_S
 from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.ballot import Share

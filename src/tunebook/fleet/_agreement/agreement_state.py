@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._base.vocabulary import Json, Problem
-    from tunebook._selection.agreement_hook import LocalTiers
+    from tunebook._selection.selector import LocalTiers
 
 C = TypeVar("C")
 
@@ -71,14 +71,14 @@ class JobAgreement:
         if request.problem in _settling.get():
             # A candidate that calls the function it is a candidate of: the vote would wait for itself.
             return Skipped("it is being agreed on", transient=True)
-        return self._flights.run(request.problem, partial(self._ask_once, request, alone))[0]
-
-    def _ask_once(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
-        settling = _settling.set((*_settling.get(), request.problem))
-        try:
-            return self._ask_the_others(request, alone)
-        finally:
-            _settling.reset(settling)
+        with self._flights.turn(request.problem) as turn:
+            if turn.leads:
+                settling = _settling.set((*_settling.get(), request.problem))
+                try:
+                    turn.result = self._ask_the_others(request, alone)
+                finally:
+                    _settling.reset(settling)
+        return turn.result or Skipped("the agreement was interrupted", transient=True)
 
     def _ask_the_others(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
         if self._clock_s() < self._lost_until_s:
@@ -176,7 +176,7 @@ def _at_once(alone: LocalTiers[C], request: Request[C]) -> Found[C] | Skipped | 
     """Return what the tier that tunes says without delay; None if it would tune now."""
     if request.policy.cache_miss_fallback == "incremental":
         return Skipped("policy.cache_miss_fallback is 'incremental', by which ranks would run different candidates")
-    return alone.tuning.at_once(request)
+    return alone.autotune.at_once(request)
 
 
 def _answer(entry: LogEntry, request: Request[C], own: Found[C] | None) -> Found[C] | None:

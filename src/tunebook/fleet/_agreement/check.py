@@ -9,7 +9,7 @@ from tunebook._base.config_codec import readable
 from tunebook._base.errors import Disagreement, Unsupported
 from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._base.vocabulary import Problem
-from tunebook._selection.agreement_hook import agreement
+from tunebook._selection.selector import agreement
 from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.ballot import named
 from tunebook.fleet._agreement.board import Board, poll

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._selection.agreement_hook import guesses_of
 from tunebook._selection.single_flight import LEASE_S
 from tunebook._selection.tiers import Found, Request, Skipped
 from tunebook._space.space import Space
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._base.vocabulary import Json, Measurement
-    from tunebook._selection.agreement_hook import LocalTiers
+    from tunebook._selection.selector import LocalTiers
     from tunebook.fleet._agreement.log import Log
 
 C = TypeVar("C")
@@ -217,7 +216,7 @@ class AgreementRound(Generic[C]):
 
 def guess(request: Request[C], alone: LocalTiers[C]) -> Found[C] | None:
     """Return what this process would use without tuning."""
-    answers = (source.ask(request) for source in guesses_of(alone))
+    answers = (source.ask(request) for source in alone.guesses)
     return next((answer for answer in answers if isinstance(answer, Found)), None)
 
 

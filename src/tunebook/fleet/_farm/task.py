@@ -20,7 +20,7 @@ from tunebook._arrays.device_fingerprint import host_cpu
 from tunebook._base.errors import TunebookError, Unsupported
 from tunebook._base.record_format import Record
 from tunebook._measure.device_lock import cuda_names, physical_name
-from tunebook._memo.memory import ConfigCache
+from tunebook._memo.answer_memo import ConfigCache
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook._selection.recording import SavedCall, live_kernel, problem_here
 from tunebook._selection.selector import ConfigSelectorChain
