@@ -19,6 +19,7 @@ from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, not
 import tunebook as tb
 from tunebook._memo.answer_memo import EPOCH
 from tunebook._selection.background_queue import Background
+from tunebook._selection.selector import local_tiers
 
 SCRIPT = Path(__file__).parents[1] / "background_process.py"
 BACKGROUND = tb.AutotunePolicy(cache_miss_fallback="background")
@@ -176,11 +177,10 @@ def test_a_memoised_heuristic_serves_while_tuning_runs_and_does_not_stick():
         asked.append(1)
         return {"s": 1}
 
-    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic=guess, store=False, policy=BACKGROUND, tuner=Second())
+    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic=guess, store=False, policy=BACKGROUND, tuner=Second(latch))
     def f(x, *, config):
         return config.s
 
-    f.selector._autotune._tuner.latch = latch
     x = np.ones(4)
     assert f(x) == 1
     assert latch.reached.wait(30)
@@ -196,7 +196,8 @@ def test_a_memoised_heuristic_serves_while_tuning_runs_and_does_not_stick():
 class Second:
     """A tuner that takes the second candidate, when its latch lets it."""
 
-    latch = None
+    def __init__(self, latch=None):
+        self.latch = latch
 
     def autotune(self, make_fn, args, kwargs, candidates):
         if self.latch is not None:
@@ -396,11 +397,12 @@ def test_a_recording_puts_the_tuning_off_and_not_away():
 
 
 def test_a_recording_does_not_leave_the_heuristic_memoised_for_ever():
-    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second())
+    latch = Latch()
+
+    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second(latch))
     def f(x, *, config):
         return config.s
 
-    latch = f.selector._autotune._tuner.latch = Latch()
     f(1.0)
     assert latch.reached.wait(30)
     f(2.0)
@@ -481,8 +483,6 @@ def test_asyncio_tasks_are_served_at_once():
     @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second())
     def f(n, *, config):
         return config.s
-
-    f.selector._autotune._tuner.latch = latch
 
     async def call(n):
         await asyncio.sleep(0)
@@ -567,11 +567,12 @@ def test_the_end_of_a_process_is_not_held_up_by_work_in_a_pool_which_it_joins():
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of forks in processes with threads
 def test_a_forked_child_has_a_queue_and_a_thread_of_its_own():
-    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second())
+    latch = Latch()
+
+    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second(latch))
     def f(n, *, config):
         return config.s
 
-    latch = f.selector._autotune._tuner.latch = Latch()
     f(1)
     assert latch.reached.wait(30)
     f(1), f(2)
@@ -697,10 +698,9 @@ def test_a_stopped_queue_takes_nothing_and_long_jobs_let_go():
     assert ("dropped", False) not in log
 
 
-def test_a_call_is_served_though_the_queue_is_full_and_asks_again_later(monkeypatch):
+def test_a_call_is_served_though_the_queue_is_full_and_asks_again_later():
     chain, kernel, _ = make()
-    full = Background(capacity=0)
-    monkeypatch.setattr(chain._not_blocking, "_queue", full)
+    local_tiers(chain.tiers).autotune.deferred.queue = Background(capacity=0)
     selection = chain.select(invocation(kernel, 1), kernel)
     assert (selection.config, selection.transient) == (GUESS, True)
     assert dict(selection.tried)["autotune"] == "the background takes no more for now"

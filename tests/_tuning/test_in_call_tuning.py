@@ -16,6 +16,7 @@ from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
 
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
+from tunebook._selection.selector import local_tiers
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.in_call_rules import InCallRules
 from tunebook._tuning.job import Tuned
@@ -173,9 +174,9 @@ class Calls:
         """Call until the result is in, and return how often."""
         for calls in range(1, most):
             self.function(*args)
-            if self.function.selector._not_blocking._explorations == {}:
+            if not self.function.selector.pending:
                 return calls
-            if all(e._found is not None for e in self.function.selector._not_blocking._explorations.values()):
+            if all(session.is_finished for session in self.function.selector.pending):
                 assert tb.wait_for_background(30)
         raise AssertionError(f"nothing was found in {most} calls")
 
@@ -346,7 +347,7 @@ def test_recordings_overlays_and_overrides_explore_nothing():
         calls.function(X)
     calls.function(X, config={"b": 4})
     assert calls.runs == [1, 3, 4]
-    assert calls.function.selector._not_blocking._explorations == {}
+    assert calls.function.selector.pending == ()
 
 
 def test_while_an_exploration_is_on_a_recording_an_overlay_and_a_policy_hold_it():
@@ -473,9 +474,9 @@ def test_what_another_process_wrote_down_meanwhile_is_believed(tmp_path):
     first, second = Calls(store=tmp_path), Calls(store=tmp_path)
     first.until_found(X)
     chain, kernel = second.function.selector, second.function.kernel
-    request = chain._request(kernel.invocation((X,)), kernel)
+    request = chain.request(kernel.invocation((X,)), kernel)
     late = Tuned(tb.Config(b=3), None, (), ran=1, complete=True, seconds=1.0, configs={})
-    assert chain._autotune.adopt(request, late).config == tb.Config(b=2)
+    assert local_tiers(chain.tiers).autotune.adopt(request, late).config == tb.Config(b=2)
     assert second.function(X) == 4.0
     assert second.runs == [2]
 
@@ -484,7 +485,7 @@ def test_many_problems_at_once_do_not_grow_without_bound():
     calls = Calls()
     for n in range(1, 300):
         calls.function(np.ones(n))
-    assert len(calls.function.selector._not_blocking._explorations) == 256
+    assert len(calls.function.selector.pending) == 256
 
 
 # ------------------------------------------------------------------------------------------------ threads, processes

@@ -108,6 +108,11 @@ class InCallSession(Generic[C]):
         """How many configurations are tried."""
         return len(self._configs)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether a configuration was found."""
+        return self._found is not None
+
     def __str__(self) -> str:
         left = len(self._explorer.finalists)
         return f"trying one candidate per call: after {self._explorer.calls} calls {left} of {self.candidates} are left"

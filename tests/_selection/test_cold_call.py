@@ -1,0 +1,160 @@
+"""A cold call does each thing once: it reads its record before and under the lease, and lists its candidates once."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+from tunebook._base.config_codec import encode
+from tunebook._base.record_format import Body, Head, Record
+from tunebook._base.vocabulary import Event
+from tunebook._selection.selector import ORDER, asked_tiers
+from tunebook.stores import DirectoryStore
+
+ROOT = Path(tb.__file__).parent
+
+
+class CountingStore(DirectoryStore):
+    """A book that counts how often a record is read."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.reads = 0
+
+    def get(self, problem):
+        self.reads += 1
+        return super().get(problem)
+
+
+class Book(tb.PersistentCache):
+    """The persistent tier over a given store."""
+
+    def __init__(self, store):
+        super().__init__("counted")
+        self.counted = store
+
+    @property
+    def store(self):
+        return self.counted
+
+
+def make(path, **options):
+    clock, listed = FakeClock(), []
+
+    def space(x):
+        listed.append(threading.current_thread().name)
+        return [{"b": 1}, {"b": 2}, {"b": 3}]
+
+    @tb.tunable(space=space, heuristic={"b": 3}, tuner=fake_tuner(clock), name="counted", store=False, **options)
+    def kernel(x, *, config):
+        clock.spend(config.b)
+        return x
+
+    book = Book(CountingStore(path))
+    chain = tb.ConfigSelectorChain(tb.ConfigCache(), kernel.selector.policy, fake_tuner(clock), book)
+    return chain, kernel.kernel, book.store, listed
+
+
+def select(chain, kernel):
+    return chain.select(kernel.invocation((np.ones(4),)), kernel)
+
+
+def test_a_cold_call_reads_its_record_before_the_lease_and_under_it(tmp_path):
+    chain, kernel, store, _ = make(tmp_path)
+    assert select(chain, kernel).source == "autotune"
+    assert store.reads == 2
+
+
+def test_tuning_on_demand_reads_the_record_once(tmp_path):
+    chain, kernel, store, _ = make(tmp_path)
+    chain.tune(kernel.invocation((np.ones(4),)), kernel)
+    assert store.reads == 1
+    chain.verify(kernel.invocation((np.ones(4),)), kernel)
+    assert store.reads == 2
+
+
+def test_a_tuning_lists_the_candidates_once(tmp_path):
+    chain, kernel, _, listed = make(tmp_path)
+    select(chain, kernel)
+    assert len(listed) == 1
+
+
+def test_threads_that_wait_for_a_tuning_do_not_list_the_candidates(tmp_path):
+    chain, kernel, _, listed = make(tmp_path)
+    begin, sources = threading.Barrier(8), []
+
+    def call():
+        begin.wait()
+        sources.append(select(chain, kernel).source)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A thread that comes when the tuning is over finds the entry, and looks for its configuration among the candidates.
+    assert len(listed) <= 1 + sources.count("persistent")
+
+
+def test_a_pin_that_is_written_while_a_tuning_runs_without_a_lease_stands(tmp_path):
+    chain, kernel, store, _ = make(tmp_path)
+    store.leases = lambda: None
+    problem = kernel.problem(kernel.invocation((np.ones(4),)))
+    head = Head(problem=problem, config=encode(tb.Config(b=2)), checksum="", origin="pinned")
+
+    def pin(event, **_):
+        if event == "autotune_start":
+            store.put(Record(head, Body()))
+
+    chain.listen(pin)
+    assert select(chain, kernel).config == tb.Config(b=2)
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+def told_events():
+    """The events that are told anywhere in the source: literal first arguments of `tell`, and `event=` of answers."""
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            first = node.args[0] if name == "tell" and node.args else None
+            given = [k.value for k in node.keywords if k.arg == "event" and name in {"Found", "_replace"}]
+            for value in [*([] if first is None else [first]), *given]:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+def test_every_event_that_is_told_is_in_the_vocabulary_and_every_one_there_is_told():
+    assert set(told_events()) == set(get_args(Event))
+
+
+@pytest.mark.parametrize("event", get_args(Event))
+def test_every_event_is_documented(event):
+    pages = ROOT.parents[1] / "docs"
+    if not pages.is_dir():
+        pytest.skip("only the source tree has the pages")
+    assert f"`{event}`" in (pages / "tiers.md").read_text()
+
+
+# -------------------------------------------------------------------------------------------------------- their order
+
+
+def test_the_order_of_tiers_stands_in_one_place():
+    names = [tier.name for tier in ORDER]
+    assert names == [
+        *("override", "overlay", "pinned", "agreement", "memory", "persistent", "autotune"),
+        *("heuristics", "first candidate", "any candidate"),
+    ]
+    chain = tb.ConfigSelectorChain(tb.ConfigCache())
+    assert [tier.name for tier in chain.tiers] == names
+    assert [tier.name for tier in asked_tiers(chain.tiers)] == [t.name for t in ORDER if not t.in_jobs_only]
