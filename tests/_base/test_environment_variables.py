@@ -118,7 +118,7 @@ class TestPins:
         [
             ("block=3,order=ij", "fits none of"),
             ("blocks=2", "fits none of"),
-            ("block=2", "fits several candidates, such as"),
+            ("block=2", "fits several candidates, for example"),
         ],
     )
     def test_a_pin_that_does_not_name_one_candidate_lists_the_candidates(self, kernel, monkeypatch, pin, says):

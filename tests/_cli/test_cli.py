@@ -274,8 +274,8 @@ matmul@v0 on DEVICE
   b: numpy float32[4, 8] C on cpu
   causal: False
 answer: Config(block=16) from persistent
-  override    only the program knows: what a call passes as config=
-  overlay     only the program knows: what it has open around the call
+  override    only the program knows: config= of a call
+  overlay     only the program knows: overlays around the call
   pinned      not in TUNEBOOK_PIN
   memory      empty in a new process
 measured DAY on HOST under VERSIONS

@@ -480,7 +480,7 @@ def test_eight_threads_get_right_answers_while_results_land_and_each_problem_is_
 def test_asyncio_tasks_are_served_at_once():
     latch = Latch()
 
-    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second())
+    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second(latch))
     def f(n, *, config):
         return config.s
 
@@ -555,7 +555,8 @@ class Job:
     def ended(self):
         pass
 
-BACKGROUND.submit("for ever", Job())
+job = Job()
+BACKGROUND.submit("for ever", job.attempt, job.ended)
 assert started.wait(30)
 """
 
@@ -618,11 +619,15 @@ class Job:
         self.log.append((self.name, "ended"))
 
 
-def test_a_job_that_somebody_else_is_at_is_put_off_until_the_others_are_done():
+def submit(queue, key, job):
+    return queue.submit(key, job.attempt, job.ended)
+
+
+def test_a_job_that_another_caller_is_doing_is_put_off_until_the_others_are_done():
     queue, log, gate = Background(), [], threading.Event()
-    queue.submit(0, Job(log, "first", gate))
-    queue.submit(1, Job(log, "busy", False, True))
-    queue.submit(2, Job(log, "last", True))
+    submit(queue, 0, Job(log, "first", gate))
+    submit(queue, 1, Job(log, "busy", False, True))
+    submit(queue, 2, Job(log, "last", True))
     gate.set()
     assert queue.wait(30)
     assert log == [
@@ -639,21 +644,21 @@ def test_a_job_that_waits_for_the_queue_does_not_wait_for_itself():
             said.append(queue.wait())
             return True
 
-    queue.submit(0, Waits([], "waits"))
+    submit(queue, 0, Waits([], "waits"))
     assert queue.wait(30)
     assert said == [False]
 
 
 def test_a_full_queue_refuses_new_keys_and_knows_the_old_ones():
     queue, log, gate = Background(capacity=2), [], threading.Event()
-    assert queue.submit("a", Job(log, "a", gate))
-    assert queue.submit("b", Job(log, "b", True))
-    assert not queue.submit("c", Job(log, "c", True))
-    assert queue.submit("b", Job(log, "another b", True))
+    assert submit(queue, "a", Job(log, "a", gate))
+    assert submit(queue, "b", Job(log, "b", True))
+    assert not submit(queue, "c", Job(log, "c", True))
+    assert submit(queue, "b", Job(log, "another b", True))
     assert not queue.wait(0)
     gate.set()
     assert queue.wait(30)
-    assert queue.submit("c", Job(log, "c", True))
+    assert submit(queue, "c", Job(log, "c", True))
     assert queue.wait(30)
     assert [name for name, said in log if said == "ended"] == ["a", "b", "c"]
 
@@ -662,9 +667,9 @@ def test_a_job_that_ends_its_thread_ends_no_other_job(monkeypatch):
     seen = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
     queue, log, gate = Background(), [], threading.Event()
-    queue.submit(0, Job(log, "first", gate))
-    queue.submit(1, Job(log, "broken", RuntimeError("a listener's")))
-    queue.submit(2, Job(log, "after", True))
+    submit(queue, 0, Job(log, "first", gate))
+    submit(queue, 1, Job(log, "broken", RuntimeError("a listener's")))
+    submit(queue, 2, Job(log, "after", True))
     gate.set()
     assert queue.wait(30)
     assert [name for name, said in log if said == "ended"] == ["first", "broken", "after"]
@@ -678,23 +683,23 @@ def test_where_no_thread_can_be_started_a_job_is_refused_and_nobody_waits(monkey
     queue, log = Background(), []
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        assert not queue.submit(0, Job(log, "refused", True))
+        assert not submit(queue, 0, Job(log, "refused", True))
     assert queue.wait(0)
-    assert queue.submit(0, Job(log, "again", True))
+    assert submit(queue, 0, Job(log, "again", True))
     assert queue.wait(30)
     assert log == [("again", False), ("again", "ended")]
 
 
 def test_a_stopped_queue_takes_nothing_and_long_jobs_let_go():
     queue, log, gate = Background(), [], threading.Event()
-    queue.submit(0, Job(log, "running", gate))
-    queue.submit(1, Job(log, "dropped", True))
+    submit(queue, 0, Job(log, "running", gate))
+    submit(queue, 1, Job(log, "dropped", True))
     queue.check_stop()
     threading.Timer(0.05, gate.set).start()
     queue.stop()
     with pytest.raises(SystemExit, match=r"^$"):
         queue.check_stop()
-    assert not queue.submit(2, Job(log, "late", True))
+    assert not submit(queue, 2, Job(log, "late", True))
     assert ("dropped", False) not in log
 
 

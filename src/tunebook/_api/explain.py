@@ -1,4 +1,4 @@
-"""Why a call gets the configuration that it gets."""
+"""Why a call gets its configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BINS: Final = 24
 
 
 class NearMiss(NamedTuple):
-    """An entry of the same kernel for another call or device, and in what it differs from this one."""
+    """An entry of the same kernel for another call or device, with the differences."""
 
     problem: Problem
     differences: tuple[str, ...]
@@ -58,10 +58,10 @@ class FailureGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What `explain` found. Print it, or read its fields.
+    """The answer of `explain`. Print it, or read its fields.
 
-    `environment` is that of this process or machine; `differences` are those between it and the one that the verdict's
-    measurements were taken in.
+    `environment` is the environment of this process or machine; `differences` are its differences from the environment
+    of the verdict's measurements.
     """
 
     problem: Problem
@@ -187,7 +187,7 @@ def _versions(environment: str) -> str:
 
 
 def versions_of(environment: str) -> dict[str, str]:
-    """Return an environment's names and versions; none if it is not written as we write it."""
+    """Return an environment's names and versions; empty if it has another form."""
     try:
         return {name: str(version) for name, version in json.loads(environment).items()}
     except (ValueError, AttributeError):
@@ -195,7 +195,7 @@ def versions_of(environment: str) -> dict[str, str]:
 
 
 def versions_differ(there: str, here: str) -> tuple[str, ...]:
-    """Return in what an environment from elsewhere differs from the one at hand, as `explain_difference` says it.
+    """Return the differences between two environments, in the words of `explain_difference`.
 
     >>> versions_differ('{"driver":"570.86"}', '{"driver":"580.12"}')
     ('driver: 570.86 there, 580.12 here',)
@@ -229,7 +229,7 @@ def _ranked(ranked: Ranked) -> str:
 
 
 def _beside(record: Record, verdict: Verdict) -> str:
-    """Return how the configuration of a record did, beside the winner of what was measured."""
+    """Return how the configuration of a record was measured, beside the winner."""
     own = [r for r in verdict.ranking if r.measurement.config == record.head.config]
     return f", measured at {own[0].value_s / verdict.winner.value_s:.2f} x of the winner" if own else ""
 
@@ -238,7 +238,7 @@ def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[str]:
     """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
     pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
     low = min(samples[0] for samples in pair)
-    # One sample that was interrupted would squeeze all others into the first bar; what is slower is in the last.
+    # An interrupted sample would squeeze all others into the first bar; slower samples are in the last.
     high = max(samples[len(samples) * 9 // 10] for samples in pair)
     if min(map(len, pair)) < 5 or low == high:
         return
@@ -284,9 +284,9 @@ def _known_to(selector: ConfigSelectorChain[Any], op: str) -> list[tuple[Problem
 def explain_entry(
     catalogue: Catalogue, problem: Problem, record: Record | None, versions: Callable[[str], str]
 ) -> Explanation:
-    """Explain a problem, and the record that a book has of it, without its program: what a new process would find.
+    """Explain a problem, and the record that a book has of it, without its program, as a new process would.
 
-    `versions` returns the environment here, as far as it can be told, for one that was measured in.
+    `versions` returns the environment here, as far as it is known, for the environment of a record.
     """
     body = Body() if record is None else body_of(record)
     here = "" if record is None else versions(record.head.environment)
@@ -319,7 +319,7 @@ def _explained(
 
 
 def _named(config: Json) -> object:
-    from tunebook._space.space import Config  # noqa: PLC0415 - for what is explained without its program only
+    from tunebook._space.space import Config  # noqa: PLC0415 - loaded late: without the program only
 
     try:
         plain = decode(config)
@@ -334,7 +334,7 @@ def _entries(catalogue: Catalogue, op: str) -> list[tuple[Problem, str]]:
     try:
         listed = list(catalogue.some(op, _COMPARED))
     except StoreError:
-        return []  # what cannot be read was warned about when it was looked up
+        return []  # the lookup has warned about it
     heads = [record.head for entry in listed if (record := entry.record()) is not None]
     return [(head.problem, head.environment) for head in heads if head.decided]
 

@@ -326,7 +326,7 @@ class Dispatcher:
             answer = _answer(selection, self._selector.listeners)
             if selection.exploration is not None:
                 explored = answer._replace(config=selection.exploration)
-                MEMO.explore(self._answers, selection.problem, key, explored, epoch=epoch)
+                MEMO.remember(self._answers, selection.problem, key, explored, epoch=epoch, explored=True)
                 return
             MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch)
             if answer.tell is None:

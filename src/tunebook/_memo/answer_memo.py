@@ -1,9 +1,9 @@
-"""Whether an answer may be given without asking the tiers again.
+"""The answers in memory, and whether one may be given without asking the tiers again.
 
-A tuned kernel's hot path is one dict lookup with no other check (see `_dispatch`). That is exact only because
-whatever could change an answer either is in the dict's key, or comes here: it *holds* the gate for as long as it lasts
-(a live overlay or policy override in any context, a recording), which empties the dicts and keeps them from filling; or
-it *invalidates* what is already known (a changed policy, a new entry, a new listener).
+A tuned kernel's hot path is one dict lookup with no other check (see `_hotpath/dispatcher.py`). That is exact only
+because every change that could change an answer is in the dict's key, or comes here. It *suspends* the memo for as long
+as it lasts (a live overlay or policy override in any context, a recording), which empties the dicts and keeps them from
+filling; or it *invalidates* the answers that are in them (a changed policy, a new entry, a new listener).
 """
 
 from __future__ import annotations
@@ -21,60 +21,38 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# Shapes that keep changing must not grow the memo for ever; 4096 signatures of one kernel are about 2 MB.
+# Shapes that keep changing must not grow the memo for ever; 4096 signatures of a kernel are about 2 MB.
 CAPACITY: Final = 4096
 
 
 class Answers:
-    """The memoised answers of one kernel: `fast` is read by the hot path, `known` by the path that checks its context.
+    """The memoised answers of a kernel: `fast` is read by the hot path, `known` by the path that checks its context.
 
-    `explored` are the calls that have no answer yet, and are run by what looks for one. `problems` says which problem
-    a call is, which depends on the call alone and never becomes wrong. All are read without a lock, and written under
-    the gate's.
+    `explored` holds the session that runs a call, where candidates are tried in calls. `problems` holds the problem of
+    each call, which depends on the call alone and never becomes wrong. All are read without a lock, and written under
+    the memo's.
     """
 
-    __slots__ = ("__weakref__", "_keys_of", "explored", "fast", "known", "problems")
+    __slots__ = ("__weakref__", "explored", "fast", "keys_of", "known", "problems")
 
     def __init__(self) -> None:
         self.fast: Final[dict[Hashable, Any]] = {}
         self.known: Final[dict[Hashable, Any]] = {}
         self.explored: Final[dict[Hashable, Any]] = {}
         self.problems: Final[dict[Hashable, Problem]] = {}
-        self._keys_of: dict[Problem, list[Hashable]] = {}
+        self.keys_of: Final[dict[Problem, list[Hashable]]] = {}
 
     def clear(self) -> None:
         """Forget every answer."""
-        self.fast.clear()
-        self.known.clear()
-        self.explored.clear()
-        self._keys_of.clear()
+        for memo in (self.fast, self.known, self.explored, self.keys_of):
+            memo.clear()
 
     def drop(self, problem: Problem) -> None:
         """Forget the answers to one problem."""
-        for key in self._keys_of.pop(problem, ()):
+        for key in self.keys_of.pop(problem, ()):
             self.known.pop(key, None)
             self.explored.pop(key, None)
             self.fast.pop(key, None)
-
-    def note(self, key: Hashable, problem: Problem) -> None:
-        """Remember which problem a call is."""
-        if len(self.problems) >= CAPACITY:
-            self.problems.clear()
-        self.problems[key] = problem
-
-    def add(self, problem: Problem, key: Hashable, answer: object) -> None:
-        """Remember an answer for calls that check their context."""
-        self._add(self.known, problem, key, answer)
-
-    def explore(self, problem: Problem, key: Hashable, explored: object) -> None:
-        """Remember who runs a call, for calls that check their context."""
-        self._add(self.explored, problem, key, explored)
-
-    def _add(self, memo: dict[Hashable, Any], problem: Problem, key: Hashable, answer: object) -> None:
-        if len(memo) >= CAPACITY:
-            self.clear()
-        memo[key] = answer
-        self._keys_of.setdefault(problem, []).append(key)
 
 
 class AnswerMemo:
@@ -88,11 +66,11 @@ class AnswerMemo:
         self.epoch = 0
 
     def renew_lock(self) -> None:
-        """Take a new lock, in a forked child."""
+        """Take a new lock, in a forked child: if another thread held it at the fork, it would stay locked."""
         self._lock = threading.RLock()
 
     def register(self, answers: Answers) -> None:
-        """Put a kernel's answers under this gate."""
+        """Put a kernel's answers under this switch."""
         with self._lock:
             self._all.add(answers)
 
@@ -105,7 +83,7 @@ class AnswerMemo:
                 each.fast.clear()
 
     def resume(self) -> None:
-        """End a hold; the hot paths fill again with the next calls."""
+        """End a suspension; the hot paths fill again with the next calls."""
         with self._lock:
             self.suspended -= 1
 
@@ -128,22 +106,28 @@ class AnswerMemo:
     def note(self, answers: Answers, key: Hashable, problem: Problem) -> None:
         """Memoise which problem a call is."""
         with self._lock:
-            answers.note(key, problem)
+            if len(answers.problems) >= CAPACITY:
+                answers.problems.clear()
+            answers.problems[key] = problem
 
-    def remember(self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int) -> None:
-        """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out."""
-        with self._lock:
-            if epoch == self.epoch:
-                answers.add(problem, key, answer)
+    def remember(
+        self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int, explored: bool = False
+    ) -> None:
+        """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out.
 
-    def explore(self, answers: Answers, problem: Problem, key: Hashable, explored: object, *, epoch: int) -> None:
-        """Memoise who runs a call, under the same condition."""
+        If `explored`, the answer is the session that runs the call.
+        """
         with self._lock:
-            if epoch == self.epoch:
-                answers.explore(problem, key, explored)
+            if epoch != self.epoch:
+                return
+            memo = answers.explored if explored else answers.known
+            if len(memo) >= CAPACITY:
+                answers.clear()
+            memo[key] = answer
+            answers.keys_of.setdefault(problem, []).append(key)
 
     def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:
-        """Let the hot path give an answer by itself, unless something holds it or another answer is known by now."""
+        """Let the hot path give an answer by itself, unless the memo is suspended or has another answer by now."""
         with self._lock:
             known = answers.known.get(key)
             if known is not None and known is answer and not self.suspended:
@@ -155,7 +139,7 @@ class Epoch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: tuple[Callable[[int], object], ...] = ()
+        self._listeners: Final[list[Callable[[int], object]]] = []  # append and remove are atomic
         self.number = 0
 
     def renew_lock(self) -> None:
@@ -166,25 +150,23 @@ class Epoch:
         """Count one more, and tell the listeners."""
         with self._lock:
             self.number += 1
-            number, listeners = self.number, self._listeners
-        for listener in listeners:
+            number = self.number
+        for listener in tuple(self._listeners):
             listener(number)
 
     def listen(self, listener: Callable[[int], object]) -> Callable[[], None]:
-        """Tell one more listener from now on, until what is returned is called."""
-        mine = partial(listener)  # an object of its own: one function may listen twice, and stop once
-        with self._lock:
-            self._listeners = (*self._listeners, mine)
+        """Tell one more listener from now on; return the function that ends that."""
+        mine = partial(listener)  # an object of its own: a function may listen twice, and stop once
+        self._listeners.append(mine)
         return partial(self._unlisten, mine)
 
     def _unlisten(self, listener: Callable[[int], object]) -> None:
-        with self._lock:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
 
 MEMO: Final = AnswerMemo()
 EPOCH: Final = Epoch()
-# A lock that another thread held at a fork would stay locked in the child for ever.
 os.register_at_fork(after_in_child=MEMO.renew_lock)
 os.register_at_fork(after_in_child=EPOCH.renew_lock)
 
@@ -212,7 +194,7 @@ class ConfigCache(Generic[C]):
         return self._entries.get(Problem(dev, op_id, call_key))
 
     def put(self, dev: str, op_id: str, call_key: str, cfg: C) -> None:
-        """Keep a configuration; calls that were answered otherwise before are answered by it from now on."""
+        """Keep a configuration; it answers the calls of its problem from now on."""
         problem = Problem(dev, op_id, call_key)
         self._entries[problem] = cfg
         MEMO.invalidate(problem)
@@ -234,11 +216,12 @@ class ConfigCache(Generic[C]):
 def epoch() -> int:
     """Return a number that grows when tuning in the background, or by the user's calls, has changed an answer.
 
-    Whoever keeps what was made from an answer, such as a compiled program, makes it anew when the number has changed.
+    A program that keeps something made from an answer (a compiled function, say) makes it anew when the number has
+    changed.
     """
     return EPOCH.number
 
 
 def on_epoch(callback: Callable[[int], object]) -> Callable[[], None]:
-    """Call `callback(epoch)` whenever the epoch grows, from whichever thread that happens in; return what ends it."""
+    """Call `callback(epoch)` whenever the epoch grows, in the thread that changed it; return a function to end that."""
     return EPOCH.listen(callback)

@@ -1,4 +1,4 @@
-"""Settings for the length of a with-block, in this thread or task only: one mechanism for all of them."""
+"""Settings and overlays for the length of a with-block, in this thread or task only: one mechanism for all."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class _Layer:
     """One setting, and the layer that it was put on.
 
-    It holds the gate while *any* context refers to it: a task that was started inside the block keeps its copy of the
-    context, and so the setting, after the block has ended.
+    It suspends the memo while *any* context refers to it: a task that was started inside the block keeps its copy of
+    the context, and so the setting, after the block has ended.
     """
 
     __slots__ = ("outer", "value")
@@ -57,7 +57,7 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The layer itself remembers what is below: a token kept on this object would be shared by all threads that
+        # The layer itself holds the layer below: a token kept on this object would be shared by all threads that
         # entered it.
         layer = INNERMOST.get()
         INNERMOST.set(None if layer is None else layer.outer)
@@ -69,7 +69,7 @@ _listeners: Final[list[Callable[[], None]]] = []
 
 
 def when_scopes_change(told: Callable[[], None]) -> None:
-    """Have a function called after every begin and end of a block, in its thread: for caches that are not ours."""
+    """Call a function after every begin and end of a block, in its thread: for caches of other libraries."""
     _listeners.append(told)
 
 
@@ -90,7 +90,7 @@ class _Overlay(NamedTuple):
     config: object = None
 
     def content(self) -> object:
-        """Return what is equal for overlays that do the same."""
+        """Return a value that is equal for overlays with the same effect."""
         return sorted(self.entries.items(), key=lambda item: item[0]), self.op, self.config
 
     def find(self, problem: Problem) -> object | None:
@@ -115,6 +115,6 @@ def overlay_op(op: str, config: object) -> Scope:
 
 
 def find_overlay(problem: Problem) -> object | None:
-    """Return what the overlays of this thread or task say about a problem, or None."""
+    """Return the configuration that the overlays of this thread or task give to a problem, or None."""
     answers = (overlay.find(problem) for overlay in scoped(_Overlay))
     return next((config for config in answers if config is not None), None)

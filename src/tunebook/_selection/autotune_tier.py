@@ -17,7 +17,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
-from tunebook._tuning.job import Budget, History, Job, Step, Tuned
+from tunebook._tuning.job import Budget, Job, Step, Tuned
 from tunebook._tuning.job_run import FAILURE_LIFETIME_S
 from tunebook._tuning.plan import job_for, outline, search_for, together
 from tunebook._tuning.reverify import Verified, finalists, verify
@@ -40,26 +40,20 @@ C = TypeVar("C")
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
 _BUSY: Final = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
-_NO_ENTRY: Final[Refused[Any]] = Refused("no book")
 
 
 class _BookLookup(Generic[C]):
     """Reads the entry of a request, and keeps it: under the lease it stays as it is."""
 
-    def __init__(self, book: EntryGuard[C] | None, request: Request[C]) -> None:
+    def __init__(self, book: EntryGuard[C], request: Request[C]) -> None:
         self._book, self._request = book, request
-        self.entry: Trusted[C] | Refused[C] = _NO_ENTRY
+        self.entry: Trusted[C] | Refused[C] = Refused("not read yet")
 
     def __call__(self) -> Found[C] | None:
-        self.read()
+        self.entry = self._book.find(self._request)
         if isinstance(self.entry, Refused):
             return None
         return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)
-
-    def read(self) -> Trusted[C] | Refused[C]:
-        if self._book is not None:
-            self.entry = self._book.find(self._request)
-        return self.entry
 
 
 class AutotuneTier(Tier[C]):
@@ -76,9 +70,7 @@ class AutotuneTier(Tier[C]):
         self._decided: dict[tuple[Problem, str], C] = {}
         self._failed: dict[tuple[Problem, str], tuple[Exception | None, float]] = {}
         self._clock_s = time.monotonic
-        self._flights: Flights[Found[C] | Skipped] = Flights()
-        self._explicit: Flights[Tuned[C]] = Flights()
-        self._verifying: Flights[Verified[C]] = Flights()
+        self._flights: Flights[Any] = Flights()
 
     # ------------------------------------------------------------------------------------------------- for a call
 
@@ -95,7 +87,7 @@ class AutotuneTier(Tier[C]):
             return known
         look = _BookLookup(self._book, request)
         try:
-            with self._turn(self._flights, request, look) as turn:
+            with self._turn(request, look) as turn:
                 if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
                     turn.result = reason
                 elif turn.leads:
@@ -124,7 +116,7 @@ class AutotuneTier(Tier[C]):
     def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped:
         """Use and write down the result of a tuning in the user's calls, unless another caller was faster."""
         look = _BookLookup(self._book, request)
-        with self._turn(self._flights, request, look) as turn:
+        with self._turn(request, look) as turn:
             if turn.leads:
                 config = self._publish(request, tuned, look.entry, turn.generation).config
                 turn.result = Found(config=config, event="autotune_finish", remember=True)
@@ -135,7 +127,7 @@ class AutotuneTier(Tier[C]):
         known = self._known(request)
         if known is not None:
             return known
-        return self._reason_to_stop(request, _NO_ENTRY if self._book is None else self._book.find(request))
+        return self._reason_to_stop(request, self._book.find(request))
 
     def _known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the same, from memory alone: neither the book is read, nor are candidates listed."""
@@ -146,7 +138,7 @@ class AutotuneTier(Tier[C]):
             return Skipped(reason)
         obstacle = obstacle_to(request.inv)
         if obstacle is not None:
-            # It may be gone when such a call comes again: a CUDA graph is captured once, and then not any more.
+            # It may be gone when the same call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
         error, expires = self._failed.get(key_of(request), (None, 0.0))
         return Skipped(f"failed before: {error}", error) if error is not None and expires > self._clock_s() else None
@@ -167,7 +159,7 @@ class AutotuneTier(Tier[C]):
             return Skipped("the kernel has no candidates")  # its heuristic alone would be a guess written as a choice
         if self._failed.get(key_of(request), (None, 0.0))[1] > self._clock_s():
             return None
-        history = self._history(request, entry)
+        history = self._book.history(request, entry.record)
         error = None
         if isinstance(self._tuner, Tuner) and any(m.failure is not None for m in history.measurements):
             try:
@@ -178,14 +170,12 @@ class AutotuneTier(Tier[C]):
         return None if error is None else Skipped(f"failed before: {error}", error)
 
     def _turn(
-        self, flights: Flights[Any], request: Request[C], look: Callable[[], Any] | None = None
-    ) -> AbstractContextManager[FlightTurn[Any]]:
-        """Give the turn to work on a request, once among threads and processes."""
-        # A result that is not written cannot be found by another process, so there is no point in making it wait.
-        board = self._book.persistent.leases() if self._book is not None and self.writes else None
-        wait = look is None or request.policy.while_tuning != "heuristics" or not request.policy.allow_heuristics
-        find = look or (lambda: None)
-        return flights.turn(key_of(request), board, problem_id(request.problem), look=find, wait=wait)
+        self, request: Request[C], look: Callable[[], Found[C] | None]
+    ) -> AbstractContextManager[FlightTurn[Found[C] | Skipped]]:
+        """Give the turn to answer a call, once among threads and processes."""
+        wait = request.policy.while_tuning != "heuristics" or not request.policy.allow_heuristics
+        key, lease_id = key_of(request), problem_id(request.problem)
+        return self._flights.turn(key, self._book.leases(), lease_id, look=look, wait=wait)
 
     def _take(self, request: Request[C], turn: FlightTurn[Found[C] | Skipped]) -> Found[C] | Skipped:
         """Return the result of a turn, as the answer to this caller."""
@@ -207,17 +197,17 @@ class AutotuneTier(Tier[C]):
 
     def tune(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Tuned[C]:
         """Tune though an answer may be known; another process that does so already is waited for."""
-        with self._turn(self._explicit, request) as turn:
+        with self._turn_on_demand(request, "tune") as turn:
             if turn.leads:
-                entry = _BookLookup(self._book, request).read()
+                entry = self._book.find(request)
                 turn.result = self._tune(request, entry, turn.generation, budget, on_step, reverify=False).tuned
         return cast("Tuned[C]", turn.result)
 
     def verify(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Verified[C]:
-        """Measure the finalists of an entry again though it may be trusted; tune if there is none, or it is beaten."""
-        with self._turn(self._verifying, request) as turn:
+        """Measure the finalists of an entry again though it may be trusted; tune if it is missing or beaten."""
+        with self._turn_on_demand(request, "verify") as turn:
             if turn.leads:
-                entry = _BookLookup(self._book, request).read()
+                entry = self._book.find(request)
                 turn.result = self._tune(request, entry, turn.generation, budget, on_step, again=True)
         return cast("Verified[C]", turn.result)
 
@@ -235,7 +225,7 @@ class AutotuneTier(Tier[C]):
             tuned: Tuned[C] | None = None
             # By their ids, so that two processes with some problems in common never wait for each other in a ring.
             for request in sorted(requests, key=lambda request: problem_id(request.problem)):
-                turn = turns.enter_context(self._turn(self._explicit, request))
+                turn = turns.enter_context(self._turn_on_demand(request, "tune"))
                 if not turn.leads:
                     tuned = turn.result
                     break
@@ -246,6 +236,10 @@ class AutotuneTier(Tier[C]):
                 turn.result = tuned
         return tuned
 
+    def _turn_on_demand(self, request: Request[C], verb: str) -> AbstractContextManager[FlightTurn[Any]]:
+        """Give the turn to tune or verify a call though its answer may be known."""
+        return self._flights.turn((verb, key_of(request)), self._book.leases(), problem_id(request.problem))
+
     def _tune_all(
         self,
         requests: Sequence[Request[C]],
@@ -254,13 +248,13 @@ class AutotuneTier(Tier[C]):
         budget: Budget,
         on_step: Callable[[Step], None] | None,
     ) -> Tuned[C]:
-        entries = [_BookLookup(self._book, request).read() for request in requests]
+        entries = [self._book.find(request) for request in requests]
         step = _tell_steps(requests[0], on_step)
         with ExitStack() as sites:
             jobs: list[Job[C]] = []
             for request, entry in zip(requests, entries, strict=True):
                 site, there = sites.enter_context(tuning_site(request.inv))
-                history = self._history(request, entry)
+                history = self._book.history(request, entry.record)
                 jobs.append(there(job_for, request, request.policy, history, budget, step, site))
             job = together([request.problem for request in requests], jobs, weights)
             for request in requests:
@@ -285,14 +279,14 @@ class AutotuneTier(Tier[C]):
 
     def measure_part(self, request: Request[C], part: int, parts: int, budget: Budget) -> tuple[Measurement, ...]:
         """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
-        history = self._history(request, _BookLookup(self._book, request).read())
+        history = self._book.history(request, self._book.find(request).record)
         step = _tell_steps(request, request.on_step)
         with tuning_site(request.inv) as (site, there):
             try:
                 job = there(job_for, request, request.policy, history, budget, step, site)
                 # By fingerprint: processes with another order of candidates leave none out, and measure none twice.
                 mine = sorted(job.candidates, key=fingerprint)[part::parts]
-                job = job._replace(candidates=mine, brief=True)  # its fastest race again, against those of other parts
+                job = job._replace(candidates=mine, brief=True)  # the fastest of all parts race again
                 request.tell("autotune_start", candidates=job.size, verifying=False)
                 tuned: Tuned[C] = there(self._tuner.tune, job)
             except TuningFailed as error:
@@ -302,15 +296,15 @@ class AutotuneTier(Tier[C]):
     @property
     def writes(self) -> bool:
         """Whether results are written down."""
-        return self._book is not None and self._parts.persist
+        return self._book.writes
 
     def written(self, request: Request[C]) -> Record | None:
-        """Return the record of a problem, for the books of other machines; None if there is none."""
-        return self._book.persistent.read(request.problem) if self._book is not None and self.writes else None
+        """Return the record of a problem, for the books of other machines; None if it is missing."""
+        return self._book.persistent.read(request.problem) if self.writes else None
 
     def write(self, request: Request[C], record: Record) -> None:
         """Write down a record of another machine, unless this machine's book has an answer of its own."""
-        if self._book is not None and self.writes and isinstance(self._book.find(request), Refused):
+        if self.writes and isinstance(self._book.find(request), Refused):
             self._book.persistent.write(record)
 
     # --------------------------------------------------------------------------------------------------- the tuning
@@ -332,15 +326,15 @@ class AutotuneTier(Tier[C]):
         If `reverify`, only the finalists of an outdated entry are measured, as long as its choice holds; with `again`,
         the finalists of any entry.
         """
-        book, history = self._book, self._history(request, entry)
+        book, history = self._book, self._book.history(request, entry.record)
         if beside:
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
-        outdated = None if book is None or not reverify else book.to_verify(request, entry, again=again)
+        outdated = book.to_verify(request, entry, again=again) if reverify else None
         try:
             with tuning_site(request.inv) as (site, there):
                 step = _tell_steps(request, on_step)
                 job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
-                if job.search is not None and book is not None:
+                if job.search is not None:
                     job = job._replace(search=book.start_for(request, job.search))
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
                     request.tell("autotune_start", candidates=job.size, verifying=False)
@@ -351,8 +345,7 @@ class AutotuneTier(Tier[C]):
                     among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
                     found = there(verify, job, partial(self._tell_and_tune, request), among)
         except TuningFailed as error:
-            if book is not None and self.writes:
-                book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
+            book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
         tuned = self._publish(request, found.tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
@@ -374,18 +367,13 @@ class AutotuneTier(Tier[C]):
     ) -> Tuned[C]:
         """Write a result into the book, and return it with the configuration that stands."""
         tuned = tuned._replace(problem=request.problem)
-        config = tuned.config
-        if self._book is not None and self.writes:
-            under = _generation(entry) + generation
-            if generation == 0:  # without a lease, others may have written meanwhile: a pin, say
-                entry = self._book.find(request)
-            config = self._book.publish(request, tuned, entry, under, verified=verified, weights=weights)
+        under = _generation(entry) + generation
+        if generation == 0 and self.writes:  # without a lease, others may have written meanwhile: a pin, say
+            entry = self._book.find(request)
+        config = self._book.publish(request, tuned, entry, under, verified=verified, weights=weights)
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
-
-    def _history(self, request: Request[C], entry: Trusted[C] | Refused[C]) -> History:
-        return History() if self._book is None else self._book.history(request, entry.record)
 
 
 def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
@@ -406,7 +394,7 @@ def _tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -
 
 
 class _ForeignTuner:
-    """A tuner that is not ours, as one that runs jobs."""
+    """A tuner of another library, which runs jobs like ours."""
 
     def __init__(self, tuner: AnyTuner) -> None:
         self._tuner = tuner

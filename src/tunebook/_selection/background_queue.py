@@ -8,45 +8,33 @@ import threading
 from collections import deque
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
 # A job holds descriptions and no arrays, about 2 kB. Beyond this many, a call is told so and asks again next time.
 CAPACITY: Final = 1024
-# How long the end of the process waits for a candidate that is running. One that takes longer dies with the process,
-# and who waits for its lease takes it over.
+# How long the end of the process waits for a candidate that is running. A longer one dies with the process, and the
+# next process that waits for its lease takes it over.
 _GRACE_S: Final = 1.0
 
 State: TypeAlias = Literal["running", "waiting"]
 
 
-class Work(Protocol):
-    """A job of the queue."""
-
-    def attempt(self, *, patient: bool) -> bool:
-        """Do the work; False if somebody else is at it. If `patient`, wait for them instead.
-
-        What it raises ends the thread as it would end any other, and the next job gets a new one.
-        """
-
-    def ended(self) -> None:
-        """Learn that the job is no longer in the queue, whatever came of it."""
-
-
 class _QueuedJob(NamedTuple):
     key: Hashable
-    work: Work
+    attempt: Callable[..., bool]
+    ended: Callable[[], object]
 
 
 class Background:
     """A queue with one job per key, and the thread that works through it, which lives as long as there are jobs.
 
-    Jobs that somebody else is at are put off until there is nothing else to do, so that two processes with the same
-    jobs share them. In a forked child the queue is empty.
+    Jobs that another caller is doing are put off until there is nothing else to do, so that two processes with the
+    same jobs share them. In a forked child the queue is empty.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -59,16 +47,21 @@ class Background:
         self._fresh: deque[_QueuedJob] = deque()
         self._put_off: deque[_QueuedJob] = deque()
         self._states: dict[Hashable, State] = {}
-        self._left = 0  # jobs of which not everybody knows yet that they have ended
+        self._left = 0  # jobs that have not been told yet that they have ended
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def state(self, key: Hashable) -> State | None:
-        """Return how far a job is, or None if there is none under this key."""
+        """Return how far the job under a key is, or None."""
         return self._states.get(key)
 
-    def submit(self, key: Hashable, work: Work) -> bool:
-        """Queue a job, unless there is one under its key; False if there is no room for it, or for a thread."""
+    def submit(self, key: Hashable, attempt: Callable[..., bool], ended: Callable[[], object]) -> bool:
+        """Queue a job, unless one has its key already; False if the queue is full, or a thread cannot be started.
+
+        `attempt(patient=)` does the work, and returns False if another caller is doing it; if `patient`, it waits for
+        that caller instead. An error ends the thread, as it would end any other, and the next job gets a new thread.
+        `ended` is called when the job has left the queue, with or without a result.
+        """
         with self._changed:
             if key in self._states:
                 return True
@@ -76,11 +69,11 @@ class Background:
                 return False
             self._states[key] = "waiting"
             self._left += 1
-            self._fresh.append(_QueuedJob(key, work))
+            self._fresh.append(_QueuedJob(key, attempt, ended))
             return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no job is left; False if some are when the time is up, or for a job that asks."""
+        """Wait until no job is left; False if the time is up before, or if a job itself asks."""
         with self._changed:
             if threading.current_thread() is self._thread:
                 return False  # it would wait for itself
@@ -89,13 +82,13 @@ class Background:
     def check_stop(self, _step: object = None) -> None:
         """End this thread if the process is ending; called now and then by jobs that take long.
 
-        By SystemExit, which is silent in a thread, and is no failure of whatever it passes through.
+        By SystemExit, which is silent in a thread, and does not count as a failure of a candidate.
         """
         if self._stopping:
             raise SystemExit
 
     def stop(self) -> None:
-        """Drop all jobs, and wait a moment for the one that is running to let go of what it holds."""
+        """Drop all jobs, and wait a moment for the running job to release its lease."""
         with self._changed:
             self._stopping = True
             self._fresh.clear()
@@ -128,8 +121,8 @@ class Background:
         self._stops_at_exit = True
         import concurrent.futures.thread  # noqa: F401, PLC0415 - its hook must be there before ours, and so run after it
 
-        # Before the threads of pools are joined, and not after as `atexit` does: tuning under jax goes on in such a
-        # thread, and the process would not end before it.
+        # Before the threads of pools are joined, and not after as `atexit` does: tuning under jax runs in a thread of a
+        # pool, and the process would not end before it.
         at_exit = getattr(threading, "_register_atexit", atexit.register)
         try:
             at_exit(self.stop)
@@ -145,7 +138,7 @@ class Background:
             with self._changed:
                 self._thread = None
                 if self._fresh or self._put_off:
-                    self._has_thread()  # for what came while this one ended, or after one job ended it
+                    self._has_thread()  # for jobs that came while this thread ended, or that it left when a job raised
 
     def _take(self) -> tuple[_QueuedJob, bool] | None:
         with self._changed:
@@ -157,25 +150,22 @@ class Background:
             self._states[entry.key] = "running"
             return entry, patient
 
-    def _attempt(self, entry: _QueuedJob, patient: bool) -> None:  # noqa: FBT001 - as it was taken
+    def _attempt(self, entry: _QueuedJob, patient: bool) -> None:  # noqa: FBT001 - as `_take` returns it
         done = True
         try:
-            done = entry.work.attempt(patient=patient)
+            done = entry.attempt(patient=patient)
         finally:
             if done:
                 self._end(entry)
             else:
-                self._put_back(entry)
-
-    def _put_back(self, entry: _QueuedJob) -> None:
-        with self._changed:
-            self._states[entry.key] = "waiting"
-            self._put_off.append(entry)
+                with self._changed:
+                    self._states[entry.key] = "waiting"
+                    self._put_off.append(entry)
 
     def _end(self, entry: _QueuedJob) -> None:
         self._states.pop(entry.key, None)
         try:
-            entry.work.ended()
+            entry.ended()
         finally:
             with self._changed:
                 self._left -= 1

@@ -1,4 +1,4 @@
-"""The autotune tier for calls that must not wait for it: tuning behind them, or by them."""
+"""Tuning that calls do not wait for: behind them, or one candidate per call."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ class DeferredTuning(Generic[C]):
         return self, *key_of(request)
 
     def _submit(self, request: Request[C], stand_in: C, find: Find[C]) -> bool:
-        return self.queue.submit(self._key(request), _DeferredJob(self, request, stand_in, find))
+        attempt = partial(self._attempt, request, stand_in, find)
+        return self.queue.submit(self._key(request), attempt, partial(self._forget, request))
 
     def _tune(self, request: Request[C]) -> Found[C] | Skipped:
         args, kwargs = concrete((request.inv.args, dict(request.inv.kwargs)))
@@ -137,8 +138,8 @@ class DeferredTuning(Generic[C]):
     def _adopt(self, tuned: Tuned[C], request: Request[C]) -> Found[C] | Skipped:
         return self._autotune.adopt(request, tuned)
 
-    def finish(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool) -> bool:
-        """Find the configuration of a call and let it take effect; False if somebody else is at it."""
+    def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool) -> bool:
+        """Find the configuration of a call and let it take effect; False if another caller is finding it."""
         policy = replace(request.policy, while_tuning="wait" if patient else "heuristics")
         request = replace(request, policy=policy)
         try:
@@ -147,7 +148,7 @@ class DeferredTuning(Generic[C]):
             answer = answer if isinstance(answer, Found) else find(request)
             if isinstance(answer, Found):
                 self._apply(request, stand_in, answer)
-        except Exception as error:  # an author's functions may raise anything, and there is no caller to raise to
+        except Exception as error:  # an author's functions may raise anything, and nothing in this thread catches it
             if _says_shutdown(error):
                 raise SystemExit from error  # silent in a thread
             self._autotune.remember_failure(request, error)
@@ -166,33 +167,14 @@ class DeferredTuning(Generic[C]):
         if not _is_same(answer.config, stand_in):
             EPOCH.advance()
 
-    def forget(self, request: Request[C]) -> None:
-        """Have the next call ask again, whatever came of the work for it."""
+    def _forget(self, request: Request[C]) -> None:
+        """Let the next call ask the tiers again."""
         self.explorations.pop(key_of(request), None)
         MEMO.invalidate(request.problem)
 
 
-class _DeferredJob(Generic[C]):
-    """One problem's turn in the background."""
-
-    def __init__(
-        self,
-        tuning: DeferredTuning[C],
-        request: Request[C],
-        stand_in: C,
-        find: Find[C],
-    ) -> None:
-        self._tuning, self._request, self._stand_in, self._find = tuning, request, stand_in, find
-
-    def attempt(self, *, patient: bool) -> bool:
-        return self._tuning.finish(self._request, self._stand_in, self._find, patient=patient)
-
-    def ended(self) -> None:
-        self._tuning.forget(self._request)
-
-
 def _detach(request: Request[C]) -> Request[C]:
-    """Return a request that holds none of the caller's arrays, and needs none of its context."""
+    """Return a request without the caller's arrays, which may be tuned in another context."""
     args, kwargs = abstract((request.inv.args, dict(request.inv.kwargs)))
     backward = request.policy.validate_backward and not is_forward_only()
     return replace(
@@ -214,7 +196,7 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
         )
     if request.policy.cache_miss_fallback != "incremental":
         return None
-    from tunebook._tuning.in_call_session import why_not_in_calls  # noqa: PLC0415 - only who explores needs it
+    from tunebook._tuning.in_call_session import why_not_in_calls  # noqa: PLC0415 - loaded late: few policies explore
 
     reason = why_not_in_calls(arguments)
     return None if reason is None else Skipped(reason)
@@ -238,5 +220,5 @@ def _is_same(config: object, other: object) -> bool:
 
 
 def _says_shutdown(error: Exception) -> bool:
-    """Whether this is how a thread learns that the interpreter is ending: it can start no others."""
+    """Whether an error means that the interpreter is ending, when a thread cannot start others."""
     return isinstance(error, RuntimeError) and "shutdown" in str(error)

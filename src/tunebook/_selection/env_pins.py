@@ -56,7 +56,7 @@ def names_of(op: str) -> tuple[str, ...]:
 
 
 def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Any | None:
-    """Return the candidate that is pinned for a kernel by one of its names, the most exact first; None if none is."""
+    """Return the candidate that is pinned under the most exact name of a kernel, or None."""
     pins = parse_pins(text)
     wanted = next((pins[name] for name in names_of(kernel.op_id_v) if name in pins), None)
     if wanted is None:
@@ -66,13 +66,13 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     if len(found) == 1:
         return found[0]
     asked = ",".join(f"{name}={value}" for name, value in wanted.items())
-    what = f"fits several candidates, such as {found}" if found else f"fits none of {_some(kernel, inv)}"
+    what = f"fits several candidates, for example {found}" if found else f"fits none of {_some(kernel, inv)}"
     raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
 
 
 def _warn_of_misspelling(pins: Mapping[str, object], op: str) -> None:
-    """Say so if a pin is nearly the name of a kernel that is called: kernels that are not, nobody knows of."""
-    import difflib  # noqa: PLC0415 - only who pins needs it
+    """Warn if a pin is nearly the name of a kernel that is called; kernels that are not called are unknown."""
+    import difflib  # noqa: PLC0415 - loaded late: few processes pin
 
     for name in names_of(op):
         for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
@@ -110,7 +110,7 @@ def fits(encoded: Json, wanted: Mapping[str, str]) -> bool:
 
 
 def fields_of(encoded: Json) -> dict[str, object]:
-    """Return a configuration's fields, with those of a dict inside beside them, as triton.Config has them."""
+    """Return a configuration's fields, and beside them the fields of a dict inside it, as in triton.Config."""
     try:
         plain = decode(encoded)
     except CodecError:

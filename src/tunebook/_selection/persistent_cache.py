@@ -35,7 +35,7 @@ def default_book() -> Store:
 
 
 def book_before(url: str | None) -> Store:
-    """Return the user's book in front of the shared one at an address; the user's book alone if that is None."""
+    """Return the user's book in front of the shared book at an address; without an address, the user's book alone."""
     root = book_root()
     if root is None and url is None:
         warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
@@ -68,7 +68,7 @@ class PersistentCache(Generic[C]):
     that is one warning and a miss. A value that cannot be written is a `CodecError` at `put`.
 
     `dumper` turns a configuration into plain values and `loader` turns them back; without them the configuration's own
-    fields are written, and `cfg_type` says what to build from them. With neither, objects come back as dicts.
+    fields are written, and `cfg_type` is built from them. With neither, objects come back as dicts.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class PersistentCache(Generic[C]):
             return None
 
     def put(self, dev: str, op: str, key: str, cfg: C) -> None:
-        """Keep a configuration that was found elsewhere; what the selector tunes is written with its measurements."""
+        """Keep a configuration that was found elsewhere; a selector writes its results with their measurements."""
         problem, config = Problem(dev, op, key), self.encode(cfg)
         earlier = self.read(problem)
-        # Under its generation, or the store would take this for a late result of somebody who lost the lease.
+        # Under its generation, or the store would take this for a late result of a holder that lost the lease.
         generation = 0 if earlier is None else earlier.head.generation
         head = Head(problem=problem, config=config, checksum="", origin="imported", generation=generation)
         self.write(Record(head, Body(provenance={"when": time.time()})))
@@ -133,12 +133,15 @@ class PersistentCache(Generic[C]):
             raise CodecError(f"expected a {self._cfg_type.__name__}, found a {type(loaded).__name__}")
         return typing.cast("C", loaded)
 
+    def _warn(self, error: StoreError) -> None:
+        warn_once(error.kind, error.path, f"{self.opname}: {error}")
+
     def read(self, problem: Problem) -> Record | None:
-        """Return the record of a problem, or None; never raises for what is wrong with the store."""
+        """Return the record of a problem, or None; a broken store is one warning, and not an error."""
         try:
             return self.store.get(problem)
         except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            self._warn(error)
             return None
 
     def write(self, record: Record) -> bool:
@@ -146,16 +149,16 @@ class PersistentCache(Generic[C]):
         try:
             self.store.put(record)
         except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            self._warn(error)
             return False
         return True
 
     def leases(self) -> LeaseBoard | None:
-        """Return the board for single flight among processes; None, after one warning, where there can be none."""
+        """Return the board for single flight among processes; None without leases, or if it fails (one warning)."""
         try:
             return self.store.leases()
         except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.opname}: {error}")
+            self._warn(error)
             return None
 
     def _warn_unreadable(self, record: Record, error: CodecError) -> None:
@@ -164,7 +167,7 @@ class PersistentCache(Generic[C]):
 
 
 def _call(loader: Callable[[Any], object], plain: object) -> object:
-    """Call the user's loader on what other versions, or other people, wrote."""
+    """Call the user's loader on data that other versions, or other people, wrote."""
     try:
         return loader(plain)
     except Exception as error:  # the user's code over unknown data may raise anything; that is a miss

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import threading
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import mode
@@ -37,7 +37,7 @@ from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tunebook._base.vocabulary import Event, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tunebook.search import Nearest
 
 C = TypeVar("C")
+R = TypeVar("R", bound="Tuned[Any] | Verified[Any]")
 
 
 class Selection(NamedTuple, Generic[C]):
@@ -92,7 +93,7 @@ class _Asked(Generic[C]):
         self.selection: Selection[C] | NoSelection = NoSelection(problem, ())
 
     def has_answer(self, source: str, answer: Found[C] | Skipped) -> bool:
-        """Take the answer of one tier; True if it is the last one to ask."""
+        """Take a tier's answer; True if no other tier has to be asked."""
         tried = tuple((name, skipped.reason) for name, skipped in self._skipped)
         skips = [skipped for _, skipped in self._skipped]
         if isinstance(answer, Found):
@@ -127,7 +128,7 @@ def select_offline(entry: OfflineEntry) -> Selection[Any] | NoSelection:
 
 
 def _remedy(request: Request[Any]) -> str:
-    """Return what to do about a call without an answer, where no policy is the reason."""
+    """Return the advice for a call without an answer, where the mode of the process is the reason."""
     if request.mode not in {"frozen", "replay"}:
         return ""
     return (
@@ -138,23 +139,12 @@ def _remedy(request: Request[Any]) -> str:
 
 def _checked_weights(calls: int, weights: Sequence[float] | None) -> Sequence[float]:
     if not calls:
-        raise DefinitionError("there is no call to tune for; give at least one tuple of arguments")
+        raise DefinitionError("calls to tune for are missing; give at least one tuple of arguments")
     if weights is None:
         return [1.0] * calls
     if len(weights) != calls or not all(0 < weight < math.inf for weight in weights):
         raise DefinitionError(f"weights={list(weights)!r}: write a positive number for each of the {calls} calls")
     return weights
-
-
-@contextmanager
-def _failure_told(*requests: Request[Any]) -> Iterator[None]:
-    """Tell that a tuning which somebody asked for has ended, where it ends in an error."""
-    try:
-        yield
-    except TuningFailed as error:
-        for request in requests:
-            request.tell("autotune_finish", cfg=None, error=error, called=False)
-        raise
 
 
 # --------------------------------------------------------------------------- the other processes of a job (see `fleet`)
@@ -172,7 +162,7 @@ class Agreement(Protocol):
     """One answer per problem for all processes of a job; safe to share between threads."""
 
     def ask(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
-        """Return the answer of all processes; if there is none, this process guesses, as the others do."""
+        """Return the answer of all processes; without one, this process guesses, as the others do."""
 
     def known(self, request: Request[C]) -> Found[C] | Skipped:
         """Return the answer of all processes, if this one has learned it already; no other process is asked."""
@@ -182,8 +172,8 @@ _agreement: Agreement | None = None
 
 
 def agree_by(agreement: Agreement | None) -> None:
-    """Take answers from an agreement from now on, except those set by a call itself; None ends that."""
-    global _agreement  # noqa: PLW0603 - a process is part of one job
+    """Take answers from an agreement from now on, except for calls that set their own; None ends that."""
+    global _agreement  # noqa: PLW0603 - a process is in one job at most
     _agreement = agreement
     MEMO.invalidate()
 
@@ -217,7 +207,7 @@ class AgreementTier(Tier[C]):
 def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False) -> tuple[Tier[C], ...]:
     """Return the tiers that answer a call, alone or in a job.
 
-    If nothing is to be run, the tiers that need agreement say what this rank would put forward.
+    If nothing is to be run, the tiers that need agreement give the answer that this rank would put forward.
     """
     if _agreement is None:
         return tuple(tier for tier in tiers if not tier.in_jobs_only)
@@ -225,13 +215,13 @@ def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False) -> tuple[Ti
 
 
 def local_tiers(tiers: tuple[Tier[C], ...]) -> LocalTiers[C]:
-    """Return the tiers of one process, by what they do for an agreement."""
+    """Return the tiers of a selector, by their parts in an agreement."""
     (autotune,) = (tier for tier in tiers if isinstance(tier, AutotuneTier))
     known = tuple(tier for tier in tiers if tier.needs_agreement and not tier.runs_candidates)
     return LocalTiers(known, autotune, tuple(tier for tier in tiers if tier.guesses))
 
 
-# The one order of all tiers. A tier answers if all tiers before it have no answer.
+# The order of all tiers, and its only place. A tier answers if all tiers before it have no answer.
 ORDER: Final[tuple[type[Tier[Any]], ...]] = (
     Override,
     Overlays,
@@ -253,29 +243,22 @@ class Everywhere:
     """The listeners to the events of every selector of the process. One per process: `EVERYWHERE`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.listeners: tuple[Callable[..., None], ...] = ()
-
-    def renew_lock(self) -> None:
-        """Take a new lock, in a forked child."""
-        self._lock = threading.Lock()
+        self.listeners: Final[list[Callable[..., None]]] = []  # append and remove are atomic
 
     def listen(self, listener: Callable[..., None]) -> None:
-        """Tell one more listener from now on; twice the same is told once."""
-        with self._lock:
-            if listener not in self.listeners:
-                self.listeners = (*self.listeners, listener)
+        """Tell one more listener from now on; a listener that is given twice is told once."""
+        if listener not in self.listeners:
+            self.listeners.append(listener)
         MEMO.invalidate()
 
     def unlisten(self, listener: Callable[..., None]) -> None:
-        """Tell a listener no more."""
-        with self._lock:
-            self.listeners = tuple(each for each in self.listeners if each != listener)
+        """Stop telling a listener."""
+        with suppress(ValueError):
+            self.listeners.remove(listener)
         MEMO.invalidate()
 
 
 EVERYWHERE: Final = Everywhere()
-os.register_at_fork(after_in_child=EVERYWHERE.renew_lock)
 _numbers: Final = itertools.count()
 
 
@@ -295,23 +278,22 @@ class ConfigSelectorChain(Generic[C]):
         persistent: PersistentCache[C] | None = None,
         persist_autotune: bool = True,  # noqa: FBT001, FBT002 - positional in the contract
         on_event: Callable[..., None] | None = None,
-        forbid_reautotune: bool = True,  # noqa: FBT001, FBT002 - as above
+        forbid_reautotune: bool = True,  # noqa: FBT001, FBT002 - positional too
     ) -> None:
         self.number: Final = next(_numbers)
         self.cache: Final = cache
         self.persistent: Final = persistent
-        self.book: Final = None if persistent is None else EntryGuard(persistent)
+        self.book: Final = EntryGuard(persistent, writes=persist_autotune)
         self._policy = policy or AutotunePolicy()
-        self._listeners: tuple[Callable[..., None], ...] = () if on_event is None else (on_event,)
-        self._listeners_lock = threading.Lock()
-        parts = Parts(cache, self.book, tuner, persist=persist_autotune, forbid_again=forbid_reautotune)
+        self._listeners: Final[list[Callable[..., None]]] = [] if on_event is None else [on_event]
+        parts = Parts(cache, self.book, tuner, forbid_again=forbid_reautotune)
         self.tiers: Final[tuple[Tier[C], ...]] = tuple(kind(parts) for kind in ORDER)
         parts.tiers = self.tiers
         (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
         self._autotune: Final = local_tiers(self.tiers).autotune
 
     def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> C:
-        """Return the configuration for a call; `NoConfig` says what every tier answered."""
+        """Return the configuration for a call; `NoConfig` has the answers of all tiers."""
         return self.select(inv, kernel).config
 
     def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
@@ -355,13 +337,9 @@ class ConfigSelectorChain(Generic[C]):
         on_step: Callable[[Step], None] | None = None,
         strategy: StrategyLike | None = None,
     ) -> Tuned[C]:
-        """Tune a call now and use the result from now on; what was measured before is not measured again."""
+        """Tune a call now and use the result from now on; known measurements are reused."""
         request = replace(self._tuning_request(inv, kernel), strategy=strategy)
-        with _failure_told(request):
-            tuned = self._autotune.tune(request, budget=parse_budget(budget), on_step=on_step)
-        self._memory.remember(request, tuned.config)
-        request.tell("autotune_finish", cfg=tuned.config, called=False)
-        return tuned
+        return self._finish(partial(self._autotune.tune, request), [request], budget, on_step)
 
     def tune_together(
         self,
@@ -372,15 +350,10 @@ class ConfigSelectorChain(Generic[C]):
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
-        """Find the one configuration that is best for several calls on the whole, and use it for each from now on."""
+        """Find the configuration that is best for several calls on the whole, and use it for each from now on."""
         requests = [self._tuning_request(inv, kernel) for inv in invs]
         shares = _checked_weights(len(invs), weights)
-        with _failure_told(*requests):
-            tuned = self._autotune.tune_together(requests, shares, budget=parse_budget(budget), on_step=on_step)
-        for request in requests:
-            self._memory.remember(request, tuned.config)
-            request.tell("autotune_finish", cfg=tuned.config, called=False)
-        return tuned
+        return self._finish(partial(self._autotune.tune_together, requests, shares), requests, budget, on_step)
 
     def verify(
         self,
@@ -390,18 +363,33 @@ class ConfigSelectorChain(Generic[C]):
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Verified[C]:
-        """Measure again those that could have won a call, and keep its choice if it holds; else tune it."""
+        """Measure the finalists of a call again, and keep its choice if it holds; else tune it."""
         request = self._tuning_request(inv, kernel)
-        with _failure_told(request):
-            verified = self._autotune.verify(request, budget=parse_budget(budget), on_step=on_step)
-        self._memory.remember(request, verified.config)
-        request.tell("autotune_finish", cfg=verified.config, called=False)
-        return verified
+        return self._finish(partial(self._autotune.verify, request), [request], budget, on_step)
+
+    def _finish(
+        self,
+        work: Callable[..., R],
+        requests: Sequence[Request[C]],
+        budget: Budget | float | str | None,
+        on_step: Callable[[Step], None] | None,
+    ) -> R:
+        """Do the work of a tuning on demand, remember its configuration, and tell the listeners how it ended."""
+        try:
+            found = work(budget=parse_budget(budget), on_step=on_step)
+        except TuningFailed as error:
+            for request in requests:
+                request.tell("autotune_finish", cfg=None, error=error, called=False)
+            raise
+        for request in requests:
+            self._memory.remember(request, found.config)
+            request.tell("autotune_finish", cfg=found.config, called=False)
+        return found
 
     @property
     def policy(self) -> AutotunePolicy:
         """The policy in this thread or task."""
-        # Outermost first, so that an inner block changes what an outer one set.
+        # Outermost first, so that an inner block overrides an outer block.
         overrides = [o for o in scoped(_PolicyOverride) if o.selector is self]
         policy = self._policy
         for override in reversed(overrides):
@@ -416,12 +404,11 @@ class ConfigSelectorChain(Generic[C]):
     @property
     def listeners(self) -> tuple[Callable[..., None], ...]:
         """The listeners to the events of this selector."""
-        return self._listeners + EVERYWHERE.listeners
+        return (*self._listeners, *EVERYWHERE.listeners)
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener about events from now on."""
-        with self._listeners_lock:
-            self._listeners = (*self._listeners, listener)
+        self._listeners.append(listener)
         MEMO.invalidate()
 
     def _tuning_request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Request[C]:
@@ -454,7 +441,7 @@ class _PolicyOverride(NamedTuple):
     updates: tuple[tuple[str, Any], ...]
 
     def content(self) -> object:
-        """Return what is equal for overrides that do the same."""
+        """Return a value that is equal for overrides with the same effect."""
         return self.selector.number, self.updates
 
 
@@ -462,7 +449,7 @@ def policy_override(selector: ConfigSelectorChain[Any], **updates: Any) -> Scope
     """Change some of a selector's policies inside a with-block, for this thread or task only."""
     if not isinstance(selector, ConfigSelectorChain):
         raise DefinitionError(
-            f"policy_override needs a selector, such as kernel.selector; got {type(selector).__name__}"
+            f"policy_override needs a selector, for example kernel.selector; got {type(selector).__name__}"
         )
     selector.policy.updated(updates)  # a wrong name or value is an error here, not at some later call
     return Scope(_PolicyOverride(selector, tuple(updates.items())))

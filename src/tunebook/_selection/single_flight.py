@@ -1,11 +1,11 @@
 """One job per key: among the threads of a process by `Flights`, among processes by leases on a `LeaseBoard`.
 
-A lease is a slip named `<id>.<generation>` that can be created once only. Whoever creates the generation after the
-highest, when there is none or all present are dead, holds the lease. A slip is dead when its bytes have not changed for
-the lease's time by the waiter's own clock, or when a process of this host made it that no longer exists; its holder
-changes them four times in that time. A slip that looks alive is never removed or renamed by another: stealing that
-way made two holders overlap in 9 % of kills, generations in none of 585. flock is no substitute: a forked child keeps
-it alive, and on many network mounts it means nothing.
+A lease is a slip named `<id>.<generation>` that can be created once only. The process that creates the generation after
+the highest, when the board is empty or all slips on it are dead, holds the lease. A slip is dead when its bytes do not
+change for the lease's time by the waiter's own clock, or when a process of this host made it that has ended; its holder
+changes them four times in that time. A slip that looks alive is never removed or renamed by another process: stealing
+that way made two holders overlap in 9 % of kills, generations in none of 585. flock cannot replace this: a forked child
+keeps it alive, and on many network mounts it means nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _UNKNOWN_HOST: Final = "unknown"
 
 
 class _ForkCount:
-    """Counts the forks since this module was imported: what an ancestor's threads hold, a forked child does not.
+    """Counts the forks since this module was imported: a forked child does not hold the locks of its ancestors.
 
-    Not the pid: parent and child can have the same one, across pid namespaces.
+    Not the pid: parent and child can have the same pid, across pid namespaces.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ _FORKS: Final = _ForkCount()
 class _Leading:
     """While entered, calls from within know that they are part of the work for a key.
 
-    "Within" is the context: this thread, and what it starts by a fork or with a copy of its context.
+    "Within" is the context: this thread, and processes and threads that it starts with a copy of its context.
     """
 
     def __init__(self, scope: object, key: Hashable) -> None:
@@ -88,7 +88,7 @@ def _leads(scope: object, key: Hashable) -> bool:
 
 
 class _Flight(Generic[T]):
-    """One run of the work of one key, for all threads that ask meanwhile. Entered by the thread that does the work.
+    """One run of the work for a key, for all threads that ask meanwhile. Entered by the thread that does the work.
 
     A context manager, because it has to see every error and must not catch any.
     """
@@ -128,8 +128,8 @@ class FlightTurn(Generic[T]):
     """A caller's turn at the work of a key.
 
     If it `leads`, the caller does the work, publishes under the lease's `generation`, and sets `result`; all threads
-    that wait get that. Else `result` is the result of another thread, or was found. It is None if the caller would not
-    wait, and another thread or process is at work.
+    that wait get that. Else `result` is the result of another thread, or was found; without one, another thread or
+    process is at work, and the caller would not wait.
     """
 
     def __init__(self, *, leads: bool = False, generation: int = 0, result: T | None = None) -> None:
@@ -209,14 +209,14 @@ class Maker(NamedTuple):
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # another user's, and there; what /proc hides from us may be there too, so that alone proves nothing
+            pass  # another user's, and alive; /proc may hide it from us, so that /proc alone proves nothing
         seen = _state_and_start(self.pid, proc)
         # A zombie holds nothing: its parent may never ask how it died.
         return seen is not None and (seen[0] in {"Z", "X"} or seen[1] != self.started)
 
 
 def this_process(proc: Path = Path("/proc")) -> Maker:
-    """Return the maker that this process is; its host is "unknown" where there is no usable /proc."""
+    """Return this process as a maker; its host is "unknown" where /proc cannot be used."""
     return _identify(proc, _FORKS.count)
 
 
@@ -252,7 +252,7 @@ _SLIP: Final = re.compile(rb"(\S+) ([1-9][0-9]{0,8}) ([0-9]+) [0-9a-f]{16} [0-9]
 
 
 def maker_of(content: bytes) -> Maker | None:
-    """Return who made a slip, from its content; None if that says nothing of the kind."""
+    """Return the maker of a slip, from its content; None if the content has another form."""
     match = _SLIP.fullmatch(content)
     if match is None:
         return None
@@ -274,7 +274,7 @@ class _LeaseFile:
         self._lock: Final = threading.Lock()  # a beat that ends after the removal could mark the next holder's slip
 
     def post(self) -> bool:
-        """Put the slip on the board; False if somebody else did."""
+        """Put the slip on the board; False if another process did."""
         return self._board.create(self._name, self.content())
 
     def keep(self, lease_s: float) -> None:
@@ -290,7 +290,7 @@ class _LeaseFile:
             beat.start()
 
     def renew(self) -> bool:
-        """Change the slip's bytes; False if it is no longer ours to change."""
+        """Change the slip's bytes; False if it is not ours any more."""
         with self._lock:
             if self._withdrawn.is_set() or not self._is_ours():
                 return False
@@ -306,7 +306,7 @@ class _LeaseFile:
             if not self._is_ours():
                 return
             if lower:
-                # Ours goes last: while it is there nobody else can hold the lease, so none of these is a new holder's.
+                # Ours goes last: while it is there no other process can hold the lease, so these are old slips.
                 for generation in self._board.generations(self._lease_id):
                     if generation < self.generation:
                         self._board.remove(f"{self._lease_id}.{generation}")
@@ -317,7 +317,7 @@ class _LeaseFile:
         return b"%s%012d\n" % (self._signature, self._beats)
 
     def _is_ours(self) -> bool:
-        # Paused past its lease, taken over and released since, the same name can be another's slip by now.
+        # Paused past its lease, taken over and released since, the name can belong to another holder's slip by now.
         return (self._board.read(self._name) or b"").startswith(self._signature)
 
 
@@ -326,7 +326,7 @@ def _keep_alive(slip_ref: weakref.ref[_LeaseFile], withdrawn: threading.Event, e
         slip = slip_ref()
         if slip is None:
             return
-        # A beat that fails is not worth a warning: the next may succeed, and what the holder publishes is fenced.
+        # A beat that fails is not worth a warning: the next may succeed, and a late record is refused.
         with suppress(StoreError):
             if not slip.renew():
                 return
@@ -340,22 +340,22 @@ class AlreadyThere(NamedTuple, Generic[T]):
 
 
 class Busy(NamedTuple):
-    """Somebody else is at work, and the caller would wait no longer."""
+    """Another process is at work, and the caller would not wait longer."""
 
 
 class Lease(NamedTuple):
-    """The lease, or the leave to go on without one (generation 0). Released once what it was held for is published.
+    """The lease, or the leave to go on without a lease (generation 0). Released when the result is published.
 
-    Who takes over has the higher generation. After a release they start again at 1, so a holder publishes under its
-    own plus that of the record as it found it when it began. (As it finds it when it publishes would not do: that may
-    be the record of who took over from it, which it must not replace.)
+    A holder that takes over has the higher generation. After a release generations start again at 1, so a holder
+    publishes under its own plus the generation of the record when the work began. (The generation when it publishes
+    would not do: that may be the record of the next holder, which must not be replaced.)
     """
 
     generation: int
     slip: _LeaseFile | None = None
 
     def release(self) -> None:
-        """Let others hold it. Does nothing the second time, nor in a forked child."""
+        """Let other processes hold it. Does nothing the second time, nor in a forked child."""
         if self.slip is None:
             return
         try:
@@ -371,7 +371,7 @@ class Lease(NamedTuple):
 
 
 class _LeaseWatch:
-    """One waiter's view of one lease: the slips present, and for how long it has seen each of them unchanged."""
+    """A waiter's view of a lease: the slips on the board, and for how long it has seen each of them unchanged."""
 
     def __init__(
         self,
@@ -389,7 +389,7 @@ class _LeaseWatch:
         self.still_s: dict[tuple[int, bytes], float] = {}
 
     def attempt(self) -> _LeaseFile | None:
-        """Create the next generation if all present are dead; None if somebody else holds the lease or was faster."""
+        """Create the next generation if all slips are dead; None if another process holds the lease or was faster."""
         present = self._present()
         if not self._all_dead(present):
             return None
@@ -397,24 +397,24 @@ class _LeaseWatch:
         if not slip.post():
             return None
         # Meanwhile another may have taken over, failed and released, and a third begun at generation 1 again: two
-        # different names, both free. Of two such, the later sees the other here; without this look both would hold.
+        # different names, both free. The later of the two sees the other here; without this look both would hold.
         if self._present() == {**present, slip.generation: slip.content()}:
             return slip
         slip.withdraw(lower=False)
         return None
 
     def _present(self) -> dict[int, bytes]:
-        # What is listed but cannot be read (removed just now, or a dangling link) counts as an empty slip.
+        # A slip that is listed but cannot be read (removed just now, or a dangling link) counts as empty.
         present = self.board.generations(self.lease_id)
         return {generation: self.board.read(f"{self.lease_id}.{generation}") or b"" for generation in present}
 
     def _all_dead(self, present: dict[int, bytes]) -> bool:
-        """Whether nobody holds the lease. The highest slip alone would not tell.
+        """Whether the lease is free. The highest slip alone would not tell.
 
         It may have been left by a process that was killed before it could see that a lower one was alive.
         """
         now = self.clock()
-        # A longer gap counts as one beat's: if this process was stopped, perhaps the holder was too (a frozen
+        # A longer gap counts like a single beat: if this process was stopped, perhaps the holder was too (a frozen
         # container), and must have the time to show that it lives.
         passed_s = min(now - self.looked_at_s, self.lease_s / _BEATS)
         self.looked_at_s = now
@@ -442,10 +442,10 @@ def acquire(
     maker: Maker | None = None,
     is_gone: Callable[[Maker], bool] = Maker.is_gone,
 ) -> Lease | AlreadyThere[T] | Busy:
-    """Wait until `look` returns something or the lease can be held, for `deadline_s` at most (None: as long as needed).
+    """Wait until `look` returns a result or the lease can be held, for `deadline_s` at most (None: as long as needed).
 
-    Where there is no board, or it fails (one warning), the caller goes on without a lease. A holder that asks again for
-    what it holds waits for itself.
+    Without a board, or if it fails (one warning), the caller goes on without a lease. A holder that asks again for its
+    lease waits for itself.
     """
     if board is None:
         return _unless_found(Lease(0), look)

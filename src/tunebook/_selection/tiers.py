@@ -89,19 +89,17 @@ class OfflineEntry(NamedTuple):
 
 
 class Parts(Generic[C]):
-    """The parts that the tiers of one selector share; `tiers` is filled when all of them are made."""
+    """The parts that the tiers of a selector share; `tiers` is filled when all of them are made."""
 
     def __init__(
         self,
         cache: ConfigCache[C],
-        book: EntryGuard[C] | None,
+        book: EntryGuard[C],
         tuner: AnyTuner | None,
         *,
-        persist: bool = True,
         forbid_again: bool = True,
     ) -> None:
-        self.cache, self.book, self.tuner = cache, book, tuner
-        self.persist, self.forbid_again = persist, forbid_again
+        self.cache, self.book, self.tuner, self.forbid_again = cache, book, tuner, forbid_again
         self.tiers: tuple[Tier[C], ...] = ()
 
 
@@ -124,7 +122,7 @@ class Tier(Generic[C]):
         self._parts = parts
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
-        """Return a configuration, or why there is none."""
+        """Return a configuration, or the reason why this tier has no answer."""
         raise NotImplementedError
 
     def preview(self, request: Request[C]) -> Found[Any] | Skipped:
@@ -141,7 +139,7 @@ class Override(Tier[C]):
     """The configuration given with this very call. Never remembered: it was not measured."""
 
     name = "override"
-    offline = "only the program knows: what a call passes as config="
+    offline = "only the program knows: config= of a call"
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         config = request.inv.override_cfg
@@ -150,7 +148,7 @@ class Override(Tier[C]):
 
 class Overlays(Tier[C]):
     name = "overlay"
-    offline = "only the program knows: what it has open around the call"
+    offline = "only the program knows: overlays around the call"
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         config = find_overlay(request.problem)
@@ -187,7 +185,7 @@ def off(request: Request[Any]) -> Skipped:
 
 
 def key_of(request: Request[Any]) -> tuple[Problem, str]:
-    """Return the key of one tuning: a problem, and a version of the code. A notebook cell run again makes another."""
+    """Return the key of a tuning: a problem, and a version of the code. A notebook cell run again makes another."""
     return request.problem, request.kernel.code_checksum
 
 
@@ -222,8 +220,6 @@ class Persistent(Tier[C]):
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if request.mode == "off":
             return off(request)
-        if self._parts.book is None:
-            return Skipped("none given")
         entry = self._parts.book.find(request)
         if isinstance(entry, Refused):
             return Skipped(entry.reason)
@@ -251,9 +247,8 @@ class Heuristics(Tier[C]):
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        book = self._parts.book
-        if request.policy.cache_miss_fallback == "nearest" and book is not None and request.mode != "off":
-            near = book.nearest(request)
+        if request.policy.cache_miss_fallback == "nearest" and request.mode != "off":
+            near = self._parts.book.nearest(request)
             if near is not None:
                 found, guess = near
                 request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)

@@ -1,4 +1,4 @@
-"""The persistent tier as the selector sees it: which entries may be trusted, and what is written after tuning."""
+"""Which entries of a book may be trusted, the decision in a record, and the record of a tuning."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tunebook._statistics.roofline import Roofline
     from tunebook._tuning.job import Call, Tuned
     from tunebook.search import Nearest, Search
+    from tunebook.stores import LeaseBoard
 
 C = TypeVar("C")
 
@@ -52,25 +53,40 @@ class Refused(NamedTuple, Generic[C]):
 
 
 class EntryGuard(Generic[C]):
-    """Reads and writes one `PersistentCache` on behalf of kernels."""
+    """Reads and writes one `PersistentCache` on behalf of kernels; without one it is empty and takes nothing.
 
-    def __init__(self, persistent: PersistentCache[C], now_s: Callable[[], float] = time.time) -> None:
-        self.persistent: Final = persistent
+    `writes` says whether results are written down.
+    """
+
+    def __init__(
+        self, persistent: PersistentCache[C] | None, *, writes: bool = True, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._given: Final = persistent
+        self.writes: Final = writes and persistent is not None
         self._now_s = now_s
         self._indexes: dict[str, dict[str, C]] = {}
 
+    @property
+    def persistent(self) -> PersistentCache[C]:
+        """The cache, where there is one."""
+        return cast("PersistentCache[C]", self._given)
+
+    def leases(self) -> LeaseBoard | None:
+        """Return the board of leases; None if results are not written, because other processes cannot find them."""
+        return self.persistent.leases() if self.writes else None
+
     def find(self, call: Call[C]) -> Trusted[C] | Refused[C]:
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
-        record = self.persistent.read(call.problem)
+        record = None if self._given is None else self._given.read(call.problem)
         if record is None:
-            return Refused(f"no entry in {self.persistent.store.where}")
+            return Refused("none given" if self._given is None else f"no entry in {self._given.store.where}")
         head = record.head
         if not head.decided:
             return Refused("no decision, because every candidate failed", record)
         try:
             checksum = call.kernel.checksum(call.inv)
             # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
-            # user who imported it vouches for it.
+            # user vouches for it.
             if head.checksum and head.checksum != checksum:
                 return Refused("the entry was made by other code or other candidates, so it is tuned anew", record)
             entry = self._match(call, record, checksum)
@@ -85,7 +101,7 @@ class EntryGuard(Generic[C]):
     def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
         """Find the stored configuration among the live candidates.
 
-        That is lossless whatever the class, and it is what a poisoned book fails at.
+        That keeps the configuration's class, and a book with forged entries fails here.
         """
         candidates = call.kernel.candidates(call.inv)
         if isinstance(candidates, Space):
@@ -109,7 +125,7 @@ class EntryGuard(Generic[C]):
 
     def _index(self, call: Call[C]) -> dict[str, C]:
         given = call.kernel.candidates(call.inv)
-        # Of a space, members are told without a list; only what may have won besides is left.
+        # Whether a configuration is in a space is known without a list; only the heuristic may have won besides.
         candidates = list(islice(given, 1)) if isinstance(given, Space) else list(given)
         heuristic = call.kernel.heuristic(call.inv)
         if candidates and heuristic is not None:
@@ -119,7 +135,7 @@ class EntryGuard(Generic[C]):
             try:
                 index[fingerprint_of(self.persistent.encode(config))] = config
             except CodecError:
-                continue  # what cannot be written cannot be in the book
+                continue  # it cannot be in the book
         return index
 
     def history(self, call: Call[C], record: Record | None) -> History:
@@ -134,9 +150,11 @@ class EntryGuard(Generic[C]):
         return History(known, winner_of(body), record.head.generation, complete)
 
     def start_for(self, call: Call[C], search: Search) -> Search:
-        """Return a search that begins with what the book knows of the same kernel on other shapes and devices."""
-        from tunebook.search._warm_start import start_from  # noqa: PLC0415 - only big spaces need it
+        """Return a search that starts from the book's entries of the same kernel on other shapes and devices."""
+        from tunebook.search._warm_start import start_from  # noqa: PLC0415 - loaded late: for big spaces
 
+        if self._given is None:
+            return search
         try:
             records = list(self.persistent.store.items(call.problem.op))
         except StoreError as error:
@@ -145,9 +163,11 @@ class EntryGuard(Generic[C]):
         return search._replace(start=start_from(records, call.problem, search.space))
 
     def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
-        """Return the candidate that was best for the nearest sizes, with how sure that is; None if there is none."""
-        from tunebook.search._nearest import nearest  # noqa: PLC0415 - only who asks for it needs it
+        """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
+        from tunebook.search._nearest import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
+        if self._given is None:
+            return None
         try:
             found = nearest(self.persistent.store.items(call.problem.op), call.problem)
         except StoreError as error:
@@ -193,8 +213,10 @@ class EntryGuard(Generic[C]):
         disturbed this tuning and nothing disturbed the earlier one. `verified` is the entry whose choice was found to
         hold here too. A configuration that cannot be written costs one warning and stays in memory. `generation` is
         that of the record before the tuning, plus the lease's: a holder that was paused past its lease so comes out
-        below the one that took over, and the store refuses its late record.
+        below the next holder, and the store refuses its late record.
         """
+        if not self.writes:
+            return tuned.config
         if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
             return self._write_beside_pin(entry, tuned, generation)
         if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(body_of(entry.record)):
@@ -228,8 +250,8 @@ class EntryGuard(Generic[C]):
             try:
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
             except CodecError:
-                return  # what cannot be written could not be told from another candidate later
-        if measurements:
+                return  # it could not be told from another candidate later
+        if measurements and self.writes:
             self._write(head, measurements, provenance, earlier)
 
     def _head(self, call: Call[C], config: Json, generation: int) -> Head:
@@ -266,7 +288,7 @@ def winner_of(body: Body) -> str | None:
 
 
 def measured_for_choice(body: Body) -> list[Measurement]:
-    """Return the measurements under the conditions of the winner, else under those of the latest measurement."""
+    """Return the measurements under the conditions of the winner, or else of the latest measurement."""
     winner = winner_of(body)
     newest = max(body.measurements, key=lambda m: (m.fingerprint == winner, m.when), default=None)
     return [] if newest is None else [m for m in body.measurements if identity(m)[1:] == identity(newest)[1:]]
@@ -276,7 +298,7 @@ def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) ->
     """Return the decision over a record's measurements, by the objective that the record names.
 
     Every explanation, listing and report takes the winner and its time from here. `measured` are other measurements of
-    the record than the ones of its choice.
+    the record than the choice was made on.
     """
     body = body_of(record)
     facts, winner = body.provenance, winner_of(body)
@@ -312,7 +334,7 @@ def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measuremen
 
 
 def disturbances_of(body: Body) -> tuple[str, ...]:
-    """Return what disturbed the tuning that chose; nothing if nothing did."""
+    """Return the disturbances of the tuning that chose; empty if it was quiet."""
     reasons = body.provenance.get("disturbances")
     return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
 
@@ -325,7 +347,7 @@ def environments_verified(body: Body) -> tuple[str, ...]:
 
 
 def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
-    """Return the facts of a choice that was found to hold; those that were not measured now were as complete before."""
+    """Return the facts of a choice that was found to hold. Other candidates were measured before, or never."""
     facts = body_of(record).provenance
     environments: list[Json] = [*environments_verified(body_of(record))]
     if record.head.environment not in environments:
@@ -337,7 +359,7 @@ def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Jso
 
 
 def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
-    """Yield what was measured where the choice was found to hold since, as if it had been dropped from a race here.
+    """Yield measurements of environments whose choice was found to hold here, as if dropped from a race here.
 
     Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
     """
@@ -354,7 +376,7 @@ def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environ
 
 
 def _is_nameless(m: Measurement) -> bool:
-    """Whether it is of a configuration that cannot be written: it goes by its place in a list, which may change."""
+    """Whether its configuration cannot be written: it is named by its place in a list, which may change."""
     return isinstance(m.config, dict) and m.config.get(TAG) == "unwritable"
 
 
@@ -407,12 +429,12 @@ def _found(tuned: Tuned[Any]) -> dict[str, Json]:
 
 def _written_down(roofline: Roofline) -> dict[str, Json]:
     amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
-    # An amount may be anything that counts, such as an integer of numpy's.
+    # An amount may be any number, for example an integer of numpy's.
     return {name: float(amount) for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
 
 
 def record_of_tuning(tuned: Tuned[Any]) -> Record:
-    """Return what a tuning found as a record, for whoever shows records; it is not for a store."""
+    """Return the result of a tuning as a record, to be shown; it is not for a store."""
     best = None if tuned.verdict is None else tuned.verdict.winner.measurement
     try:
         config = encode(tuned.config) if best is None else best.config
