@@ -10,7 +10,8 @@ import pytest
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._base.config_codec import readable
+from tunebook._base.config_codec import encode, readable
+from tunebook._base.record_format import Body, Head, Record
 from tunebook._cli import main
 from tunebook._report.entry import entry_of, facts_of
 from tunebook._selection.trusted_entries import verdict_of
@@ -107,3 +108,13 @@ def test_measurements_of_several_calls_together_do_not_decide_about_one(tmp_path
         verdict = verdict_of(record)
         assert len({r.measurement.policy for r in verdict.ranking}) == 1
         assert sorted(record.body.provenance["weights"].values()) == [0.25, 0.75]
+
+
+def test_a_tuning_beside_a_pin_writes_down_its_decision_for_unpin(tmp_path):
+    kernel = make(tmp_path, "p95")
+    store = DirectoryStore(tmp_path)
+    problem = kernel.problem(np.ones(4))
+    store.put(Record(Head(problem=problem, config=encode(tb.Config(w="spiky")), checksum="", origin="pinned"), Body()))
+    tb.tune(kernel, np.ones(4))
+    assert main(["unpin", "k", "--book", str(tmp_path)]) == 0
+    assert readable(record_in(tmp_path).head.config) == "w='steady'"

@@ -205,13 +205,13 @@ def test_a_rank_that_never_calls_is_waited_for_once_per_function():
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
     assert time.monotonic() - began < 15
-    assert {rank.agreement._voters_of("shared@v0", None) for rank in job} == {frozenset({0, 1, 2}), frozenset({0, 1})}
+    assert {rank.agreement.voters_of("shared@v0", None) for rank in job} == {frozenset({0, 1, 2}), frozenset({0, 1})}
 
 
 def test_who_has_not_voted_on_a_function_before_is_not_waited_for():
     job = ranks(3, terms=QUICK._replace(vote_s=25.0))[:2]
     for rank in job:
-        rank.agreement._voters_of("shared@v0", frozenset({0, 1}))
+        rank.agreement.voters_of("shared@v0", frozenset({0, 1}))
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
     assert time.monotonic() - began < 20

@@ -121,7 +121,7 @@ def select_offline(entry: OfflineEntry) -> Selection[Any] | NoSelection:
     asked: _Asked[Any] = _Asked(entry.problem)
     for tier in ORDER:
         answer = tier.ask_offline(entry)
-        source = tier.name if isinstance(answer, Skipped) or answer is None else answer.level or tier.name
+        source = answer.level if isinstance(answer, Found) and answer.level else tier.name
         if answer is not None and asked.has_answer(source, answer):
             break
     return asked.selection
@@ -223,17 +223,9 @@ def local_tiers(tiers: tuple[Tier[C], ...]) -> LocalTiers[C]:
 
 # The order of all tiers, and its only place. A tier answers if all tiers before it have no answer.
 ORDER: Final[tuple[type[Tier[Any]], ...]] = (
-    Override,
-    Overlays,
-    Pinned,
-    AgreementTier,
-    Memory,
-    Persistent,
-    AutotuneTier,
-    Heuristics,
-    FirstCandidate,
+    Override, Overlays, Pinned, AgreementTier, Memory, Persistent, AutotuneTier, Heuristics, FirstCandidate,
     AnyCandidate,
-)
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- listeners

@@ -41,21 +41,10 @@ _EMPTY_S: Final = 0.25
 _UNKNOWN_HOST: Final = "unknown"
 
 
-class _ForkCount:
-    """Counts the forks since this module was imported: a forked child does not hold the locks of its ancestors.
-
-    Not the pid: parent and child can have the same pid, across pid namespaces.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        os.register_at_fork(after_in_child=self._add)
-
-    def _add(self) -> None:
-        self.count += 1
-
-
-_FORKS: Final = _ForkCount()
+# One item per fork since this module was imported: a forked child does not hold the locks of its ancestors. Not the
+# pid: parent and child can have the same pid, across pid namespaces.
+_FORKS: Final[list[None]] = []
+os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
 
 
 class _Leading:
@@ -96,7 +85,7 @@ class _Flight(Generic[T]):
     def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
         self.up: Final = up
         # With the number of forks, so that a forked child does not wait for its parent's threads.
-        self.key: Final = (_FORKS.count, key)
+        self.key: Final = (len(_FORKS), key)
         self.landed: Final = threading.Event()
         self.result: T | None = None
         self.error: Exception | None = None
@@ -110,7 +99,7 @@ class _Flight(Generic[T]):
         # Forgotten before it lands: a waiter that tries again must not find it still up.
         self.up.pop(self.key, None)
         # If the work forked, this may be the child, where a thread that no longer exists may own the event's lock.
-        if self.key[0] == _FORKS.count:
+        if self.key[0] == len(_FORKS):
             self.landed.set()
 
     def outcome(self) -> T | None:
@@ -217,7 +206,7 @@ class Maker(NamedTuple):
 
 def this_process(proc: Path = Path("/proc")) -> Maker:
     """Return this process as a maker; its host is "unknown" where /proc cannot be used."""
-    return _identify(proc, _FORKS.count)
+    return _identify(proc, len(_FORKS))
 
 
 @functools.lru_cache(maxsize=4)
@@ -269,7 +258,7 @@ class _LeaseFile:
         self._name: Final = f"{lease_id}.{generation}"
         self._signature: Final = f"{maker.host} {maker.pid} {maker.started} {os.urandom(8).hex()} ".encode()
         self._beats = 0
-        self._forks: Final = _FORKS.count
+        self._forks: Final = len(_FORKS)
         self._withdrawn: Final = threading.Event()
         self._lock: Final = threading.Lock()  # a beat that ends after the removal could mark the next holder's slip
 
@@ -299,7 +288,7 @@ class _LeaseFile:
 
     def withdraw(self, *, lower: bool) -> None:
         """Take the slip off the board, after all lower generations if asked to; nothing in a forked child."""
-        if self._forks != _FORKS.count:
+        if self._forks != len(_FORKS):
             return
         self._withdrawn.set()
         with self._lock:

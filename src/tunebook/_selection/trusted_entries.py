@@ -153,26 +153,22 @@ class EntryGuard(Generic[C]):
         """Return a search that starts from the book's entries of the same kernel on other shapes and devices."""
         from tunebook.search._warm_start import start_from  # noqa: PLC0415 - loaded late: for big spaces
 
-        if self._given is None:
-            return search
+        records = self._records(call.problem.op)
+        return search._replace(start=start_from(records, call.problem, search.space)) if records else search
+
+    def _records(self, op: str) -> list[Record]:
+        """Return all records of a kernel; a broken store is one warning, and has none."""
         try:
-            records = list(self.persistent.store.items(call.problem.op))
+            return [] if self._given is None else list(self._given.store.items(op))
         except StoreError as error:
             warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
-            return search
-        return search._replace(start=start_from(records, call.problem, search.space))
+            return []
 
     def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
         """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
         from tunebook.search._nearest import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
-        if self._given is None:
-            return None
-        try:
-            found = nearest(self.persistent.store.items(call.problem.op), call.problem)
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
-            return None
+        found = nearest(self._records(call.problem.op), call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)
@@ -237,7 +233,8 @@ class EntryGuard(Generic[C]):
     def _write_beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
         """Write the measurements, and leave the configuration that was pinned."""
         head = replace(pin.record.head, generation=generation)
-        self._write(head, tuned.measurements, dict(body_of(pin.record).provenance), pin.record)
+        facts = {**body_of(pin.record).provenance, **_decision(tuned)}
+        self._write(head, tuned.measurements, facts, pin.record)
         return pin.config
 
     def publish_failures(
@@ -326,9 +323,8 @@ def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measuremen
     if not ranked:
         return None
     winner, alike = ranked[0], float(band) if isinstance(band, (int, float)) else 0.0
-    tied = [
-        r for r in ranked if r is winner or (not r.measurement.dropped and r.value_s <= winner.value_s * (1 + alike))
-    ]
+    limit_s = winner.value_s * (1 + alike)
+    tied = [r for r in ranked if r is winner or (not r.measurement.dropped and r.value_s <= limit_s)]
     ranked.sort(key=lambda r: (r.measurement.dropped, r.value_s))
     return Verdict(winner, str(facts.get("rule", "")), alike, tuple(tied), tuple(ranked), str(facts["objective"]))
 
@@ -394,22 +390,22 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
     facts["found"] = _found(tuned)
-    if tuned.default is not None:
-        facts["default"] = tuned.default
     if tuned.roofline is not None:
         facts["roofline"] = _written_down(tuned.roofline)
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
-    if tuned.verdict is not None:
-        verdict = tuned.verdict
-        facts |= {
-            "winner": verdict.winner.measurement.fingerprint,
-            "rule": verdict.rule,
-            "objective": verdict.objective,
-        }
-        if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
-            finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
-            facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
+    return facts | _decision(tuned)
+
+
+def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
+    """Return all that `verdict_of` needs beside the measurements."""
+    facts: dict[str, Json] = {} if tuned.default is None else {"default": tuned.default}
+    if (verdict := tuned.verdict) is None:
+        return facts
+    facts |= {"winner": verdict.winner.measurement.fingerprint, "rule": verdict.rule, "objective": verdict.objective}
+    if verdict.objective not in OBJECTIVES:  # the author's own function: others cannot call it
+        finite = (r for r in verdict.ranking if math.isfinite(r.value_s))
+        facts |= {"band": verdict.band, "values": {r.measurement.fingerprint: r.value_s for r in finite}}
     return facts
 
 

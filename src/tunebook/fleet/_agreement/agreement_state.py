@@ -111,7 +111,7 @@ class JobAgreement:
             request=request,
             alone=alone,
             stand=self._stand(request, alone),
-            voters=partial(self._voters_of, request.problem.op),
+            voters=partial(self.voters_of, request.problem.op),
             clock_s=self._clock_s,
         )
         entry = turn.settle()
@@ -145,7 +145,7 @@ class JobAgreement:
         why = early.reason if isinstance(early, Skipped) else ""
         return Position(Vote(rank, None, able=early is None, candidates=candidates), None, why)
 
-    def _voters_of(self, op: str, votes: frozenset[int] | None) -> frozenset[int]:
+    def voters_of(self, op: str, votes: frozenset[int] | None) -> frozenset[int]:
         """Return whose votes are waited for; after a vote, that is who voted."""
         if votes is not None:
             self._voters[op] = votes
