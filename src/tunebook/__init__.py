@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from tunebook._keys.buckets import multiple as multiple
     from tunebook._keys.buckets import pow2 as pow2
     from tunebook._keys.call_key import register_key as register_key
+    from tunebook._memo.answer_memo import ConfigCache as ConfigCache
     from tunebook._memo.answer_memo import epoch as epoch
     from tunebook._memo.answer_memo import on_epoch as on_epoch
-    from tunebook._memo.answer_memo import ConfigCache as ConfigCache
     from tunebook._memo.context_stack import overlay_cache as overlay_cache
     from tunebook._report import metrics as metrics
     from tunebook._report import report as report
@@ -106,8 +106,7 @@ _NAMES = {
     "_kernel.policy": "AutotunePolicy",
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",
-    "_memo.answer_memo": "epoch on_epoch",
-    "_memo.answer_memo": "ConfigCache",
+    "_memo.answer_memo": "ConfigCache epoch on_epoch",
     "_memo.context_stack": "overlay_cache",
     "_report": "report",
     "_report.metrics": "metrics",
