@@ -29,7 +29,7 @@ from tunebook._measure.disturbance import (
     probes_for,
     read_cpu,
 )
-from tunebook._statistics.objective import median_s
+from tunebook._statistics.race import median_s
 from tunebook.testing import Landscape
 
 START = CpuReading(wall_s=100.0, cores=4, busy_s=50.0, own_s=10.0, stolen_s=1.0)

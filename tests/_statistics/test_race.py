@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tunebook as tb
 from tunebook._measure.stopwatch import SHORTEST_SAMPLE_S, Stopwatch
-from tunebook._statistics.objective import p95_s
+from tunebook._statistics.decide import p95_s
 from tunebook._statistics.race import (
     LEAST_SAMPLES,
     QUALIFYING,

@@ -10,7 +10,7 @@ import pytest
 from kernels import FakeClock, fake_tuner, job
 
 import tunebook as tb
-from tunebook._statistics.objective import objective_for
+from tunebook._statistics.decide import objective_for
 from tunebook._tuning.job import Budget, Order, Part
 
 ONES = np.ones(4)

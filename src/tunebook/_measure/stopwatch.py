@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.errors import CompileError
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch
+from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +53,14 @@ class Stopwatch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The measurement policy: numbers taken under different ones are never compared."""
-        return f"{'host-clock' if self.timer is None else self.timer.name}/race/warmup={self.warmup}"
+        """The measurement policy: times under different policies are never compared.
+
+        It says whether a device's own clock took them, because `decide` is stricter with these.
+        """
+        clock = "host-clock" if self.timer is None else self.timer.name
+        if self.timer is not None and self.timer.is_device_clock and not clock.startswith(DEVICE_CLOCKS):
+            clock = f"device-clock/{clock}"
+        return f"{clock}/race/warmup={self.warmup}"
 
     def by(self, timer: Timer | None) -> Stopwatch:
         """Return one that takes samples by the clock of a device; None is this one."""

@@ -15,8 +15,7 @@ from tunebook._arrays.operations import ops_of, timer_for
 from tunebook._base.vocabulary import Measurement
 from tunebook._measure.candidate_runner import AgainstModel, Launches
 from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
-from tunebook._statistics.decide import decide
-from tunebook._statistics.objective import objective_for
+from tunebook._statistics.decide import decide, objective_for
 from tunebook._tuning.in_call_rules import InCallRules
 from tunebook._tuning.job import Tuned
 from tunebook._tuning.job_run import FAILURE_LIFETIME_S, identify

@@ -14,7 +14,7 @@ from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
-from tunebook._statistics.objective import objective_for
+from tunebook._statistics.decide import objective_for
 from tunebook._tuning.job import Job, Order
 
 if TYPE_CHECKING:

@@ -45,6 +45,7 @@ class BenchTimer:
     """Believes what the user's `do_bench` says: a run returns its seconds."""
 
     name: Final = "do_bench"
+    is_device_clock: Final = False  # the user's function may read any clock
 
     def wait(self, _result: object) -> None:
         """Return at once: `do_bench` has waited."""
