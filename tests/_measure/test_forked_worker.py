@@ -453,5 +453,5 @@ def test_numpy_results_are_right_in_the_child():
 
 def test_without_fork_it_says_what_to_do(monkeypatch):
     monkeypatch.delattr(os, "fork")
-    with pytest.raises(Unsupported, match=r"there is no fork. Tune with isolate='never'"):
+    with pytest.raises(Unsupported, match=r"which has no fork. Tune with isolate='never'"):
         worker_for()

@@ -1,21 +1,33 @@
-"""Running one candidate: the only module that reads a clock around a kernel, and the only broad `except`."""
+"""Timing candidates in this process: the clock, the first checked run, samples, and arguments put back in between.
+
+An exception of a candidate becomes a failed `Trial` here, in a block of `Attempt`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from tunebook._arrays.describe import is_array
+from tunebook._arrays.operations import ops_of
 from tunebook._base.errors import CompileError
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch
+from tunebook._measure.argument_restore import Restorer
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
     from tunebook._arrays.operations import Timer
+    from tunebook._kernel.output_check import Compare
+
+Cfg = TypeVar("Cfg")
 
 # Runs shorter than this are timed several at once: reading the clock twice takes a hundredth of it.
 SHORTEST_SAMPLE_S: Final = 20e-6
@@ -23,15 +35,13 @@ SHORTEST_SAMPLE_S: Final = 20e-6
 _OUT_OF_MEMORY: Final = re.compile(
     r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
 )
+_SCALARS: Final = (bool, int, float, complex, str, bytes)
 
 
 def wait_for(result: Any) -> None:
-    """Block until an asynchronous result is there: whatever has `block_until_ready`, also inside containers."""
-    if isinstance(result, (tuple, list)):
-        for item in result:
-            wait_for(item)
-    elif isinstance(result, dict):
-        for item in result.values():
+    """Block until an asynchronous result is ready: any object with `block_until_ready`, also inside containers."""
+    if isinstance(result, (tuple, list, dict)):
+        for item in result.values() if isinstance(result, dict) else result:
             wait_for(item)
     else:
         block = getattr(result, "block_until_ready", None)
@@ -40,7 +50,7 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic.
+    """How a run is timed. `wait` blocks until a result is ready; the clock must be monotonic.
 
     A `timer` takes the samples by a device's own clock.
     """
@@ -63,7 +73,7 @@ class Stopwatch(NamedTuple):
         return f"{clock}/race/warmup={self.warmup}"
 
     def by(self, timer: Timer | None) -> Stopwatch:
-        """Return one that takes samples by the clock of a device; None is this one."""
+        """Return a stopwatch that takes samples by a timer; with None, this one."""
         return self if timer is None else self._replace(timer=timer, wait=timer.wait)
 
     def sample_s(self, launch: Callable[[], object], runs: int = 1) -> float:
@@ -77,7 +87,7 @@ class Stopwatch(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What came of running a candidate: a sample of so many runs, or a failure and the error behind it."""
+    """The outcome of running a candidate: a sample of so many runs, or a failure and the error behind it."""
 
     sample_s: float = math.nan
     runs: int = 1
@@ -85,13 +95,30 @@ class Trial(NamedTuple):
     error: Exception | None = None
 
 
+class Attempt:
+    """A with-block in which a candidate runs. An exception in the block becomes the failed `trial`.
+
+    A kernel may raise anything, and its failure is a result. Ctrl-C and the like are not an `Exception`: they pass.
+    """
+
+    trial = Trial()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.trial = failed(error)
+        return True
+
+
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
     """Run a candidate for the first time, check its output, and warm it up.
 
-    The sample is that of the first run, which may have compiled something: better than none if there is time for none.
+    The sample is the time of the first run, which may have compiled something. It counts if there is no time for more.
     """
-
-    def attempt() -> Trial:
+    with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
         stopwatch.wait(output)
@@ -102,38 +129,30 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
         del output  # a second result in memory could be what makes the next run fail
         for _ in range(stopwatch.warmup - 1):
             stopwatch.wait(launch())
-        return Trial(sample_s=first_s)
-
-    return _guarded(attempt)
+        attempt.trial = Trial(sample_s=first_s)
+    return attempt.trial
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
-    """Take one sample of a candidate that is warm; a run too short for the clock is taken again with many of it.
+    """Take one sample of a warm candidate; if one run is too short for the clock, sample many runs together.
 
-    `batch=False` times it alone all the same.
+    `batch=False` never samples more than `runs`.
     """
-
-    def attempt() -> Trial:
+    with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
-        if runs > 1 or not batch or not 0 < seconds < SHORTEST_SAMPLE_S:
-            return Trial(sample_s=seconds, runs=runs)
-        many = math.ceil(SHORTEST_SAMPLE_S / seconds)
-        return Trial(sample_s=stopwatch.sample_s(launch, many), runs=many)
-
-    return _guarded(attempt)
-
-
-def _guarded(attempt: Callable[[], Trial]) -> Trial:
-    try:
-        return attempt()
-    except Exception as error:  # noqa: BLE001 - a kernel may raise anything, and a failure is a result, not a crash
-        return failed(error)
+        if runs == 1 and batch and 0 < seconds < SHORTEST_SAMPLE_S:
+            runs = math.ceil(SHORTEST_SAMPLE_S / seconds)
+            seconds = stopwatch.sample_s(launch, runs)
+        attempt.trial = Trial(sample_s=seconds, runs=runs)
+    return attempt.trial
 
 
 def failed(error: Exception) -> Trial:
-    """Return the trial of a candidate that raised."""
+    """Return the trial of a candidate that raised an error."""
     kind: FailureKind = "launch"
-    if isinstance(error, MemoryError) or _says_out_of_memory(error):
+    # Every framework has its own class for a device out of memory, or only words.
+    out_of_memory = "OutOfMemory" in type(error).__name__ or _OUT_OF_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or out_of_memory:
         kind = "memory"
     elif isinstance(error, CompileError):
         kind = "compile"
@@ -142,6 +161,162 @@ def failed(error: Exception) -> Trial:
     return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {error}"), error=error)
 
 
-def _says_out_of_memory(error: Exception) -> bool:
-    """Whether a device ran out of memory: every framework has its own class for it, or only words."""
-    return "OutOfMemory" in type(error).__name__ or bool(_OUT_OF_MEMORY.search(str(error)))
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+class Runner(Protocol):
+    """Runs candidates by their index. A context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def first(self, index: int) -> Trial:
+        """Run a candidate for the first time, check it and warm it up."""
+
+    def sample(self, index: int, runs: int) -> Trial:
+        """Take one sample of a candidate that has run."""
+
+
+class Launches(Generic[Cfg]):
+    """Binds each candidate's function to the arguments of a job; `arguments` puts them back."""
+
+    def __init__(
+        self,
+        configs: Sequence[Cfg],
+        make_fn: Callable[[Cfg], Callable[..., object]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        mutated: Sequence[object] | None = None,
+    ) -> None:
+        self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
+        self._made: dict[int, Callable[[], object]] = {}
+        self.arguments: Final = Restorer((args, kwargs), mutated)
+
+    def __call__(self, index: int) -> Callable[[], object]:
+        """Return the launch of a candidate, made at the first request. The factory may reject the configuration."""
+        if index not in self._made:
+            self._made[index] = partial(self._make_fn(self._configs[index]), *self._args, **self._kwargs)
+        return self._made[index]
+
+
+class AgainstModel:
+    """Compares outputs with the output of one candidate, the model, which counts as correct.
+
+    A candidate that returns None has written its result to its arguments, so these are compared.
+    """
+
+    def __init__(self, model: int, compare: Compare, stopwatch: Stopwatch) -> None:
+        self._model, self._compare, self._stopwatch = model, compare, stopwatch
+        self._expected: object = None
+        self._known = False
+
+    def __call__(self, launches: Launches[Any], index: int, output: object) -> Any:
+        if index == self._model:
+            return self._learn(launches, output)
+        found = _outcome(launches, output)
+        if not self._known:
+            # The model has run first, but perhaps in a process that was lost since. If it fails, nothing is compared.
+            launches.arguments.restore()
+            self._known = True
+            with Attempt():
+                first_trial(launches(self._model), self._stopwatch, partial(self._learn, launches))
+        return None if self._expected is None else self._compare(found, self._expected)
+
+    def _learn(self, launches: Launches[Any], output: object) -> None:
+        self._expected, self._known = _outcome(launches, output), True
+
+
+def _outcome(launches: Launches[Any], output: object) -> object:
+    return (launches.arguments.written() or None) if output is None else _copy(output)
+
+
+def _copy(output: object) -> object:
+    """Return a copy of the comparable parts of an output, which the next run cannot write to."""
+    if isinstance(output, (tuple, list)):
+        return [_copy(part) for part in output]
+    if isinstance(output, dict):
+        return {key: _copy(part) for key, part in output.items()}
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return {field.name: _copy(getattr(output, field.name)) for field in dataclasses.fields(output)}
+    if is_array(output):
+        access = ops_of(output)
+        return output if access is None else access.copy(output)
+    # Objects of any other class may be equal to nothing but themselves.
+    return output if isinstance(output, _SCALARS) else type(output)
+
+
+class InProcess:
+    """Runs candidates in this process. Arguments that they write to are put back before each sample, and at the end."""
+
+    def __init__(
+        self,
+        launches: Launches[Any],
+        stopwatch: Stopwatch,
+        check: Callable[[Any], Any] | None = None,
+        model: AgainstModel | None = None,
+    ) -> None:
+        self._launches, self._stopwatch, self._check, self._model = launches, stopwatch, check, model
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._launches.arguments.restore()
+
+    def first(self, index: int) -> Trial:
+        """Run a candidate for the first time, check it and warm it up."""
+        check = self._check
+        if check is None and self._model is not None:
+            check = partial(self._model, self._launches, index)
+        with Attempt() as attempt:
+            attempt.trial = first_trial(self._launches(index), self._stopwatch, check)
+        self._launches.arguments.notice()
+        return attempt.trial
+
+    def sample(self, index: int, runs: int) -> Trial:
+        """Take one sample of a candidate that has run."""
+        arguments = self._launches.arguments
+        arguments.restore()
+        # A sample of several runs would write to changed arguments several times.
+        return sample(self._launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
+
+
+class Together:
+    """Runs candidates on several problems; a sample is the weighted mean of one sample on each."""
+
+    def __init__(self, runners: Sequence[Runner], weights: Sequence[float]) -> None:
+        total = math.fsum(weights)
+        self._parts = [(runner, weight / total) for runner, weight in zip(runners, weights, strict=True)]
+        self._runs: dict[tuple[int, int], int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for runner, _ in self._parts:
+            runner.__exit__(kind, error, trace)
+
+    def first(self, index: int) -> Trial:
+        return self._sum(lambda _part, runner: runner.first(index))
+
+    def sample(self, index: int, runs: int) -> Trial:  # noqa: ARG002 - each problem has its own number of runs
+        def one(part: int, runner: Runner) -> Trial:
+            trial = runner.sample(index, self._runs.get((part, index), 1))
+            self._runs[part, index] = trial.runs
+            return trial
+
+        return self._sum(one)
+
+    def _sum(self, run: Callable[[int, Runner], Trial]) -> Trial:
+        seconds = 0.0
+        for part, (runner, weight) in enumerate(self._parts):
+            trial = run(part, runner)
+            if trial.failure is not None:
+                return trial
+            seconds += weight * trial.sample_s
+        return Trial(sample_s=seconds)

@@ -13,8 +13,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights, single_flight
 from tunebook._selection.tiers import Found, Request, Skipped, key_of, off
 from tunebook._selection.trusted_entries import EntryGuard, Refused, Trusted
-from tunebook._tuning.job import Budget, History, Job, Step, Tuned
-from tunebook._tuning.job_run import FAILURE_LIFETIME_S
+from tunebook._tuning.job import FAILURE_LIFETIME_S, Budget, History, Job, Step, Tuned
 from tunebook._tuning.plan import job_for, outline, search_for, together
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
@@ -391,7 +390,7 @@ def _tune(tuner: AnyTuner, job: Job[C]) -> Tuned[C]:
     if isinstance(tuner, Tuner):
         return tuner.tune(job)
     candidates = job.candidates if job.search is None else job.search.first(job.size)
-    config: C = tuner.autotune(job.make_fn, job.args, job.kwargs, candidates)
+    config: C = tuner.autotune(*job.parts[0][:3], candidates)
     return Tuned(
         config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
     )
