@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays.describe import arrays_in, root_module
 from tunebook._arrays.operations import ops_of, timer_for
-from tunebook._measure.stopwatch import AgainstModel, Launches, Stopwatch, Trial, first_trial, sample
+from tunebook._measure.stopwatch import AgainstModel, Attempt, Launches, Stopwatch, Trial, first_trial, sample
 from tunebook._statistics.decide import objective_for
 from tunebook._tuning.in_call_rules import InCallRules
 from tunebook._tuning.job import CandidateSet, Conditions
@@ -82,7 +82,7 @@ class InCallSession(Generic[C]):
         self._heuristic = next(iter(self._candidates.configs))
         # The order in which candidates run must not depend on their place in a list, but be the same each time.
         rng = random.Random("".join(sorted(self._candidates.configs)))  # noqa: S311 - to shuffle
-        self._explorer = InCallRules(self._candidates.configs, self._heuristic, slowdown=slowdown, rng=rng)
+        self._rules = InCallRules(self._candidates.configs, self._heuristic, slowdown=slowdown, rng=rng)
         # By the host's clock, because callers wait by it; but every device has its own way to wait for its work.
         timer = timer_for((inv.args, inv.kwargs))
         self._stopwatch = stopwatch if timer is None else stopwatch._replace(wait=timer.wait)
@@ -99,8 +99,8 @@ class InCallSession(Generic[C]):
         return len(self._candidates.configs)
 
     def __str__(self) -> str:
-        left = len(self._explorer.finalists)
-        return f"trying one candidate per call: after {self._explorer.calls} calls {left} of {self.candidates} are left"
+        left = len(self._rules.finalists)
+        return f"trying one candidate per call: after {self._rules.calls} calls {left} of {self.candidates} are left"
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call, with a candidate if it is time for one, and return its result."""
@@ -133,22 +133,22 @@ class InCallSession(Generic[C]):
 
     def _is_timed(self) -> bool:
         """Whether the next call is timed; if not, as for nearly all calls, it is counted."""
-        timed = self._explorer.times_served or self._explorer.next() is not None
+        timed = self._rules.times_served or self._rules.next() is not None
         if not timed:
-            self._explorer.served()
+            self._rules.served()
         return timed
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         inv = replace(self._here, args=args, kwargs=kwargs)
         if _shapes(inv) != self._shapes or why_not_in_calls((args, dict(kwargs))) is not None:
             return self._serve(*args, **kwargs)
-        name = self._explorer.next()
+        name = self._rules.next()
         if name is not None:
             return self._try(name, inv)
         start = self._stopwatch.clock_ns()
         result = self._serve(*args, **kwargs)
         self._stopwatch.wait(result)
-        self._explorer.served(self._seconds_since(start))
+        self._rules.served(self._seconds_since(start))
         return result
 
     def _seconds_since(self, start_ns: int) -> float:
@@ -156,33 +156,56 @@ class InCallSession(Generic[C]):
 
     def _try(self, name: str, inv: Invocation[C, Any]) -> Any:
         """Run a call with a candidate; if it fails or is wrong, with the heuristic, on the original arguments."""
-        kernel, start = self._call.kernel, self._stopwatch.clock_ns()
+        kernel, start, output = self._call.kernel, self._stopwatch.clock_ns(), None
         configs = [self._candidates.configs[fingerprint] for fingerprint in (self._heuristic, name)]
         launches = Launches(configs, partial(kernel.bind, inv), inv.args, inv.kwargs, kernel.mutated(inv))
-        attempt = _Attempt(launches, self._stopwatch)
         is_heuristic = name == self._heuristic
-        if self._explorer.is_new(name):
-            trial = attempt.first(None if is_heuristic else _Check(kernel, inv, self._stopwatch))
-        else:
-            trial = attempt.again()
+
+        def run() -> Any:
+            nonlocal output
+            output = launches(1)()
+            return output
+
+        # One run, because the user made one call; more runs to warm up would have more effects.
+        once = self._stopwatch._replace(warmup=1)
+        with Attempt() as attempt:  # an error of the author's reference fails this candidate and not the call
+            if self._rules.is_new(name):
+                attempt.trial = first_trial(run, once, None if is_heuristic else self._check(launches, inv))
+            else:
+                attempt.trial = sample(run, once, batch=False)
+        trial = attempt.trial
         if trial.failure is not None and is_heuristic:
             # The call's own error, as without tuning.
             raise trial.error or RuntimeError(trial.failure.message)
         if trial.failure is not None:
             launches.arguments.notice()
             # If this raises too, the call is at fault, and the candidate gets another turn.
-            attempt.output = self._serve(*inv.args, **inv.kwargs)
-            self._stopwatch.wait(attempt.output)
+            output = self._serve(*inv.args, **inv.kwargs)
+            self._stopwatch.wait(output)
             self._candidates.record(name, trial)
         sample_s = None if trial.failure is not None else trial.sample_s
-        self._explorer.tried(name, call_s=self._seconds_since(start), sample_s=sample_s)
-        if self._explorer.finished:
+        self._rules.tried(name, call_s=self._seconds_since(start), sample_s=sample_s)
+        if self._rules.finished:
             self._found = self._decide()
             self._hand_over(self._found)
-        return attempt.output
+        return output
+
+    def _check(self, launches: Launches[C], inv: Invocation[C, Any]) -> Callable[[Any], Any] | None:
+        """Return the check of an output: by the reference, or else against the heuristic's output for the call.
+
+        Called before the candidate can write to the arguments.
+        """
+        kernel = self._call.kernel
+        checker = kernel.checker(inv)
+        if checker is not None or not kernel.checks:
+            return checker
+        model = AgainstModel(0, kernel.compare, self._stopwatch)
+        model(launches, 0, launches(0)())
+        launches.arguments.notice()
+        return partial(model, launches, 1)
 
     def _decide(self) -> Tuned[C]:
-        candidates, rules = self._candidates, self._explorer
+        candidates, rules = self._candidates, self._rules
         for name in [name for name in candidates.configs if name not in candidates.results]:
             dropped = name not in rules.finalists
             candidates.record(name, Trial(), samples_s=rules.samples_s(name), dropped=dropped)
@@ -192,46 +215,3 @@ class InCallSession(Generic[C]):
             complete=True,
             seconds=time.monotonic() - self._started_s,
         )
-
-
-class _Check:
-    """Checks a candidate's output by the reference, or else against the heuristic's output for the same call."""
-
-    def __init__(self, kernel: Any, inv: Invocation[Any, Any], stopwatch: Stopwatch) -> None:
-        self._kernel, self._inv, self._stopwatch = kernel, inv, stopwatch
-
-    def prepare(self, launches: Launches[Any]) -> Callable[[Any], Any] | None:
-        """Return the check of an output. Called before the candidate can write to the arguments, and may raise."""
-        checker: Callable[[Any], Any] | None = self._kernel.checker(self._inv)
-        if checker is not None or not self._kernel.checks:
-            return checker
-        model = AgainstModel(0, self._kernel.compare, self._stopwatch)
-        model(launches, 0, launches(0)())
-        launches.arguments.notice()
-        return partial(model, launches, 1)
-
-
-class _Attempt:
-    """Runs a candidate and keeps its output for the user."""
-
-    def __init__(self, launches: Launches[Any], stopwatch: Stopwatch) -> None:
-        self._launches = launches
-        # One run, because the user made one call; more runs to warm up would have more effects.
-        self._stopwatch = stopwatch._replace(warmup=1)
-        self._check: Callable[[Any], Any] | None = None
-        self.output: Any = None
-
-    def first(self, check: _Check | None) -> Trial:
-        def run() -> Any:
-            # In here, an error of the author's reference fails this candidate and not the call.
-            self._check = None if check is None else check.prepare(self._launches)
-            return self._run()
-
-        return first_trial(run, self._stopwatch, lambda output: None if self._check is None else self._check(output))
-
-    def again(self) -> Trial:
-        return sample(self._run, self._stopwatch, batch=False)
-
-    def _run(self) -> Any:
-        self.output = self._launches(1)()
-        return self.output
