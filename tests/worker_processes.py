@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 
 def main(file):
@@ -20,7 +20,7 @@ def main(file):
         time.sleep(600)
 
     job = ChildTask(build=lambda _: forever, first=lambda launch: launch(), sample=lambda _, __: [])
-    with ForkedWorker(job, Limits(timeout_s=600)) as worker:
+    with ForkedWorker(job, 600) as worker:
         worker.prepare(0)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tunebook._base.errors import CompileError, Unsupported
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GOOD = 0
@@ -38,11 +38,11 @@ def run(launch):
     return []
 
 
-def worker_for(*candidates, timeout_s=60.0, memory_bytes=None, first=run, sample=times):
+def worker_for(*candidates, timeout_s=60.0, first=run, sample=times):
     """A worker whose candidate 0 is good, and whose others are those given."""
     launches = [lambda: sum(range(1000)), *candidates]
     job = ChildTask(build=lambda index: launches[index], first=first, sample=sample)
-    return ForkedWorker(job, Limits(timeout_s=timeout_s, memory_bytes=memory_bytes))
+    return ForkedWorker(job, timeout_s)
 
 
 def number_of_child(worker):
@@ -183,17 +183,20 @@ def test_a_crash_says_how_many_candidates_ran_before_it_in_the_same_process():
 
 
 @LINUX
-def test_memory_is_limited_and_named_even_while_the_hog_holds_on_to_it():
+def test_a_memory_error_is_reported_even_while_the_hog_holds_on_to_its_memory():
     held = [None]
 
     def hog():
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         for size in (100_000, 600, 1):  # ever smaller, so that there is no room left to report it in
             with contextlib.suppress(MemoryError):
                 while True:
                     held[0] = (held[0], bytes(size))
         raise MemoryError
 
-    with worker_for(hog, memory_bytes=64 << 20) as worker:
+    with worker_for(hog) as worker:
         assert worker.prepare(GOOD).failure is None
         failure = worker.prepare(1).failure
         assert failure.kind == "memory"

@@ -71,7 +71,7 @@ class Compiling(Generic[Cfg]):
         self._held = False
 
     def start(self, names: Sequence[str]) -> None:
-        """Compile these candidates, after the ones started before."""
+        """Compile candidates, after all that were started before."""
         for name in names:
             if name in self._futures:
                 continue

@@ -228,7 +228,7 @@ def _name_of(device: Any) -> str:
         ordinal = getattr(device, attribute, None) if ordinal is None else ordinal
     if isinstance(ordinal, int):
         return physical_name(kind, ordinal)
-    # OpenCL's devices have no number. Two of one model wait for each other, which only costs time.
+    # OpenCL's devices have no number. Two equal models wait for each other, which only costs time.
     text = getattr(device, "name", None) or str(device)
     return f"{kind}-{blake2b(str(text).encode(), digest_size=8).hexdigest()}"
 

@@ -171,7 +171,7 @@ def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
 
 
 def _waited_s(before: Mapping[str, Thread], after: Mapping[str, Thread]) -> float:
-    """Return the wait of the busiest thread, which is the one that runs the candidates."""
+    """Return the wait of the busiest thread: it runs the candidates."""
     passed = [
         Thread(t.ran_s - before[n].ran_s, t.waited_s - before[n].waited_s) for n, t in after.items() if n in before
     ]
@@ -287,7 +287,7 @@ class NvmlProbe:
         """Return the fraction used by other processes; 0.0 if our own cannot be recognized, as in most containers."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._since_us)
-        except self._nvml.NVMLError:  # also if there was no sample since
+        except self._nvml.NVMLError:  # also without a sample since the start
             return 0.0
         if all(sample.pid != self._pid for sample in samples):
             return 0.0

@@ -25,7 +25,6 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias, cast
 
 from tunebook._base.errors import Unsupported
@@ -43,23 +42,11 @@ if TYPE_CHECKING:
 
 _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sample`: 0 asks for `first`
 _LENGTH: Final = struct.Struct("<q")
-_CHUNK: Final = 1 << 16  # what a pipe holds on Linux
+_CHUNK: Final = 1 << 16  # the size of a pipe on Linux
 _TAIL: Final = 2048  # bytes of output, and of a message, that are kept
 _GLANCE_MS: Final = 50  # how often to look for a death that closed no pipe, because a grandchild holds it open
 _SPARE_BYTES: Final = 8 << 20  # address space, freed to write a traceback when memory has run out
 _PR_SET_PDEATHSIG: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of one request.
-
-    `timeout_s` is for the whole request: building, the first run, and all samples of it. `memory_bytes` is address
-    space on top of the parent's at the fork, and holds for all candidates of one worker together.
-    """
-
-    timeout_s: float = 60.0
-    memory_bytes: int | None = None
 
 
 class Reply(NamedTuple):
@@ -92,32 +79,43 @@ class ForkedWorker:
 
     def __init__(
         self,
-        job: ChildTask,
-        limits: Limits | None = None,
+        task: ChildTask,
+        timeout_s: float = 60.0,
         calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`calm` keeps the other threads of this process from holding locks while it forks."""
+        """`timeout_s` limits each request as a whole. `calm` keeps other threads from holding locks at the fork."""
         if getattr(os, "fork", None) is None:
             raise Unsupported(
                 f"candidates cannot be isolated on {sys.platform}, which has no fork. Tune with isolate='never'."
             )
-        self._job = job
-        self._limits = limits or Limits()
-        if self._limits.memory_bytes is not None and sys.platform != "linux":
-            raise Unsupported(f"memory_bytes= needs Linux; this is {sys.platform}. Leave it out.")
-        self._calm = calm
+        self._task, self._timeout_s, self._calm = task, timeout_s, calm
         self._child: _Child | None = None
 
     def prepare(self, index: int) -> Reply:
         """Build candidate `index` if this child has not, and return the reply of `first`."""
-        return self._request(index, 0)
+        return self.sample(index, 0)
 
     def sample(self, index: int, number: int) -> Reply:
         """Return the reply of `sample`; a child that does not know the candidate yet prepares it first.
 
         `number` is at least 1 and passed to `sample`, which gives it a meaning: samples to take, or runs per sample.
         """
-        return self._request(index, number)
+        keep = False
+        try:
+            child = self._living_child()
+            reply = child.ask(index, number, time.monotonic() + self._timeout_s)
+            # After a MemoryError the child may be full of earlier candidates' leftovers; the next one starts clean.
+            keep = reply is not None and (reply.failure is None or reply.failure.kind != "memory")
+            if reply is not None:
+                return reply
+            if child.has_ended():
+                failure = _death(child.status, len(child.seen) - 1)
+            else:
+                failure = Failure(kind="timeout", message=f"no answer within {self._timeout_s:g} s")
+            return Reply(failure=failure, remote=child.printed.decode(errors="replace"))
+        finally:  # also at Ctrl-C while waiting: the next request must not read the answer to this one
+            if not keep:
+                self.close()
 
     def close(self) -> None:
         """End the child and all processes in its group. A later request would fork again."""
@@ -131,42 +129,18 @@ class ForkedWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, index: int, number: int) -> Reply:
-        keep = False
-        try:
-            child = self._living_child()
-            answer = child.ask(index, number, time.monotonic() + self._limits.timeout_s)
-            if answer is None:
-                answer = self._lost(child)
-            else:
-                # After a MemoryError the child may be full of earlier candidates' leftovers; the next one starts clean.
-                keep = answer.failure is None or answer.failure.kind != "memory"
-            return answer
-        finally:  # also at Ctrl-C while waiting: the next request must not read the answer to this one
-            if not keep:
-                self.close()
-
     def _living_child(self) -> _Child:
         # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
         if self._child is not None and self._child.has_ended():
             self.close()
         if self._child is None:
             with self._calm(), _signals_held():
-                self._child = _fork(self._job, self._limits)
+                self._child = _fork(self._task)
         return self._child
-
-    def _lost(self, child: _Child) -> Reply:
-        late = not child.has_ended()
-        self.close()
-        if late:
-            failure = Failure(kind="timeout", message=f"no answer within {self._limits.timeout_s:g} s")
-        else:
-            failure = _death(child.status, len(child.seen) - 1)
-        return Reply(failure=failure, remote=child.printed.decode(errors="replace"))
 
 
 def _death(status: int | None, others: int) -> Failure:
-    """Return the failure of a candidate that ended its process; `status` is None if other code reaped the child."""
+    """Return the failure of a candidate that ended its process; without a `status`, other code reaped the child."""
     after = f" (candidates that ran in the same process before: {others})" if others else ""
     if status is None:
         return Failure(kind="crash", message=f"the process is gone; its status was collected elsewhere{after}")
@@ -202,7 +176,7 @@ class Isolated:
             return trial.failure or (trial.sample_s, float(trial.runs))
 
         task = ChildTask(build=lambda index: lambda: index, first=first, sample=again)
-        self._worker = ForkedWorker(task, Limits(timeout_s=timeout_s), calm)
+        self._worker = ForkedWorker(task, timeout_s, calm)
 
     def __enter__(self) -> Self:
         return self
@@ -230,7 +204,7 @@ def _trial(reply: Reply) -> Trial:
 
 
 class _Child:
-    """The parent's end of one child process: its id, its pipes, and the tail of its output."""
+    """The parent's end of a child process: its id, its pipes, and the tail of its output."""
 
     def __init__(self, pid: int, requests: int, answers: int, output: int) -> None:
         self.seen: set[int] = set()
@@ -256,9 +230,8 @@ class _Child:
             if len(received) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(received)
                 if len(received) == _LENGTH.size + length:
-                    fields = json.loads(received[_LENGTH.size :])
-                    failure = fields["kind"] and Failure(kind=fields["kind"], message=fields["message"])
-                    return Reply(tuple(fields["samples_s"]), failure, fields["remote"])
+                    samples_s, failure, remote = json.loads(received[_LENGTH.size :])
+                    return Reply(tuple(samples_s), failure and Failure(*failure), remote)
             if ended:
                 return None
         return None
@@ -324,14 +297,14 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _fork(job: ChildTask, limits: Limits) -> _Child:
+def _fork(task: ChildTask) -> _Child:
     prctl = _prctl()
     parent = os.getpid()
     (asked, requests), (answers, answered), (output, printed) = os.pipe(), os.pipe(), os.pipe()
     mine, parents = (asked, answered, printed), (requests, answers, output)
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of other threads, and JAX of its own; the head of this module says what follows.
+            # Python 3.12 warns of other threads, and JAX of its own; see the head of this module.
             warnings.simplefilter("ignore")
             pid = os.fork()
     except OSError:  # too many processes
@@ -339,7 +312,7 @@ def _fork(job: ChildTask, limits: Limits) -> _Child:
             os.close(descriptor)
         raise
     if pid == 0:
-        _live(job, limits, parent, prctl, mine, parents)
+        _live(task, parent, prctl, mine, parents)
     for descriptor in mine:
         os.close(descriptor)
     return _Child(pid, *parents)
@@ -353,12 +326,11 @@ def _prctl() -> Callable[[int, int], int] | None:
     return ctypes.CDLL(None).prctl
 
 
-# ---- What follows runs in the child. ----
+# ---- The rest of this module runs in the child. ----
 
 
 def _live(
-    job: ChildTask,
-    limits: Limits,
+    task: ChildTask,
     parent: int,
     prctl: Callable[[int, int], int] | None,
     mine: tuple[int, int, int],
@@ -366,7 +338,7 @@ def _live(
 ) -> NoReturn:
     """Serve requests until the parent is gone. Never returns, and runs none of the parent's exit handlers."""
     try:
-        os.setsid()  # a group to be killed as one; and Ctrl-C in the terminal is not for it
+        os.setsid()  # a group, to kill it whole; and Ctrl-C in the terminal does not reach it
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before it could be watched
@@ -379,10 +351,7 @@ def _live(
         # The parent's garbage is the parent's to collect: its finalizers would remove temporary files still in use.
         gc.freeze()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # or each crash could leave a file as big as the process
-        spare = [bytes(_SPARE_BYTES)]
-        if limits.memory_bytes is not None:
-            _limit_memory(limits.memory_bytes)
-        _serve(job, spare, asked, answered)
+        _serve(task, asked, answered)
         os.killpg(0, signal.SIGKILL)  # the parent is gone; processes that candidates started must go too
     finally:
         os._exit(1)
@@ -410,53 +379,42 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _limit_memory(more_bytes: int) -> None:
-    """Limit the address space to `more_bytes` above its present size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - nothing but a read, in a forked process
-        now_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = now_bytes + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(soft, limit), hard))
-
-
-def _serve(job: ChildTask, spare: list[bytes], asked: int, answered: int) -> None:
+def _serve(task: ChildTask, asked: int, answered: int) -> None:
     me = os.getpid()
+    spare = [bytes(_SPARE_BYTES)]
     launches: dict[int, Launch] = {}
     while request := os.read(asked, _REQUEST.size):
         index, number = _REQUEST.unpack(request)
-        answer = _attempt(job, spare, launches, index, number)
+        remote = ""
+        try:
+            found = _work(task, launches, index, number)
+        except BaseException as error:  # noqa: BLE001 - a kernel may raise anything; SystemExit must not end the child
+            if isinstance(error, MemoryError):
+                spare.clear()  # the message takes memory too
+            # SystemExit would have ended the program.
+            crash = Failure(kind="crash", message=f"{type(error).__name__}: {error}")
+            found = (failed(error).failure or crash) if isinstance(error, Exception) else crash
+            remote = "".join(traceback.format_exception(error))[-_TAIL:]
         if os.getpid() != me:  # the candidate forked, and this is its child: one answer is enough
             os._exit(0)
-        text = json.dumps(answer).encode()
+        failure, samples_s = None, []
+        if isinstance(found, Failure):
+            launches.pop(index, None)
+            failure = found._replace(message=found.message[:_TAIL])
+        else:
+            samples_s = [float(s) for s in found]
+        text = json.dumps([samples_s, failure, remote]).encode()
         unsent = memoryview(_LENGTH.pack(len(text)) + text)
         while unsent:
             unsent = unsent[os.write(answered, unsent) :]
 
 
-def _attempt(
-    job: ChildTask, spare: list[bytes], launches: dict[int, Launch], index: int, number: int
-) -> dict[str, object]:
-    try:
-        found, remote = _work(job, launches, index, number), ""
-    except BaseException as error:  # noqa: BLE001 - a kernel may raise anything, and SystemExit must not end the child
-        if isinstance(error, MemoryError):
-            spare.clear()  # the message takes memory too
-        # SystemExit would have ended the program.
-        crash = Failure(kind="crash", message=f"{type(error).__name__}: {error}")
-        found = (failed(error).failure or crash) if isinstance(error, Exception) else crash
-        remote = "".join(traceback.format_exception(error))[-_TAIL:]
-    if isinstance(found, Failure):
-        launches.pop(index, None)
-        return {"kind": found.kind, "message": found.message[:_TAIL], "samples_s": [], "remote": remote}
-    return {"kind": None, "message": "", "samples_s": [float(s) for s in found], "remote": remote}
-
-
-def _work(job: ChildTask, launches: dict[int, Launch], index: int, number: int) -> Found:
+def _work(task: ChildTask, launches: dict[int, Launch], index: int, number: int) -> Found:
     known = index in launches
     if not known:
-        launches[index] = job.build(index)
+        launches[index] = task.build(index)
     if not known or not number:
-        found = job.first(launches[index])
+        found = task.first(launches[index])
         if isinstance(found, Failure) or not number:
             return found
-    return job.sample(launches[index], number)
+    return task.sample(launches[index], number)

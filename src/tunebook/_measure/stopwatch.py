@@ -77,7 +77,7 @@ class Stopwatch(NamedTuple):
         return self if timer is None else self._replace(timer=timer, wait=timer.wait)
 
     def sample_s(self, launch: Callable[[], object], runs: int = 1) -> float:
-        """Return the seconds of one run, as the mean of several that are timed together."""
+        """Return the seconds of a run, as the mean of several that are timed together."""
         if self.timer is not None:
             return self.timer.sample_s(launch, runs)
         start = self.clock_ns()
@@ -116,7 +116,7 @@ class Attempt:
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
     """Run a candidate for the first time, check its output, and warm it up.
 
-    The sample is the time of the first run, which may have compiled something. It counts if there is no time for more.
+    The sample is the time of the first run, which may have compiled something. It counts if the budget ends then.
     """
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
@@ -126,7 +126,7 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
         wrong = None if check is None else as_mismatch(check(output))
         if wrong is not None:
             return Trial(failure=Failure(kind=wrong.kind, message=wrong.message), error=ValueError(wrong.message))
-        del output  # a second result in memory could be what makes the next run fail
+        del output  # with a second result in memory, the next run could fail
         for _ in range(stopwatch.warmup - 1):
             stopwatch.wait(launch())
         attempt.trial = Trial(sample_s=first_s)
@@ -203,7 +203,7 @@ class Launches(Generic[Cfg]):
 
 
 class AgainstModel:
-    """Compares outputs with the output of one candidate, the model, which counts as correct.
+    """Compares outputs with the output of the model, a candidate that counts as correct.
 
     A candidate that returns None has written its result to its arguments, so these are compared.
     """
@@ -285,7 +285,7 @@ class InProcess:
 
 
 class Together:
-    """Runs candidates on several problems; a sample is the weighted mean of one sample on each."""
+    """Runs candidates on several problems; a sample is the weighted mean of a sample on each."""
 
     def __init__(self, runners: Sequence[Runner], weights: Sequence[float]) -> None:
         total = math.fsum(weights)

@@ -65,7 +65,7 @@ SAMPLES_PER_CANDIDATE: Final = 9
 LEAST_SAMPLES: Final = 200
 # When times are known this well, more samples change nothing that matters.
 SETTLED: Final = 0.002
-# With fewer samples agreement may be chance, and an objective such as a 95th percentile says nothing yet.
+# With fewer samples agreement may be chance, and an objective like a 95th percentile says nothing yet.
 ENOUGH: Final = 12
 # With fewer samples, the fastest run stands for the candidate, and parts of the samples say nothing about the error:
 # every tenth run may take three times as long, and in one race of two thousand four of five runs do.
@@ -299,7 +299,7 @@ def is_settled(lanes: Sequence[Sampled], objective: Objective = typical_s) -> bo
 
 
 class Race:
-    """Samples lanes until one has won, or those left cannot be told apart, or the time is up."""
+    """Samples lanes until one has won, or the rest cannot be told apart, or the time is up."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class Race:
 
     def _paired(self) -> Callable[[Lane], float] | None:
         """Return the ranking by runs relative to their neighbours, if that is more certain than by samples."""
-        # Another objective, such as a percentile, may ask about just the changes that move all lanes alike.
+        # Another objective, like a percentile, may ask about just the changes that move all lanes alike.
         if self._objective is not typical_s or min((len(lane.samples_s) for lane in self._lanes), default=0) < _FEW:
             return None
         found = paired(self._runs, [lane.name for lane in self._lanes])

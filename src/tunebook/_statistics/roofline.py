@@ -27,7 +27,7 @@ class Peak(NamedTuple):
 
 
 class Roofline(NamedTuple):
-    """The work of one call and the peak of its device; an amount of None is unknown."""
+    """The work of a call and the peak of its device; an amount of None is unknown."""
 
     flops: float | None
     bytes_moved: float | None

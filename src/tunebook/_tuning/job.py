@@ -191,7 +191,7 @@ class Conditions(NamedTuple):
 
 
 class Job(NamedTuple, Generic[Cfg]):
-    """A tuning job: finds the one configuration with the smallest weighted mean time over all parts.
+    """A tuning job: finds the configuration with the smallest weighted mean time over all parts.
 
     The candidates are listed, or proposed by a `search` (see `search_run`). A `brief` job takes only the first samples
     of its race. If a budget ended the tuning that `history` is from, the finalists of that tuning go on.
@@ -233,8 +233,8 @@ class Job(NamedTuple, Generic[Cfg]):
 class Tuned(NamedTuple, Generic[Cfg]):
     """The result of a tuning job. `complete` is False if the budget ended it: the best so far stands.
 
-    `verdict` is None if a tuner of another library chose. `configs` are the candidates by fingerprint. The job ended at
-    `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
+    The result of another library's tuner has no `verdict`. `configs` are the candidates by fingerprint. The job ended
+    at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
     heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known. In a
     notebook a result shows as a report.
     """
@@ -266,7 +266,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
 
 class CandidateSet(Generic[Cfg]):
-    """The candidates of one tuning by fingerprint, with the measurement of each, and the decision among them."""
+    """The candidates of a tuning by fingerprint, with the measurement of each, and the decision among them."""
 
     def __init__(
         self, conditions: Conditions, policy: str, heuristic: Cfg | None, now_s: Callable[[], float] = time.time
@@ -325,7 +325,7 @@ class CandidateSet(Generic[Cfg]):
         return self.results[name]
 
     def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
-        """Keep the measurement of one candidate for another that compiles to the same program, and return it."""
+        """Keep the measurement of a candidate for another that compiles to the same program, and return it."""
         m = self.results[original]
         extra = {**m.extra, "same_program_as": original}
         self.results[name] = m._replace(config=self._encoded[name], fingerprint=name, compile_s=compile_s, extra=extra)

@@ -39,7 +39,7 @@ class _ForwardOnly:
     """Marks that backward passes are not measured."""
 
     def content(self) -> str:
-        """Return a text that is equal for all such blocks."""
+        """Return a constant text: all of these blocks are alike."""
         return "forward only"
 
 
@@ -120,7 +120,7 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
     bounds = [job.goal.enough_s for job in jobs]
     texts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
     compilers = [job.setup.compile for job in jobs if job.setup.compile]
-    # Times of several problems never compare with times of one, so the mode, a part of the policy, differs.
+    # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
     mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],

@@ -1,4 +1,4 @@
-"""What is seen of a tuning while it runs: on a terminal, in a notebook, in a log."""
+"""Shows the progress of a tuning: on a terminal, in a notebook, in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress: TypeAlias = "Callable[[Step], None]"
 
 _BAR: Final = 24
 _LOGGED_S: Final = 10.0
-_DRAWN_S: Final = 0.05  # faster than this nobody reads, and drawing takes from the measuring
+_DRAWN_S: Final = 0.05  # nobody reads faster, and drawing takes time from measuring
 FAILED: Final[Mapping[FailureKind, str]] = {
     "compile": "did not compile",
     "launch": "did not run",
@@ -32,14 +32,14 @@ FAILED: Final[Mapping[FailureKind, str]] = {
 
 
 def progress_for(
-    asked: Progress | bool | None,  # noqa: FBT001 - True, False and a function are what users pass
+    asked: Progress | bool | None,  # noqa: FBT001 - users pass True, False or a function
     title: str,
     stream: TextIO | None = None,
 ) -> Progress | None:
-    """Return what shows progress: a function is used as it is, True shows it, None does so where somebody looks.
+    """Return a function that shows progress, or None: a function is used as it is, False shows nothing.
 
-    On a terminal that is a line drawn over itself, in colour where rich is installed; in a notebook an output that
-    changes. Elsewhere there is a line every ten seconds, if asked for, and one at the end.
+    On a terminal it redraws a line, in colour if rich is installed; in a notebook it changes an output. Elsewhere True
+    writes a line every ten seconds and at the end, and None writes nothing.
     """
     stream = stream or sys.stderr
     if callable(asked):
@@ -60,7 +60,7 @@ def is_last(step: Step) -> bool:
 
 
 class _Pace:
-    """Says when enough time has passed to show something again."""
+    """Returns True when enough time has passed to show a step again, and for the last step."""
 
     def __init__(self, every_s: float, clock_s: Callable[[], float], *, at_once: bool) -> None:
         self._every_s, self._clock_s = every_s, clock_s
@@ -74,7 +74,7 @@ class _Pace:
 
 
 class ProgressLine:
-    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left` over itself."""
+    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left` in place."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         self._title, self._stream = title, stream
@@ -85,7 +85,7 @@ class ProgressLine:
 
 
 class LogLines:
-    """Writes such a line, without the bar, now and then: what is logged is not drawn over."""
+    """Writes a line without a bar now and then, for logs."""
 
     def __init__(self, title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._title, self._stream = title, stream
@@ -98,7 +98,7 @@ class LogLines:
 
 
 class NotebookLine:
-    """Changes one output of a notebook's cell. `display` is IPython's."""
+    """Changes one output of a notebook cell. `display` is IPython's."""
 
     def __init__(self, title: str, display: Callable[..., Any], clock_s: Callable[[], float] = time.monotonic) -> None:
         self._title, self._display = title, display
@@ -116,26 +116,25 @@ class NotebookLine:
 
 
 def _notebook_display() -> Callable[..., Any] | None:
-    """Return what shows an output in a notebook, or None where there is none; IPython is loaded there already."""
+    """Return IPython's `display` in a notebook, which has loaded it; None elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    # A console's shell has its own terminal, and is not meant.
+    # Not in IPython's console, which is a terminal.
     if all(kind.__name__ != "ZMQInteractiveShell" for kind in type(shell).__mro__):
         return None
-    from IPython.display import display  # noqa: PLC0415 - it is there
+    from IPython.display import display  # noqa: PLC0415 - loaded already
 
-    return display  # type: ignore[no-any-return] # a function of theirs
+    return display  # type: ignore[no-any-return] # untyped
 
 
 def _rich_line(title: str, stream: TextIO) -> Progress | None:
-    """Return a line in colour, cut to the width of the terminal; None where rich is not installed."""
+    """Return a function that draws a line in colour, cut to the width of the terminal; None without rich."""
     try:
         Console = require("rich.console", extra="rich", feature="a line in colour").Console  # noqa: N806 - a class
         Text = require("rich.text", extra="rich", feature="a line in colour").Text  # noqa: N806 - a class
     except MissingDependency:
         return None
-    # Not rich's own progress bar: it hides the cursor and runs a thread until it is stopped, and a tuning that ends in
-    # an error has no last step.
+    # Not rich's own progress bar: it hides the cursor and runs a thread until a last step, and an error has none.
     console = Console(file=stream, highlight=False)
     is_due = _Pace(_DRAWN_S, time.monotonic, at_once=True)
 
@@ -156,7 +155,7 @@ def _bar(step: Step) -> str:
 
 
 def _parts(title: str, step: Step, bar: str = "") -> list[tuple[str, str]]:
-    """Return what is to be said of a step, each part with its style."""
+    """Return the parts of the line for one step, each with its style."""
     heading = " ".join(filter(None, (title, step.doing, bar, f"{step.done}/{step.total}")))
     parts = [(heading, "bold" if is_last(step) else "")]
     if step.best_s is not None:
@@ -174,7 +173,7 @@ def progress_text(title: str, step: Step) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as people say it.
+    """Return a duration for people.
 
     >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
     ('1.23 ms', '250 ms', '1 min 15 s')

@@ -143,7 +143,7 @@ class Tuner:
         turn, probes = self._watch(job)
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
-            raise TuningFailed("there are no candidates to tune", [DefinitionError("the kernel gave no candidates")])
+            raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
             compiling = self._compiling(job, run.candidates.configs)
@@ -227,7 +227,7 @@ def policy_of(job: Job[Any], stopwatch: Stopwatch) -> str:
 
 
 class JobRun(Generic[Cfg]):
-    """The state of one job while it runs: its candidates, the lanes of its race, and its time."""
+    """The state of a job while it runs: its candidates, the lanes of its race, and its time."""
 
     def __init__(
         self,

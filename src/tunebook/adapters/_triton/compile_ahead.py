@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,7 @@ class CompileForks:
         job = ChildTask(build=build, first=first, sample=lambda _run, _number: ())
         for number in range(min(os.cpu_count() or 1, len(self._candidates))):
             start = time.perf_counter()
-            worker = self._open.enter_context(ForkedWorker(job, Limits(timeout_s=_PATIENCE_S)))
+            worker = self._open.enter_context(ForkedWorker(job, _PATIENCE_S))
             if worker.prepare(_GREETING + number).failure is not None:
                 break
             self._free.put(worker)
