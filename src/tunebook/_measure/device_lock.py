@@ -246,11 +246,9 @@ def cuda_uuid(ordinal: int, library: str = "libcuda.so.1") -> str | None:
     From the driver itself, because it numbers devices as frameworks do: in the order of CUDA_VISIBLE_DEVICES. A slice
     of a GPU (MIG) has a UUID too, and counts as a device.
     """
-    driver = _driver(library)
+    ctypes, driver = _driver(library)
     if driver is None:
         return None
-    import ctypes  # noqa: PLC0415 - loaded late: 2 ms
-
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetUuid_v2(uuid, device):
         return None
@@ -259,11 +257,9 @@ def cuda_uuid(ordinal: int, library: str = "libcuda.so.1") -> str | None:
 
 def cuda_names(library: str = "libcuda.so.1") -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs that this process may use, as frameworks give them; () without a driver."""
-    driver = _driver(library)
+    ctypes, driver = _driver(library)
     if driver is None:
         return ()
-    import ctypes  # noqa: PLC0415 - loaded late: 2 ms
-
     count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     driver.cuDeviceGetCount(ctypes.byref(count))
     return tuple(
@@ -274,12 +270,13 @@ def cuda_names(library: str = "libcuda.so.1") -> tuple[str, ...]:
 
 
 @cache
-def _driver(library: str) -> Any:
+def _driver(library: str) -> tuple[Any, Any]:
+    """Return `ctypes`, and CUDA's driver if it is usable."""
     import ctypes  # noqa: PLC0415 - loaded late: 2 ms
 
     try:
         driver = ctypes.CDLL(library)
         ready = driver.cuInit(0) == 0 and driver.cuDeviceGetUuid_v2 is not None
     except (OSError, AttributeError):  # no driver, or one from before 11.4
-        return None
-    return driver if ready else None
+        return ctypes, None
+    return ctypes, driver if ready else None

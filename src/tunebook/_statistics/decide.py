@@ -117,11 +117,11 @@ def decide(
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
     others = ranking[len(finalists) :]
     finalists, error = _compare(finalists, objective)
-    bands = _bands(finalists, objective, error)
-    tied = [r for r in finalists if _behind(r, finalists[0]) <= bands.alike]
-    good = [r for r in tied if _behind(r, finalists[0]) <= bands.as_good]
+    alike, as_good = _bands(finalists, objective, error)
+    tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
+    good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
     winner, rule = _break_tie(tied, good, incumbent, heuristic)
-    return Verdict(winner=winner, rule=rule, band=bands.alike, tied=tuple(tied), ranking=(*finalists, *others))
+    return Verdict(winner=winner, rule=rule, band=alike, tied=tuple(tied), ranking=(*finalists, *others))
 
 
 def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
@@ -144,14 +144,8 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
 
 
-class _Bands(NamedTuple):
-    """How far behind the fastest a candidate may be: not told apart from it, or surely as good."""
-
-    alike: float
-    as_good: float
-
-
-def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> _Bands:
+def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> tuple[float, float]:
+    """Return how far behind the fastest a candidate may be to be not told apart from it, and to be surely as good."""
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     # Of a difference, hence the square root.
@@ -159,11 +153,11 @@ def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None)
     alike = min(max(TIE, 2 * error), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
         # Too few samples to tell noise: nearly as fast counts as equally good.
-        return _Bands(_edge(behind, alike, alike), _edge(behind, TIE, TIE))
+        return _edge(behind, alike, alike), _edge(behind, TIE, TIE)
     clear = max(CLEAR, 2 * error)
     regret = REGRET_BY_DEVICE if ranking[0].measurement.policy.startswith(DEVICE_CLOCKS) else REGRET
     as_good = min(max(0.0, regret - SURE * error), TIE)
-    return _Bands(_edge(behind, alike, clear), _edge(behind, as_good, clear))
+    return _edge(behind, alike, clear), _edge(behind, as_good, clear)
 
 
 def _edge(behind: Sequence[float], limit: float, clear: float) -> float:

@@ -317,16 +317,10 @@ class Race:
         `on_round` gets, after each round, the fraction of the allowed samples taken so far. `objective` ranks lanes by
         their samples, once there are enough of them.
         """
-        self._lanes = list(lanes)
-        self._candidates = len(lanes)
+        self._lanes, self._candidates = list(lanes), len(lanes)
         self._most = self._left = max(SAMPLES_PER_CANDIDATE * len(lanes), LEAST_SAMPLES)
-        self._objective = objective
-        self._rng = rng
-        self._clock_s = clock_s
-        self._started_s = clock_s()
-        self._ends_s = ends_s
-        self._on_round = on_round
-        self._is_good = is_good
+        self._rng, self._objective, self._on_round, self._is_good = rng, objective, on_round, is_good
+        self._clock_s, self._started_s, self._ends_s = clock_s, clock_s(), ends_s
         self._runs: list[tuple[str, float]] = []
 
     @property

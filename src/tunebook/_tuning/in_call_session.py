@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from dataclasses import replace
@@ -80,8 +79,7 @@ class InCallSession(Generic[C]):
         for config in configs[1:]:
             self._candidates.admit(config)
         self._heuristic = next(iter(self._candidates.configs))
-        # The order in which candidates run must not depend on their place in a list, but be the same each time.
-        rng = random.Random("".join(sorted(self._candidates.configs)))  # noqa: S311 - to shuffle
+        rng = self._candidates.shuffler()
         self._rules = InCallRules(self._candidates.configs, self._heuristic, slowdown=slowdown, rng=rng)
         # By the host's clock, because callers wait by it; but every device has its own way to wait for its work.
         timer = timer_for((inv.args, inv.kwargs))

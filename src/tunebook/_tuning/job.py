@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import time
 from dataclasses import dataclass
@@ -71,6 +73,10 @@ class Budget(NamedTuple):
     def is_spent(self) -> bool:
         """Whether nothing is left."""
         return self.seconds == 0 or self.trials == 0
+
+    def left_s(self, elapsed_s: float, share: float = 1.0) -> float:
+        """Return the rest of a share of the seconds."""
+        return math.inf if self.seconds is None else share * self.seconds - elapsed_s
 
     def less(self, tuned: Tuned[Any]) -> Budget:
         """Return the rest of the budget after a tuning."""
@@ -289,6 +295,10 @@ class CandidateSet(Generic[Cfg]):
         self.configs.setdefault(name, config)
         self._encoded[name] = encoded
         return name
+
+    def shuffler(self) -> random.Random:
+        """Return a generator for the order of runs: equal each time, whatever the order of the candidates."""
+        return random.Random("".join(sorted(self.configs)))  # noqa: S311 - to shuffle
 
     def is_comparable(self, m: Measurement) -> bool:
         """Whether a measurement was made under the conditions of this tuning."""

@@ -47,11 +47,11 @@ def progress_for(
     if asked is False:
         return None
     if stream.isatty():
-        return _rich_line(title, stream) or ProgressLine(title, stream)
+        return _rich_line(title, stream) or progress_line(title, stream)
     display = _notebook_display() if stream is sys.stderr else None
     if display is not None:
-        return NotebookLine(title, display)
-    return LogLines(title, stream) if asked else None
+        return _notebook_line(title, display)
+    return log_lines(title, stream) if asked else None
 
 
 def is_last(step: Step) -> bool:
@@ -59,60 +59,52 @@ def is_last(step: Step) -> bool:
     return step.done == step.total and step.doing == "racing"
 
 
-class _Pace:
-    """Returns True when enough time has passed to show a step again, and for the last step."""
+def _paced(draw: Progress, every_s: float, clock_s: Callable[[], float], *, at_once: bool = True) -> Progress:
+    """Return a function that draws a step if enough time has passed, and always the last step."""
+    due_s = clock_s() + (0.0 if at_once else every_s)
 
-    def __init__(self, every_s: float, clock_s: Callable[[], float], *, at_once: bool) -> None:
-        self._every_s, self._clock_s = every_s, clock_s
-        self._due_s = clock_s() + (0.0 if at_once else every_s)
+    def draw_if_due(step: Step) -> None:
+        nonlocal due_s
+        if clock_s() >= due_s or is_last(step):
+            due_s = clock_s() + every_s
+            draw(step)
 
-    def __call__(self, step: Step) -> bool:
-        if self._clock_s() < self._due_s and not is_last(step):
-            return False
-        self._due_s = self._clock_s() + self._every_s
-        return True
-
-
-class ProgressLine:
-    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left` in place."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        self._title, self._stream = title, stream
-
-    def __call__(self, step: Step) -> None:
-        self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if is_last(step) else ""))
-        self._stream.flush()
+    return draw_if_due
 
 
-class LogLines:
-    """Writes a line without a bar now and then, for logs."""
+def progress_line(title: str, stream: TextIO) -> Progress:
+    """Return a function that draws `title racing ━━━━     40/100  best 1.24 ms  2 wrong  3 s` in place."""
 
-    def __init__(self, title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._title, self._stream = title, stream
-        self._is_due = _Pace(_LOGGED_S, clock_s, at_once=False)
+    def draw(step: Step) -> None:
+        stream.write(f"\r\x1b[2K{progress_text(title, step)}" + ("\n" if is_last(step) else ""))
+        stream.flush()
 
-    def __call__(self, step: Step) -> None:
-        if self._is_due(step):
-            self._stream.write("  ".join(text for text, _ in _parts(self._title, step)) + "\n")
-            self._stream.flush()
+    return draw
 
 
-class NotebookLine:
-    """Changes one output of a notebook cell. `display` is IPython's."""
+def log_lines(title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> Progress:
+    """Return a function that writes a line without a bar now and then, for logs."""
 
-    def __init__(self, title: str, display: Callable[..., Any], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._title, self._display = title, display
-        self._handle: Any = None
-        self._is_due = _Pace(_DRAWN_S, clock_s, at_once=True)
+    def write(step: Step) -> None:
+        stream.write("  ".join(text for text, _ in _parts(title, step)) + "\n")
+        stream.flush()
 
-    def __call__(self, step: Step) -> None:
-        if not self._is_due(step):
-            return
-        content = {"text/plain": progress_text(self._title, step)}
-        if self._handle is None:
-            self._handle = self._display(content, raw=True, display_id=True)
+    return _paced(write, _LOGGED_S, clock_s, at_once=False)
+
+
+def _notebook_line(title: str, display: Callable[..., Any]) -> Progress:
+    """Return a function that changes one output of a notebook cell. `display` is IPython's."""
+    handle: Any = None
+
+    def draw(step: Step) -> None:
+        nonlocal handle
+        content = {"text/plain": progress_text(title, step)}
+        if handle is None:
+            handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(content, raw=True)
+            handle.update(content, raw=True)
+
+    return _paced(draw, _DRAWN_S, time.monotonic)
 
 
 def _notebook_display() -> Callable[..., Any] | None:
@@ -136,17 +128,14 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
         return None
     # Not rich's own progress bar: it hides the cursor and runs a thread until a last step, and an error has none.
     console = Console(file=stream, highlight=False)
-    is_due = _Pace(_DRAWN_S, time.monotonic, at_once=True)
 
     def draw(step: Step) -> None:
-        if not is_due(step):
-            return
         line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _bar(step)))
         stream.write("\r\x1b[2K")
         console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
         stream.flush()
 
-    return draw
+    return _paced(draw, _DRAWN_S, time.monotonic)
 
 
 def _bar(step: Step) -> str:

@@ -8,7 +8,7 @@ and the decision is made over all measurements.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
@@ -33,13 +33,6 @@ BATCH: Final = 16
 FINALISTS: Final = 16
 
 
-class TuneListed(Protocol[Cfg]):
-    """Runs a job that lists its candidates."""
-
-    def __call__(self, job: Job[Cfg]) -> Tuned[Cfg]:
-        """Return the result; raise `TuningFailed` if every candidate fails."""
-
-
 class Searching(Generic[Cfg]):
     """One search while it runs."""
 
@@ -48,7 +41,7 @@ class Searching(Generic[Cfg]):
         job: Job[Cfg],
         search: Search,
         policy: str,
-        tune: TuneListed[Cfg],
+        tune: Callable[[Job[Cfg]], Tuned[Cfg]],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         setup = job.setup
@@ -142,8 +135,7 @@ class Searching(Generic[Cfg]):
         return found
 
     def _left_s(self, share: float = 1.0) -> float:
-        seconds = self._job.budget.seconds
-        return float("inf") if seconds is None else share * seconds - (self._clock_s() - self._started_s)
+        return self._job.budget.left_s(self._clock_s() - self._started_s, share)
 
     def _budget(self) -> Budget:
         return Budget(None if self._job.budget.seconds is None else max(self._left_s(), 1e-3))

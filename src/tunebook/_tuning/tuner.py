@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import time
 from collections import Counter
 from contextlib import ExitStack, nullcontext
@@ -146,9 +145,7 @@ class Tuner:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
-            compiling = self._compiling(job, run.candidates.configs)
-            if compiling is not None:
-                stack.callback(compiling.close)
+            compiling = self._compiling(job, run.candidates.configs, stack)
             calm = nullcontext if compiling is None else compiling.quiet
             runner = stack.enter_context(_runner_for(job, list(run.candidates.configs.values()), stopwatch, calm))
             tried = CandidateTrials(run, runner, compiling).run(todo)
@@ -168,12 +165,15 @@ class Tuner:
             raise run.candidates.failure()
         return tuned
 
-    def _compiling(self, job: Job[Cfg], configs: Mapping[str, Cfg]) -> Compiling[Cfg] | None:
-        if job.setup.compile is None:
+    def _compiling(self, job: Job[Cfg], configs: Mapping[str, Cfg], stack: ExitStack) -> Compiling[Cfg] | None:
+        setup = job.setup
+        if setup.compile is None:
             return None
         from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
 
-        return Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, job.setup.launch_axes)
+        compiling = Compiling(setup.compile, configs, self._compile_threads, self._clock_s, setup.launch_axes)
+        stack.callback(compiling.close)
+        return compiling
 
     def _watch(self, job: Job[Any]) -> tuple[DeviceTurn | None, tuple[Probe, ...]]:
         """Return the turn on the devices of a job, and the probes that watch them."""
@@ -241,8 +241,7 @@ class JobRun(Generic[Cfg]):
         self.candidates = CandidateSet(job.conditions, policy_of(job, stopwatch), job.heuristic, now_s)
         for config in job.candidates:
             self.candidates.admit(config)
-        # The order in which candidates run must not depend on their place in a list, but be the same each time.
-        self.rng = random.Random("".join(sorted(self.candidates.configs)))  # noqa: S311 - to shuffle
+        self.rng = self.candidates.shuffler()
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
@@ -257,8 +256,7 @@ class JobRun(Generic[Cfg]):
 
     def left_s(self, share: float = 1.0) -> float:
         """Return the rest of a share of the budget."""
-        budget_s = self.job.budget.seconds
-        return math.inf if budget_s is None else share * budget_s - self.elapsed_s
+        return self.job.budget.left_s(self.elapsed_s, share)
 
     def todo(self) -> list[str]:
         """Reuse known measurements under the same conditions; return the fingerprints left to run, in order."""
@@ -269,7 +267,10 @@ class JobRun(Generic[Cfg]):
                 results[m.fingerprint] = m
                 if isinstance(program := m.extra.get(PROGRAM), str):
                     self.programs.setdefault(program, m.fingerprint)
-        todo = [name for name in configs if name not in results or self._goes_on(results[name])]
+        going_on = set()
+        if not self.job.history.complete:
+            going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
+        todo = [name for name in configs if name not in results or name in going_on]
         self.rng.shuffle(todo)
         todo.sort(key=lambda name: (order.group(configs[name]), -order.priority(configs[name])))
         incumbent = self.job.incumbent
@@ -279,9 +280,6 @@ class JobRun(Generic[Cfg]):
             todo.insert(0, incumbent)
             results.update({name: m._replace(dropped=True) for name, m in results.items()})
         return todo
-
-    def _goes_on(self, m: Measurement) -> bool:
-        return not self.job.history.complete and m.failure is None and not m.dropped
 
     def is_wanted(self, name: str) -> bool:
         """Whether no candidate in the groups before a candidate's was valid."""
@@ -300,35 +298,20 @@ class JobRun(Generic[Cfg]):
         return nullcontext() if self._turn is None else self._turn.taken(self.left_s() / 2)
 
     def tell(
-        self,
-        doing: Doing,
-        done: int,
-        total: int,
-        *,
-        latest: Measurement | None = None,
-        since_s: float | None = None,
+        self, doing: Doing, done: int, total: int, latest: Measurement | None = None, since_s: float | None = None
     ) -> None:
         """Report progress; `since_s` is the start of the phase, if it is not the start of the job."""
         if self.job.on_step is None:
             return
         now_s = self.clock_s()
         raced = {lane.name: lane.value_s for lane in self.lanes if lane.samples_s}
-        best = min(raced, key=raced.__getitem__, default=None)
+        name = min(raced, key=raced.__getitem__, default=None)
+        best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
         spent_s = now_s - (self.started_s if since_s is None else since_s)
-        failures = (m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
-        self.job.on_step(
-            Step(
-                doing,
-                done,
-                total,
-                now_s - self.started_s,
-                failures=Counter(failures),
-                best_s=None if best is None else raced[best],
-                best=None if best is None else self.candidates.configs[best],
-                latest=latest,
-                left_s=min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None,
-            )
-        )
+        left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
+        failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
+        elapsed_s = now_s - self.started_s
+        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s))
 
 
 class CandidateTrials(Generic[Cfg]):
@@ -352,7 +335,7 @@ class CandidateTrials(Generic[Cfg]):
                     return False  # the budget ended while it compiled
                 measurement = self._try(name, compiled)
                 run.ran += 1
-                run.tell("trying", run.ran, len(todo), latest=measurement)
+                run.tell("trying", run.ran, len(todo), measurement)
                 if self._is_enough(name):
                     return True
             if len(allowed) < len(names):
