@@ -151,7 +151,9 @@ class DeviceTurn:
             unless_locked.callback(os.close, descriptor)
             if self._wait(descriptor, _TURN, deadline_s) and self._wait(descriptor, _DEVICE, deadline_s):
                 fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _TURN)
-                claim = _DeviceClaim(name, descriptor, _sign(descriptor), mutex)
+                # In place: ext4 flushes a truncated and rewritten file to the disk at its close, which takes 1.6 ms.
+                os.pwrite(descriptor, b"%-15d\n" % os.getpid(), 0)
+                claim = _DeviceClaim(name, descriptor, os.pread(descriptor, *_MARK), mutex)
                 unless_locked.pop_all()
                 return claim
             self._shared.append(_intrude(descriptor, name))
@@ -159,13 +161,17 @@ class DeviceTurn:
 
     def _wait(self, descriptor: int, byte: int, deadline_s: float) -> bool:
         wait_s, longest_s = _POLL_S
-        while not _try_lock(descriptor, byte):
-            left_s = deadline_s - self._clock_s()
-            if left_s <= 0:
-                return False
-            self._sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, longest_s)
-        return True
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except (BlockingIOError, PermissionError):  # POSIX allows either
+                left_s = deadline_s - self._clock_s()
+                if left_s <= 0:
+                    return False
+                self._sleep(min(wait_s, left_s))
+                wait_s = min(2 * wait_s, longest_s)
+            else:
+                return True
 
 
 def _open(root: Path, name: str) -> int:
@@ -180,21 +186,6 @@ def _open(root: Path, name: str) -> int:
         return os.open(f"{name}.lock", flags, 0o600, dir_fd=directory)
     finally:
         os.close(directory)
-
-
-def _try_lock(descriptor: int, byte: int) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # POSIX allows either
-        return False
-    return True
-
-
-def _sign(descriptor: int) -> bytes:
-    """Write this process's id into the file, and return the mark of the last intruder: the next one changes it."""
-    # In place: ext4 flushes a truncated and rewritten file to the disk when it is closed, which takes 1.6 ms.
-    os.pwrite(descriptor, b"%-15d\n" % os.getpid(), 0)
-    return os.pread(descriptor, *_MARK)
 
 
 def _intrude(descriptor: int, name: str) -> str:

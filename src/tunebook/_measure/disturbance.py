@@ -172,9 +172,8 @@ def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
 
 def _waited_s(before: Mapping[str, Thread], after: Mapping[str, Thread]) -> float:
     """Return the wait of the busiest thread: it runs the candidates."""
-    passed = [
-        Thread(t.ran_s - before[n].ran_s, t.waited_s - before[n].waited_s) for n, t in after.items() if n in before
-    ]
+    both = [(before[name], thread) for name, thread in after.items() if name in before]
+    passed = [Thread(new.ran_s - old.ran_s, new.waited_s - old.waited_s) for old, new in both]
     return max(passed, default=Thread(0.0, 0.0)).waited_s
 
 
@@ -242,19 +241,15 @@ def nvml_probe(device: str, nvml: Any = None) -> NvmlProbe | None:
     try:
         nvml.nvmlInit()
         digits = device.rpartition("-")[2]
-        if len(digits) == _UUID_DIGITS:
-            return NvmlProbe(nvml, _handle(nvml, digits))
-        return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if nvml.nvmlDeviceGetCount() == 1 else None
+        if len(digits) != _UUID_DIGITS:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if nvml.nvmlDeviceGetCount() == 1 else None
+        uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        try:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        except nvml.NVMLError:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"))  # a slice of a GPU
     except nvml.NVMLError:  # the package without a driver, or a device of another maker
         return None
-
-
-def _handle(nvml: Any, digits: str) -> Any:
-    uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except nvml.NVMLError:
-        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of a GPU
 
 
 class NvmlProbe:
