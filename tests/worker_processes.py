@@ -19,7 +19,7 @@ def main(file):
         Path(file + ".new").rename(file)
         time.sleep(600)
 
-    job = ChildTask(build=lambda _: forever, first=lambda launch: launch(), sample=lambda _, __: [])
+    job = ChildTask(first=lambda _: forever(), sample=lambda _, __: [])
     with ForkedWorker(job, 600) as worker:
         worker.prepare(0)
 

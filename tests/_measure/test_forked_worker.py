@@ -41,7 +41,7 @@ def run(launch):
 def worker_for(*candidates, timeout_s=60.0, first=run, sample=times):
     """A worker whose candidate 0 is good, and whose others are those given."""
     launches = [lambda: sum(range(1000)), *candidates]
-    job = ChildTask(build=lambda index: launches[index], first=first, sample=sample)
+    job = ChildTask(lambda index: first(launches[index]), lambda index, number: sample(launches[index], number))
     return ForkedWorker(job, timeout_s)
 
 
@@ -239,16 +239,16 @@ def test_what_the_first_run_finds_comes_back_and_a_failed_candidate_is_never_sam
         assert worker.sample(1, 3).failure.message == "is 7"
 
 
-def test_a_candidate_is_built_once_and_prepared_before_it_is_sampled():
+def test_a_candidate_is_prepared_once_before_it_is_sampled():
     did = []
 
-    def build(index):
+    def first(index):
         did.append(1.0)
-        return lambda: did.append(2.0)
+        return []
 
-    with ForkedWorker(ChildTask(build=build, first=run, sample=lambda _, number: [*did, number])) as worker:
-        assert worker.sample(GOOD, 3).samples_s == (1.0, 2.0, 3.0)
-        assert worker.sample(GOOD, 4).samples_s == (1.0, 2.0, 4.0)
+    with ForkedWorker(ChildTask(first, lambda _, number: [*did, number])) as worker:
+        assert worker.sample(GOOD, 3).samples_s == (1.0, 3.0)
+        assert worker.sample(GOOD, 4).samples_s == (1.0, 4.0)
 
 
 def test_one_process_serves_until_it_is_lost():
@@ -370,7 +370,7 @@ def output_of(script):
 import atexit, ctypes, faulthandler, os, signal, warnings
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 def kill_with(candidate):
-    with ForkedWorker(ChildTask(build=lambda _: candidate, first=lambda run: run(), sample=None)) as worker:
+    with ForkedWorker(ChildTask(first=lambda _: candidate(), sample=None)) as worker:
         return worker.prepare(0).failure.message
 """
     command = [sys.executable, "-W", "error", "-c", start + script]

@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 from tunebook._base.errors import Unsupported
 from tunebook._base.vocabulary import Failure
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from tunebook._measure.stopwatch import Runner
 
-    Launch: TypeAlias = Callable[[], object]
     Found: TypeAlias = Sequence[float] | Failure
 
 _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sample`: 0 asks for `first`
@@ -58,16 +57,14 @@ class Reply(NamedTuple):
 
 
 class ChildTask(NamedTuple):
-    """The functions that the child calls. Their effects stay in the child.
+    """The functions that the child calls, with the index of a candidate. Their effects stay in the child.
 
-    `build` is called once per candidate and child. `first` runs a candidate for the first time, checks the result and
-    warms up; `sample` measures it, with the number given to `ForkedWorker.sample`. Both return seconds, or the failure;
-    an exception becomes a failure too.
+    `first` builds a candidate, runs it for the first time, checks the result and warms up; `sample` measures it, with
+    the number given to `ForkedWorker.sample`. Both return seconds, or the failure; an exception becomes a failure too.
     """
 
-    build: Callable[[int], Launch]
-    first: Callable[[Launch], Found]
-    sample: Callable[[Launch, int], Found]
+    first: Callable[[int], Found]
+    sample: Callable[[int, int], Found]
 
 
 class ForkedWorker:
@@ -92,7 +89,7 @@ class ForkedWorker:
         self._child: _Child | None = None
 
     def prepare(self, index: int) -> Reply:
-        """Build candidate `index` if this child has not, and return the reply of `first`."""
+        """Return the reply of `first` for a candidate."""
         return self.sample(index, 0)
 
     def sample(self, index: int, number: int) -> Reply:
@@ -167,16 +164,15 @@ class Isolated:
     ) -> None:
         """`there` runs them in the child, which has a copy of the arguments. `calm` is entered around each fork."""
 
-        def first(index: Launch) -> Found:
-            trial = there.first(cast("int", index()))
+        def first(index: int) -> Found:
+            trial = there.first(index)
             return trial.failure or (trial.sample_s, 1.0)
 
-        def again(index: Launch, runs: int) -> Found:
-            trial = there.sample(cast("int", index()), runs)
+        def sample(index: int, runs: int) -> Found:
+            trial = there.sample(index, runs)
             return trial.failure or (trial.sample_s, float(trial.runs))
 
-        task = ChildTask(build=lambda index: lambda: index, first=first, sample=again)
-        self._worker = ForkedWorker(task, timeout_s, calm)
+        self._worker = ForkedWorker(ChildTask(first, sample), timeout_s, calm)
 
     def __enter__(self) -> Self:
         return self
@@ -382,12 +378,12 @@ def _reset_signals() -> None:
 def _serve(task: ChildTask, asked: int, answered: int) -> None:
     me = os.getpid()
     spare = [bytes(_SPARE_BYTES)]
-    launches: dict[int, Launch] = {}
+    prepared: set[int] = set()
     while request := os.read(asked, _REQUEST.size):
         index, number = _REQUEST.unpack(request)
         remote = ""
         try:
-            found = _work(task, launches, index, number)
+            found = _work(task, prepared, index, number)
         except BaseException as error:  # noqa: BLE001 - a kernel may raise anything; SystemExit must not end the child
             if isinstance(error, MemoryError):
                 spare.clear()  # the message takes memory too
@@ -399,7 +395,7 @@ def _serve(task: ChildTask, asked: int, answered: int) -> None:
             os._exit(0)
         failure, samples_s = None, []
         if isinstance(found, Failure):
-            launches.pop(index, None)
+            prepared.discard(index)
             failure = found._replace(message=found.message[:_TAIL])
         else:
             samples_s = [float(s) for s in found]
@@ -409,12 +405,10 @@ def _serve(task: ChildTask, asked: int, answered: int) -> None:
             unsent = unsent[os.write(answered, unsent) :]
 
 
-def _work(task: ChildTask, launches: dict[int, Launch], index: int, number: int) -> Found:
-    known = index in launches
-    if not known:
-        launches[index] = task.build(index)
-    if not known or not number:
-        found = task.first(launches[index])
+def _work(task: ChildTask, prepared: set[int], index: int, number: int) -> Found:
+    if index not in prepared or not number:
+        prepared.add(index)
+        found = task.first(index)
         if isinstance(found, Failure) or not number:
             return found
-    return task.sample(launches[index], number)
+    return task.sample(index, number)

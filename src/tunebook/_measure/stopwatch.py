@@ -248,75 +248,57 @@ def _copy(output: object) -> object:
     return output if isinstance(output, _SCALARS) else type(output)
 
 
-class InProcess:
-    """Runs candidates in this process. Arguments that they write to are put back before each sample, and at the end."""
+class TimedPart(NamedTuple):
+    """One problem that candidates run on, with its checks and its share of the weighted mean."""
 
-    def __init__(
-        self,
-        launches: Launches[Any],
-        stopwatch: Stopwatch,
-        check: Callable[[Any], Any] | None = None,
-        model: AgainstModel | None = None,
-    ) -> None:
-        self._launches, self._stopwatch, self._check, self._model = launches, stopwatch, check, model
+    launches: Launches[Any]
+    check: Callable[[Any], Any] | None = None
+    model: AgainstModel | None = None
+    share: float = 1.0
+
+
+class InProcess:
+    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem.
+
+    Arguments that candidates write to are put back before each sample, and at the end.
+    """
+
+    def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
+        self._parts, self._stopwatch = parts, stopwatch
+        self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._launches.arguments.restore()
+        for part in self._parts:
+            part.launches.arguments.restore()
 
     def first(self, index: int) -> Trial:
         """Run a candidate for the first time, check it and warm it up."""
-        check = self._check
-        if check is None and self._model is not None:
-            check = partial(self._model, self._launches, index)
-        with Attempt() as attempt:
-            attempt.trial = first_trial(self._launches(index), self._stopwatch, check)
-        self._launches.arguments.notice()
-        return attempt.trial
+        seconds = 0.0
+        for launches, check, model, share in self._parts:
+            if check is None and model is not None:
+                check = partial(model, launches, index)  # noqa: PLW2901 - in place of the missing one
+            with Attempt() as attempt:
+                attempt.trial = first_trial(launches(index), self._stopwatch, check)
+            launches.arguments.notice()
+            if attempt.trial.failure is not None:
+                return attempt.trial
+            seconds += share * attempt.trial.sample_s
+        return Trial(sample_s=seconds)
 
     def sample(self, index: int, runs: int) -> Trial:
         """Take one sample of a candidate that has run."""
-        arguments = self._launches.arguments
-        arguments.restore()
-        # A sample of several runs would write to changed arguments several times.
-        return sample(self._launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
-
-
-class Together:
-    """Runs candidates on several problems; a sample is the weighted mean of a sample on each."""
-
-    def __init__(self, runners: Sequence[Runner], weights: Sequence[float]) -> None:
-        total = math.fsum(weights)
-        self._parts = [(runner, weight / total) for runner, weight in zip(runners, weights, strict=True)]
-        self._runs: dict[tuple[int, int], int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for runner, _ in self._parts:
-            runner.__exit__(kind, error, trace)
-
-    def first(self, index: int) -> Trial:
-        return self._sum(lambda _part, runner: runner.first(index))
-
-    def sample(self, index: int, runs: int) -> Trial:  # noqa: ARG002 - each problem has its own number of runs
-        def one(part: int, runner: Runner) -> Trial:
-            trial = runner.sample(index, self._runs.get((part, index), 1))
-            self._runs[part, index] = trial.runs
-            return trial
-
-        return self._sum(one)
-
-    def _sum(self, run: Callable[[int, Runner], Trial]) -> Trial:
         seconds = 0.0
-        for part, (runner, weight) in enumerate(self._parts):
-            trial = run(part, runner)
+        for number, part in enumerate(self._parts):
+            arguments = part.launches.arguments
+            arguments.restore()
+            # Each problem has its own number of runs. Several runs would write to changed arguments several times.
+            runs = self._runs.get((number, index), runs if number == 0 else 1)
+            trial = sample(part.launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
             if trial.failure is not None:
                 return trial
-            seconds += weight * trial.sample_s
-        return Trial(sample_s=seconds)
+            self._runs[number, index] = trial.runs
+            seconds += part.share * trial.sample_s
+        return Trial(sample_s=seconds, runs=self._runs[0, index])

@@ -112,22 +112,15 @@ class InCallSession(Generic[C]):
                     return self._take_turn(args, kwargs)
             finally:
                 turn.release()
-        else:
-            self._free_turn_of_parent()
+        elif self._pid != os.getpid():  # a thread of the parent process had the turn at the fork
+            self._pid, self._turn = os.getpid(), threading.Lock()
         found = self._found
-        return self._serve(*args, **kwargs) if found is None else self._bind(found.config)(*args, **kwargs)
+        run = self._serve if found is None else self._call.kernel.bind(self._here, found.config)
+        return run(*args, **kwargs)
 
     def _hand_over(self, found: Tuned[C]) -> None:
         # Once: a second hand-over after it has taken effect would count as news.
         self._handed_over = self._handed_over or self._on_found(found)
-
-    def _free_turn_of_parent(self) -> None:
-        """Forget a turn that a thread of the parent process had at the fork."""
-        if self._pid != os.getpid():
-            self._pid, self._turn = os.getpid(), threading.Lock()
-
-    def _bind(self, config: C) -> Callable[..., Any]:
-        return self._call.kernel.bind(self._here, config)
 
     def _is_timed(self) -> bool:
         """Whether the next call is timed; if not, as for nearly all calls, it is counted."""

@@ -22,7 +22,7 @@ from tunebook._measure.stopwatch import (
     Launches,
     Runner,
     Stopwatch,
-    Together,
+    TimedPart,
     failed,
     first_trial,
     sample,
@@ -204,16 +204,17 @@ def _runner_for(
     if job.setup.runner is not None:
         return job.setup.runner(configs)
     compare = None if job.heuristic is None else job.goal.compare
-    runners = [
-        InProcess(
+    total = math.fsum(part.weight for part in job.parts)
+    parts = [
+        TimedPart(
             Launches(configs, part.make_fn, part.args, part.kwargs, part.mutated),
-            stopwatch,
             part.check,
             None if compare is None else AgainstModel(0, compare, stopwatch),  # the heuristic's is the first one
+            part.weight / total,
         )
         for part in job.parts
     ]
-    runner = Together(runners, [part.weight for part in job.parts]) if len(runners) > 1 else runners[0]
+    runner = InProcess(parts, stopwatch)
     if not job.setup.isolate:
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
