@@ -44,7 +44,7 @@ from tables import report
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._statistics.race import typical_s
-from tunebook._tuning.job import Job
+from tunebook._tuning.job import Job, Part
 from tunebook.testing import Landscape
 
 TUNINGS, CONFIGS = 20, 64
@@ -87,7 +87,7 @@ def tune_landscape(costs, seed, disturbed):
     stopwatch = Stopwatch(clock_ns=land.clock_ns)
     # No look at this machine: what is busy here does not disturb a pretend kernel.
     tuner = tb.Tuner(stopwatch=stopwatch, clock_s=lambda: land.clock_ns() * 1e-9, probes=lambda _platform: ())
-    tuned = tuner.tune(Job(make_fn=land.make_fn, args=(), kwargs={}, candidates=list(land.configs)))
+    tuned = tuner.tune(Job([Part(land.make_fn)], list(land.configs)))
     return tuned.config, land.regret(tuned.config), land.samples
 
 

@@ -28,9 +28,9 @@ def filled(text: str) -> str:
 
 
 def _help(name: str) -> str:
-    from tunebook._cli import load, overview, parser_of  # noqa: PLC0415 - after the width is set
+    from tunebook._cli import overview, parser_of  # noqa: PLC0415 - after the width is set
 
-    return overview() if name == "tunebook" else parser_of(load(name)).format_help()
+    return overview() if name == "tunebook" else parser_of(name).format_help()
 
 
 if __name__ == "__main__":

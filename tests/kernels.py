@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Job
+from tunebook._tuning.job import Conditions, Goal, History, Job, Part, Setup
 
 
 class FakeClock:
@@ -57,7 +57,25 @@ def job(clock, costs, **options):
 
         return run
 
-    return Job(make_fn=make, args=(), kwargs={}, candidates=list(costs), **options), ran
+    return job_of(make, list(costs), **options), ran
+
+
+def job_of(make_fn, candidates, *, known=(), incumbent=None, unfinished=False, others=(), **options):
+    """A job from options that each name a field of one of its values."""
+    values = {
+        kind: kind(**{name: options.pop(name) for name in kind._fields if name in options})
+        for kind in (Conditions, Setup, Goal)
+    }
+    part = Part(make_fn, **{name: options.pop(name) for name in Part._fields if name in options})
+    return Job(
+        [part, *others],
+        candidates,
+        history=History(tuple(known), incumbent, complete=not unfinished),
+        conditions=values[Conditions],
+        setup=values[Setup],
+        goal=values[Goal],
+        **options,
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 
 def main(file):
@@ -19,8 +19,8 @@ def main(file):
         Path(file + ".new").rename(file)
         time.sleep(600)
 
-    job = ChildTask(build=lambda _: forever, first=lambda launch: launch(), sample=lambda _, __: [])
-    with ForkedWorker(job, Limits(timeout_s=600)) as worker:
+    job = ChildTask(first=lambda _: forever(), sample=lambda _, __: [])
+    with ForkedWorker(job, 600) as worker:
         worker.prepare(0)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
 
-from tunebook import Config, StoreError
+from tunebook import Config, StoreError, _cli
 from tunebook._base.record_format import Record
-from tunebook._cli import EXIT_CODES, GROUPS, VERBS, load, main, parser_of
+from tunebook._cli import EXIT_CODES, GROUPS, SUMMARIES, VERBS, load, main, parser_of
 from tunebook.stores import open_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -26,12 +26,13 @@ class TestTheCommand(OnABook):
     def test_help_lists_every_verb_with_its_summary(self, run):
         code, out, _ = run("--help")
         assert code == 0
-        assert all(re.search(rf"^  {name} +{re.escape(load(name).summary)}$", out, re.MULTILINE) for name in VERBS)
+        assert all(re.search(rf"^  {name} +{re.escape(SUMMARIES[name])}$", out, re.MULTILINE) for name in VERBS)
         assert run() == (0, out, "")
 
-    def test_every_verb_is_in_one_group_and_answers_to_its_name(self):
-        assert len(set(VERBS)) == len(VERBS) == sum(len(names) for _, names in GROUPS)
-        assert [load(name).name for name in VERBS] == list(VERBS)
+    def test_every_verb_is_in_one_group_and_has_a_module(self):
+        assert len(VERBS) == sum(len(names) for names in GROUPS.values())
+        modules = {path.stem for path in Path(_cli.__file__).parent.glob("[a-z]*.py")}
+        assert modules == {"import_" if name == "import" else name for name in VERBS}
 
     @pytest.mark.parametrize("name", VERBS)
     def test_help_of_each_verb_has_an_example_and_the_exit_codes(self, name, capsys):
@@ -39,7 +40,7 @@ class TestTheCommand(OnABook):
             main([name, "--help"])
         out = capsys.readouterr().out
         assert f"example:\n  {load(name).example}\n" in out
-        assert "exit codes:\n  0  done" in out
+        assert "exit codes:\n  0  success" in out
         assert max(map(len, out.splitlines())) <= 80
 
     @pytest.mark.parametrize("name", VERBS)
@@ -63,10 +64,10 @@ class TestTheCommand(OnABook):
         assert done.stdout or name == "completion"
 
     def test_an_unknown_verb_gets_the_nearest_suggested(self, run):
-        assert run("exlpain") == (2, "", "tunebook: there is no verb 'exlpain'. Did you mean `tunebook explain`?\n")
+        assert run("exlpain") == (2, "", "tunebook: unknown verb 'exlpain'. Did you mean `tunebook explain`?\n")
         code, _, err = run("zzz")
         assert code == 2
-        assert "There are: demo, ls" in err
+        assert "The verbs are: demo, ls" in err
 
     def test_an_unknown_option_is_wrong_usage(self):
         with pytest.raises(SystemExit, match="2"):
@@ -86,7 +87,7 @@ class TestTheCommand(OnABook):
             name for name in loaded if name.startswith(("tunebook.formats._", "tunebook._report", "tunebook.fleet"))
         ]
 
-    def test_a_closed_pipe_is_no_traceback(self, place):
+    def test_a_closed_pipe_gives_no_traceback(self, place):
         done = subprocess.run(
             # The reader is gone before the first byte is written.
             ["bash", "-c", f"{sys.executable} -m tunebook ls --json | (exec 0<&-; sleep 1); exit ${{PIPESTATUS[0]}}"],
@@ -167,7 +168,7 @@ class TestLs(OnABook):
 
     def test_limit_cuts_people_off_and_programs_only_if_asked(self, place, run):
         out = run("ls", "--limit", "2")[1]
-        assert "the 2 newest are shown; --limit 0 shows all" in out
+        assert "only the 2 newest are shown: --limit 0 shows all" in out
         assert len(json.loads(run("ls", "--json")[1])) == 6
         assert len(json.loads(run("ls", "--json", "--limit", "2")[1])) == 2
 
@@ -184,14 +185,14 @@ class TestLs(OnABook):
         counts = {entry["kernel"]: entry["entries"] for entry in json.loads(run("ls", "--summary", "--json")[1])}
         assert counts == {"matmul@v0": 1, "scale@v0": 5}
 
-    def test_an_age_that_is_none_is_wrong_usage(self, capsys):
+    def test_an_invalid_age_is_wrong_usage(self, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["ls", "--older-than", "soon"])
-        assert "'soon' is not an age; write a number and s, min, h, d, w or y" in capsys.readouterr().err
+        assert "invalid age 'soon': write a number and s, min, h, d, w or y" in capsys.readouterr().err
 
-    def test_an_empty_book_is_a_no_and_json_still_parses(self, run, tmp_path):
+    def test_an_empty_book_exits_with_1_and_json_still_parses(self, run, tmp_path):
         code, out, err = run("ls", "--book", str(tmp_path / "none"))
-        assert (code, out, err) == (1, "", f"nothing is tuned yet in {tmp_path}/none\n")
+        assert (code, out, err) == (1, "", f"no entries yet in {tmp_path}/none\n")
         assert run("ls", "--book", str(tmp_path / "none"), "--json")[1] == "[]\n"
         assert not (tmp_path / "none").exists(), "looking makes nothing"
 
@@ -223,7 +224,7 @@ class TestBrokenBooks(OnABook):
         assert code == 1
         assert "cannot be read" in err
 
-    def test_a_book_that_others_can_write_to_is_a_three_for_writers(self, place, run):
+    def test_a_book_that_others_can_write_to_exits_with_3(self, place, run):
         (place / "home").chmod(0o777)
         code, _, err = run("import", "tuned.bundle.gz")
         assert code == 3
@@ -233,7 +234,7 @@ class TestBrokenBooks(OnABook):
         assert (code, out) == (3, "")
         assert "lets others write to it" in err
 
-    def test_a_file_in_the_way_is_a_three(self, place, tmp_path, run):
+    def test_a_file_in_the_way_exits_with_3(self, place, tmp_path, run):
         (tmp_path / "home").mkdir(mode=0o755)
         (tmp_path / "home" / "v1").write_text("in the way")
         code, _, err = run("import", "tuned.bundle.gz", "--book", str(tmp_path / "home"))
@@ -241,17 +242,17 @@ class TestBrokenBooks(OnABook):
         assert "Move the file that is in the way" in err
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_a_directory_that_cannot_be_read_is_a_three(self, place, run):
+    def test_an_unreadable_directory_exits_with_3(self, place, run):
         (place / "home" / "v1").chmod(0)
         assert run("ls")[0] == 3
 
-    def test_a_file_that_is_no_bundle_is_a_three(self, tmp_path, run):
+    def test_importing_a_file_that_is_not_a_bundle_exits_with_3(self, tmp_path, run):
         (tmp_path / "x.bundle").write_text("nonsense")
         code, _, err = run("import", str(tmp_path / "x.bundle"))
         assert code == 3
         assert "is not a bundle" in err
 
-    def test_what_is_no_book_is_wrong_usage(self, tmp_path, run):
+    def test_a_file_that_is_not_a_book_is_wrong_usage(self, tmp_path, run):
         (tmp_path / "x.txt").write_text("")
         code, _, err = run("ls", "--book", str(tmp_path / "x.txt"))
         assert code == 2
@@ -307,7 +308,7 @@ class TestShowAndExplain(OnABook):
         shown = json.loads(run("show", "matmul", "--json")[1])
         assert Record.from_fields(shown["head"], shown["body"]) == stored(place, ids["matmul@v0"][0])
 
-    def test_of_many_entries_the_newest_is_taken_and_that_is_said(self, place, run):
+    def test_of_many_entries_the_newest_is_shown_with_a_note(self, place, run):
         code, out, err = run("show", "scale")
         assert code == 0
         assert "n: 128" in out
@@ -325,7 +326,7 @@ class TestShowAndExplain(OnABook):
             assert line in out.splitlines()
         assert re.search(r"failed +block=128 +memory: ValueError", out)
 
-    def test_an_unknown_call_gets_near_misses_field_by_field_and_a_one(self, place, run, ids):
+    def test_an_unknown_call_gets_near_misses_field_by_field_and_exits_with_1(self, place, run, ids):
         key = json.loads(run("show", "matmul", "--json")[1])["head"]["call_key"]
         code, out, _ = run("explain", "matmul", "--key", key.replace("float32", "float16").replace("false", "true"))
         assert code == 1
@@ -358,7 +359,7 @@ class TestShowAndExplain(OnABook):
         first = next(i for i, line in enumerate(lines) if line.startswith("  spread  "))
         assert lines[first].index("winner") == lines[first + 1].index("runner-up")
 
-    def test_what_was_pinned_by_hand_is_told(self, place, run):
+    def test_a_configuration_pinned_by_hand_is_shown(self, place, run):
         assert run("pin", "matmul", "block=32")[0] == 0
         assert "  pinned     by hand: block=32, measured at 2.00 x of the winner" in run("explain", "matmul")[1]
 
@@ -374,12 +375,12 @@ class TestShowAndExplain(OnABook):
     def test_an_ambiguous_id_lists_the_entries(self, place, run, ids, monkeypatch):
         code, _, err = run("pin", "scale", "step=2")
         assert code == 2
-        assert "'scale' means 5 entries; say which by its id" in err
+        assert "'scale' matches 5 entries; give an id, or --device" in err
         assert all(identifier[:8] in err for identifier in ids["scale@v0"])
 
 
 class TestDoctor(OnABook):
-    def test_a_healthy_book_is_a_yes(self, place, run):
+    def test_a_healthy_book_exits_with_0(self, place, run):
         code, out, _ = run("doctor", "--full")
         assert code == 0
         assert re.search(r"^✓ entries +6 of 2 kernels", out, re.MULTILINE)
@@ -395,14 +396,14 @@ class TestDoctor(OnABook):
         assert "invalid TUNEBOOK_MODE='sometimes'" in out
         assert "hunter2" not in out
 
-    def test_what_was_set_aside_is_shown(self, place, run, ids):
+    def test_quarantined_records_are_counted(self, place, run, ids):
         (path,) = (place / "home").glob(f"v1/*/*/{ids['matmul@v0'][0]}.json")
         path.write_bytes(path.read_bytes()[:-20])
         store = open_store(place / "home")
         with pytest.warns(UserWarning, match="unreadable record"):
             list(store.items())
         out = run("doctor")[1]
-        assert re.search(r"^! quarantine +1 records that could not be read", out, re.MULTILINE)
+        assert re.search(r"^! quarantine +1 unreadable records", out, re.MULTILINE)
 
     def test_leases_of_dead_processes_are_told_from_live_ones(self, place, run):
         from tunebook._selection.single_flight import Lease, acquire
@@ -414,21 +415,21 @@ class TestDoctor(OnABook):
         lease = acquire(board, "b", look=lambda: None)
         assert isinstance(lease, Lease)
         with lease:
-            assert "1 tunings under way; 1 left by processes that died" in run("doctor")[1]
+            assert "1 tunings in progress; 1 left by dead processes" in run("doctor")[1]
 
     def test_json_has_levels(self, place, run):
         levels = {entry["what"]: entry["level"] for entry in json.loads(run("doctor", "--json")[1])}
         assert levels["book"] == levels["writing"] == "good"
 
-    def test_a_missing_book_is_no_fault(self, run, tmp_path):
+    def test_a_missing_book_is_not_an_error(self, run, tmp_path):
         code, out, _ = run("doctor", "--book", str(tmp_path / "new"))
         assert code == 0
-        assert "does not exist yet; the first tuning makes it" in out
+        assert "does not exist yet; the first tuning creates it" in out
         assert not (tmp_path / "new").exists()
 
 
 class TestPath(OnABook):
-    def test_store_errors_are_a_three_wherever_they_come_from(self, run, monkeypatch):
+    def test_store_errors_exit_with_3_from_any_verb(self, run, monkeypatch):
         def fail(_options):
             raise StoreError("io", "x", "the disk is gone")
 
@@ -440,7 +441,7 @@ class TestPath(OnABook):
         assert json.loads(run("path", "--json")[1]) == {"path": f"{place}/home"}
 
     def test_no_home_is_wrong_usage(self, run, monkeypatch):
-        monkeypatch.setattr("tunebook._base.environment_variables.book_root", lambda: None)
+        monkeypatch.setattr("tunebook._cli._filters.book_root", lambda: None)
         code, _, err = run("path")
         assert code == 2
         assert "set TUNEBOOK_HOME" in err
@@ -448,7 +449,7 @@ class TestPath(OnABook):
 
 def test_the_parsers_know_no_option_twice_and_explain_each():
     for name in VERBS:
-        for action in parser_of(load(name))._actions:
+        for action in parser_of(name)._actions:
             assert action.help, f"{name} {action.option_strings}"
 
 

@@ -19,7 +19,7 @@ import tunebook as tb
 from tunebook._base.record_format import merge
 from tunebook._cli import main
 from tunebook._cli._formats import OWN
-from tunebook._cli._pinning import pinned, unpinned
+from tunebook._cli.pin import pin, unpin
 from tunebook.formats import FORMATS
 from tunebook.stores import PackStore, open_store
 
@@ -58,15 +58,15 @@ class TestPin(OnABook):
         run("pin", "matmul", "block=32")
         code, out, _ = run("unpin", "matmul")
         assert code == 0
-        assert f"unpinned matmul@v0 {identifier[:8]}: back to block=16, tuned" in out
+        assert f"unpinned matmul@v0 {identifier[:8]}: now block=16, tuned" in out
         assert stored(place, identifier).head == before.head
         assert stored(place, identifier).body.provenance == before.body.provenance
 
-    def test_what_was_never_measured_is_removed(self, tmp_path, run):
+    def test_unpinning_an_entry_without_measurements_removes_it(self, tmp_path, run):
         cache = tb.PersistentCache("k", tmp_path / "book")
         cache.put("cpu", "k", "1", {"a": 1})
         record = cache.read(tb.Problem("cpu", "k", "1"))
-        bare = pinned(
+        bare = pin(
             record.replace(head=type(record.head)(problem=record.problem, config=None, checksum="", origin="tuned")),
             {"a": 2},
         )
@@ -87,35 +87,39 @@ class TestPin(OnABook):
     def test_a_value_that_no_candidate_has_is_refused_with_the_candidates(self, place, run):
         code, _, err = run("pin", "matmul", "block=48")
         assert code == 2
-        assert "no candidate that ran has block=48" in err
+        assert "no working candidate has block=48" in err
         assert "block=64" in err
         assert "block=128" not in err, "it failed"
         assert run("pin", "matmul", "block=128")[0] == 2
         assert run("pin", "matmul", "block=48", "--force")[0] == 0
 
     def test_values_without_a_name_are_wrong_usage(self, place, run):
-        assert run("pin", "matmul", "64") == (2, "", "tunebook: '64' is no value; write NAME=VALUE, as in block_m=64\n")
+        assert run("pin", "matmul", "64") == (
+            2,
+            "",
+            "tunebook: invalid value '64': write NAME=VALUE, e.g. block_m=64\n",
+        )
 
     def test_dry_run_changes_nothing(self, place, run, ids):
         before = stored(place, ids["matmul@v0"][0])
         assert "would pin" in run("pin", "matmul", "block=32", "--dry-run")[1]
         assert stored(place, ids["matmul@v0"][0]) == before
 
-    def test_unpinning_what_is_not_pinned_is_a_no(self, place, run):
+    def test_unpinning_an_entry_that_is_not_pinned_exits_with_1(self, place, run):
         code, _, err = run("unpin", "matmul")
         assert code == 1
-        assert "is not pinned; it is tuned" in err
+        assert "is not pinned; its origin is 'tuned'" in err
 
     def test_a_pin_wins_every_merge_and_its_measurements_stay(self, place, ids):
         record = stored(place, ids["matmul@v0"][0])
-        pin = pinned(record, record.body.measurements[1].config)
-        for merged in (merge(record, pin), merge(pin, record)):
-            assert merged.head.config == pin.head.config
+        pinned = pin(record, record.body.measurements[1].config)
+        for merged in (merge(record, pinned), merge(pinned, record)):
+            assert merged.head.config == pinned.head.config
             assert len(merged.body.measurements) == len(record.body.measurements)
-        assert unpinned(pin).head == record.head
+        assert unpin(pinned).head == record.head
 
     def test_a_problem_that_is_being_tuned_is_waited_for_and_then_refused(self, place, run, ids, monkeypatch):
-        monkeypatch.setattr("tunebook._cli._pinning._WAIT_S", 0.05)
+        monkeypatch.setattr("tunebook._cli.pin._WAIT_S", 0.05)
         from tunebook._selection.single_flight import acquire
 
         with acquire(open_store(place / "home").leases(), ids["matmul@v0"][0], look=lambda: None):
@@ -187,10 +191,10 @@ class TestPrune(OnABook):
         assert "[y/N]" in said.stdout
         assert len(json.loads(run("ls", "--json")[1])) == left
 
-    def test_something_to_go_by_must_be_given(self, place, run):
+    def test_a_criterion_must_be_given(self, place, run):
         code, _, err = run("prune", "--kernel", "scale", "--yes")
         assert code == 2
-        assert "say what to prune by" in err
+        assert "add a criterion: --older-than" in err
 
     def test_within_the_kernels_that_are_named(self, place, run, ids):
         for kernel in ids:
@@ -202,7 +206,7 @@ class TestPrune(OnABook):
 
 class TestCarryingAbout(OnABook):
     @pytest.mark.parametrize("name", ["x.bundle", "x.bundle.gz", "x.db", "x.json"])
-    def test_what_is_exported_comes_back_whole(self, name, place, run, tmp_path):
+    def test_exported_entries_are_imported_whole(self, name, place, run, tmp_path):
         assert run("export", name)[0] == 0
         there = str(tmp_path / "there")
         code, out, _ = run("import", name, "--book", there)
@@ -218,7 +222,7 @@ class TestCarryingAbout(OnABook):
         assert set(place.iterdir()) - before == {place / name}
 
     @pytest.mark.parametrize("verb", ["merge", "diff"])
-    def test_a_bundle_is_no_book_and_who_takes_it_for_one_is_told_how_it_comes_in(self, verb, place, run):
+    def test_a_bundle_given_as_a_book_is_refused_with_the_command_that_reads_it(self, verb, place, run):
         code, out, err = run(verb, "tuned.bundle.gz")
         assert (code, out) == (2, "")
         assert "tuned.bundle.gz is a file, but not a .db pack or a .json file" in err
@@ -250,11 +254,11 @@ class TestCarryingAbout(OnABook):
         assert code == 2
         assert "other_book.json exists" in err
 
-    def test_an_unknown_format_is_told_with_those_there_are(self, place, run):
+    def test_an_unknown_format_is_refused_with_the_known_formats(self, place, run):
         for words in (("export", "x", "--format", "nonsense"), ("import", "other_book.json", "--format", "nonsense")):
             code, _, err = run(*words)
             assert code == 2
-            assert "'nonsense' is not a format; there are bundle, pack, json, ejkernel" in err
+            assert "unknown format 'nonsense'; choose one of bundle, pack, json, ejkernel" in err
 
     def test_another_tools_format_goes_through(self, place, run, tmp_path):
         (tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json").write_text(json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
@@ -270,7 +274,7 @@ class TestCarryingAbout(OnABook):
         book = ("--format", name, "--book", str(tmp_path / "there"))
         assert run("import", file, *book)[0] == 0
         assert run("export", str(tmp_path / "out"), *book)[0] == 0
-        assert re.search(r"0 new, \d known already", run("import", str(tmp_path / "out"), *book)[1])
+        assert re.search(r"0 new, \d already known", run("import", str(tmp_path / "out"), *book)[1])
 
     def test_help_names_every_format_and_loads_none(self):
         code = (
@@ -282,8 +286,8 @@ class TestCarryingAbout(OnABook):
     def test_a_file_that_names_no_device_says_how_to_name_it(self, run, tmp_path):
         file = str(Path(__file__).parents[1] / "formats" / "files" / "t4.json")
         words = ("import", file, "--format", "t4", "--book", str(tmp_path / "there"))
-        assert "1 of no device, because the file names none: --as-device does" in run(*words)[1]
-        assert "no device" not in run(*words, "--as-device", "gpu:NVIDIA H200")[1]
+        assert "1 without a device, because the file does not name it: add --as-device" in run(*words)[1]
+        assert "without a device" not in run(*words, "--as-device", "gpu:NVIDIA H200")[1]
 
     def test_a_name_that_ends_in_db_is_a_pack(self, place, run):
         assert run("export", "tuned.db", "--kernel", "scale")[:2] == (0, "wrote 5 entries to tuned.db (pack)\n")
@@ -298,7 +302,7 @@ class TestCarryingAbout(OnABook):
         there = ("--book", str(tmp_path / "there"))
         code, _, err = run("import", "tuned.bundle.gz", "--older-than", "1y", *there)
         assert code == 1
-        assert "nothing that fits" in err
+        assert "no matching entry" in err
         assert "6 new" in run("import", "tuned.bundle.gz", "--newer-than", "1d", *there)[1]
 
     def test_an_import_says_what_will_be_verified(self, place, run, ids, tmp_path):
@@ -310,7 +314,7 @@ class TestCarryingAbout(OnABook):
 
 class TestDiff(OnABook):
     def test_books_are_compared_by_configuration(self, place, run, ids):
-        assert run("diff", "other_book.json")[:2] == (0, "the same configurations in both\n")
+        assert run("diff", "other_book.json")[:2] == (0, "both have the same configurations\n")
         run("pin", "matmul", "block=32")
         run("prune", "--max-size", "20kB", "--yes", "--kernel", "scale")
         code, out, _ = run("diff", "other_book.json", "--json")
@@ -338,7 +342,7 @@ class TestFit(OnABook):
         assert run("fit", "scale", "--output", str(tmp_path / "h.py"))[1] == ""
         assert (tmp_path / "h.py").read_text().startswith("def heuristic(n):")
 
-    def test_a_place_that_cannot_be_written_to_is_a_three(self, place, run):
+    def test_an_output_that_cannot_be_written_exits_with_3(self, place, run):
         code, _, err = run("fit", "scale", "--output", "nowhere/h.py")
         assert code == 3
         assert "cannot write to nowhere/h.py" in err
@@ -347,7 +351,7 @@ class TestFit(OnABook):
         assert run("fit", "matmul")[0] == 2
         code, _, err = run("fit", "*")
         assert code == 2
-        assert "means 2 kernels: matmul@v0, scale@v0; name one" in err
+        assert "matches 2 kernels: matmul@v0, scale@v0; name one" in err
 
 
 class TestVerify(OnABook):
@@ -374,12 +378,12 @@ class TestVerify(OnABook):
         assert entry["kernel"] == "scale@v0"
         assert entry["status"] == "holds"
 
-    def test_without_the_kernel_it_is_skipped_and_a_no(self, place, run):
+    def test_a_kernel_that_no_module_defines_is_skipped_and_exits_with_1(self, place, run):
         (place / "nothing.py").write_text("")
         # In a process of its own: in this one, other tests may have defined such a kernel.
         done = python("-m", "tunebook", "verify", "--import", "nothing", "--kernel", "matmul", cwd=place)
         assert done.returncode == 1
-        assert "no module that was imported defines it" in done.stdout
+        assert "no imported module defines it" in done.stdout
 
     def test_a_module_that_is_not_there_is_wrong_usage_and_a_broken_one_shows_itself(self, place, run):
         assert run("verify", "--import", "nowhere")[0] == 2
@@ -440,12 +444,12 @@ class TestCompletion(OnABook):
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_every_verb_and_every_option_is_in_it(self, shell, run):
-        from tunebook._cli import VERBS, load, parser_of
+        from tunebook._cli import VERBS, parser_of
 
         script = run("completion", shell)[1]
         for name in VERBS:
             assert name in script
-            for action in parser_of(load(name))._actions:
+            for action in parser_of(name)._actions:
                 for option in action.option_strings:
                     assert option.startswith("--") is False or option.lstrip("-") in script
 

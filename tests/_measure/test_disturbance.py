@@ -9,12 +9,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from fake_driver import driver as driver  # noqa: PLC0414 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
+from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, job_of
 
 import tunebook as tb
 from tunebook._api.explain import explain_call
+from tunebook._measure.device_lock import cuda_uuid, physical_name
 from tunebook._measure.disturbance import (
     DRIFT,
     CpuProbe,
@@ -29,7 +31,7 @@ from tunebook._measure.disturbance import (
     probes_for,
     read_cpu,
 )
-from tunebook._statistics.objective import median_s
+from tunebook._statistics.race import median_s
 from tunebook.testing import Landscape
 
 START = CpuReading(wall_s=100.0, cores=4, busy_s=50.0, own_s=10.0, stolen_s=1.0)
@@ -258,19 +260,67 @@ def test_a_gpu_that_is_slowed_down_or_shared_is_noticed(nvml, said):
     assert list(probe.disturbances()) == said
 
 
+class FourGpus(FakeNvml):
+    """NVML on a host with four GPUs, numbered as in `fake_driver`, of which each handle is the index."""
+
+    def nvmlInit(self):  # noqa: N802 - its name there
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802 - as above
+        return 4
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802 - as above
+        kind, _, digits = uuid.partition("-")
+        if kind != "GPU":
+            raise self.NVMLError
+        assert [len(part) for part in digits.split("-")] == [8, 4, 4, 4, 12]
+        return int(digits[:2], 16) - 0x10
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802 - as above
+        return index
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802 - as above
+        return 0x20 if handle == self.throttled else 0
+
+
+@pytest.mark.parametrize(("visible", "said"), [(None, [0, 1, 0]), ("3,1,2", [0, 1, 0]), ("1,3", [1, 0]), ("2", [0])])
+def test_the_gpu_that_is_measured_is_watched(driver, monkeypatch, visible, said):
+    """The second of four GPUs is hot, and each process numbers the GPUs that it sees."""
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvml = FourGpus(throttled=1)
+    names = [f"gpu-{cuda_uuid(ordinal, driver)}" for ordinal in range(len(said))]
+    probes = [probes_for("gpu", [name], nvml) for name in names]
+    assert [sum(isinstance(probe, NvmlProbe) for probe in found) for found in probes] == [1] * len(said)
+    assert [len(DisturbanceWatch(found[1:]).disturbances().reasons) for found in probes] == said
+
+
+def test_a_gpu_without_a_uuid_is_watched_if_it_is_the_only_one(monkeypatch):
+    nvml = FourGpus(throttled=0)
+    assert nvml_probe("gpu-0", nvml) is None
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", lambda: 1)
+    watch = DisturbanceWatch([nvml_probe("gpu-0", nvml)])
+    assert watch.disturbances().reasons == ("the GPU is slowed down by heat",)
+
+
+def test_a_tuner_watches_the_gpu_of_the_job(monkeypatch):
+    asked = []
+    monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda *about: asked.append(about) or [])
+    tb.Tuner().tune(job_of(lambda n: lambda: sum(range(n)), [1000, 10], platform="gpu", ordinal=1))
+    assert asked == [("gpu", (physical_name("gpu", 1),))]
+
+
 def test_without_nvml_nothing_is_said_about_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml_probe() is None
-    assert [type(probe) for probe in probes_for("gpu")] == [CpuProbe]
+    assert [type(probe) for probe in probes_for("gpu", ["gpu-0"])] == [CpuProbe]
 
 
-def test_nvml_without_a_driver_is_as_good_as_none(monkeypatch):
+def test_nvml_without_a_driver_watches_nothing():
     class NoDriver(FakeNvml):
         def nvmlInit(self):  # noqa: N802 - its name there
             raise self.NVMLError
 
-    monkeypatch.setitem(sys.modules, "pynvml", NoDriver())
-    assert nvml_probe() is None
+    assert nvml_probe("gpu-0", NoDriver()) is None
 
 
 # ------------------------------------------------------------------------------------------------- what comes of it
@@ -396,7 +446,7 @@ def test_measuring_longer_ends_with_the_budget(tmp_path):
 
 
 def test_a_clock_of_ones_own_says_nothing_about_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda _: [FakeProbe(BUSY)])
+    monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda *_: [FakeProbe(BUSY)])
     kernel = PretendKernel(FakeClock(), COSTS)
     by_fake_clock = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(kernel.clock))
     assert tune(by_fake_clock, kernel).disturbances.quiet

@@ -18,7 +18,7 @@ import pytest
 
 from tunebook._base.errors import CompileError, Unsupported
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GOOD = 0
@@ -38,11 +38,11 @@ def run(launch):
     return []
 
 
-def worker_for(*candidates, timeout_s=60.0, memory_bytes=None, first=run, sample=times):
+def worker_for(*candidates, timeout_s=60.0, first=run, sample=times):
     """A worker whose candidate 0 is good, and whose others are those given."""
     launches = [lambda: sum(range(1000)), *candidates]
-    job = ChildTask(build=lambda index: launches[index], first=first, sample=sample)
-    return ForkedWorker(job, Limits(timeout_s=timeout_s, memory_bytes=memory_bytes))
+    job = ChildTask(lambda index: first(launches[index]), lambda index, number: sample(launches[index], number))
+    return ForkedWorker(job, timeout_s)
 
 
 def number_of_child(worker):
@@ -183,17 +183,20 @@ def test_a_crash_says_how_many_candidates_ran_before_it_in_the_same_process():
 
 
 @LINUX
-def test_memory_is_limited_and_named_even_while_the_hog_holds_on_to_it():
+def test_a_memory_error_is_reported_even_while_the_hog_holds_on_to_its_memory():
     held = [None]
 
     def hog():
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (64 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         for size in (100_000, 600, 1):  # ever smaller, so that there is no room left to report it in
             with contextlib.suppress(MemoryError):
                 while True:
                     held[0] = (held[0], bytes(size))
         raise MemoryError
 
-    with worker_for(hog, memory_bytes=64 << 20) as worker:
+    with worker_for(hog) as worker:
         assert worker.prepare(GOOD).failure is None
         failure = worker.prepare(1).failure
         assert failure.kind == "memory"
@@ -236,16 +239,16 @@ def test_what_the_first_run_finds_comes_back_and_a_failed_candidate_is_never_sam
         assert worker.sample(1, 3).failure.message == "is 7"
 
 
-def test_a_candidate_is_built_once_and_prepared_before_it_is_sampled():
+def test_a_candidate_is_prepared_once_before_it_is_sampled():
     did = []
 
-    def build(index):
+    def first(index):
         did.append(1.0)
-        return lambda: did.append(2.0)
+        return []
 
-    with ForkedWorker(ChildTask(build=build, first=run, sample=lambda _, number: [*did, number])) as worker:
-        assert worker.sample(GOOD, 3).samples_s == (1.0, 2.0, 3.0)
-        assert worker.sample(GOOD, 4).samples_s == (1.0, 2.0, 4.0)
+    with ForkedWorker(ChildTask(first, lambda _, number: [*did, number])) as worker:
+        assert worker.sample(GOOD, 3).samples_s == (1.0, 3.0)
+        assert worker.sample(GOOD, 4).samples_s == (1.0, 4.0)
 
 
 def test_one_process_serves_until_it_is_lost():
@@ -367,7 +370,7 @@ def output_of(script):
 import atexit, ctypes, faulthandler, os, signal, warnings
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 def kill_with(candidate):
-    with ForkedWorker(ChildTask(build=lambda _: candidate, first=lambda run: run(), sample=None)) as worker:
+    with ForkedWorker(ChildTask(first=lambda _: candidate(), sample=None)) as worker:
         return worker.prepare(0).failure.message
 """
     command = [sys.executable, "-W", "error", "-c", start + script]
@@ -453,5 +456,5 @@ def test_numpy_results_are_right_in_the_child():
 
 def test_without_fork_it_says_what_to_do(monkeypatch):
     monkeypatch.delattr(os, "fork")
-    with pytest.raises(Unsupported, match=r"there is no fork. Tune with isolate='never'"):
+    with pytest.raises(Unsupported, match=r"which has no fork. Tune with isolate='never'"):
         worker_for()

@@ -41,7 +41,7 @@ def test_a_picture_is_asked_for_by_its_name(book, tmp_path):
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_to_report_on_is_no_and_writes_nothing(book, tmp_path, capsys):
+def test_nothing_to_report_on_exits_with_1_and_writes_nothing(book, tmp_path, capsys):
     path = tmp_path / "page.html"
     assert main(["report", "--book", book, "-o", str(path), "--kernel", "nothing"]) == 1
     assert "nothing to report on" in capsys.readouterr().err
@@ -49,11 +49,11 @@ def test_nothing_to_report_on_is_no_and_writes_nothing(book, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("output", "said"), [("page.pdf", r".html or .png"), ("nowhere/page.html", "No such file")])
-def test_a_path_that_cannot_be_is_said_to_be_so(book, tmp_path, capsys, output, said):
+def test_an_invalid_output_path_is_wrong_usage(book, tmp_path, capsys, output, said):
     assert main(["report", "--book", book, "-o", str(tmp_path / output)]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_book_that_is_not_there_is_a_mistake_in_what_was_typed(tmp_path, capsys):
+def test_a_missing_book_is_wrong_usage(tmp_path, capsys):
     assert main(["report", "--book", str(tmp_path / "nowhere"), "-o", str(tmp_path / "page.html")]) == 2
-    assert "there is no book at" in capsys.readouterr().err
+    assert "no book at" in capsys.readouterr().err

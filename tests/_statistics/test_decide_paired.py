@@ -9,8 +9,7 @@ import pytest
 from tunebook._base.config_codec import encode, fingerprint
 from tunebook._base.vocabulary import Measurement
 from tunebook._statistics.decide import decide
-from tunebook._statistics.objective import median_s
-from tunebook._statistics.race import typical_s
+from tunebook._statistics.race import median_s, typical_s
 
 LEVELS = (0.80, 0.87, 1.00, 1.03)  # of a recorded A4000
 
@@ -78,3 +77,23 @@ def test_who_was_dropped_stays_behind_the_finalists():
     samples = raced({"a": 1.03, "z": 1.0}, 48, 5)
     verdict = decide([*(measured(*pair) for pair in samples.items()), measured("early", [0.5] * 48, dropped=True)])
     assert [r.measurement.config for r in verdict.ranking] == ["z", "a", "early"]
+
+
+@pytest.mark.parametrize(
+    ("clock", "rule"),
+    [
+        ("host-clock", "tie, kept the heuristic"),
+        ("do_bench", "tie, kept the heuristic"),
+        ("device-events/cold-l2/launch", "tie, first in canonical order"),
+        ("device-profiler/warm-cache", "tie, first in canonical order"),
+        ("opencl-events", "tie, first in canonical order"),  # as records have it
+        ("device-clock/quartz", "tie, first in canonical order"),
+    ],
+)
+def test_times_by_any_device_clock_get_the_narrow_tolerance(clock, rule):
+    """A heuristic 1.2 % behind the fastest, with no clear gap between them, is kept on a host clock only."""
+    measurements = [
+        measured(name, [1 + 0.003 * place] * 16)._replace(policy=f"{clock}/race/warmup=1/forward")
+        for place, name in enumerate("abcde")
+    ]
+    assert decide(measurements, heuristic=fingerprint("e")).rule == rule

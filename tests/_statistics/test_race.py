@@ -8,10 +8,11 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import job_of
 
 import tunebook as tb
 from tunebook._measure.stopwatch import SHORTEST_SAMPLE_S, Stopwatch
-from tunebook._statistics.objective import p95_s
+from tunebook._statistics.decide import p95_s
 from tunebook._statistics.race import (
     LEAST_SAMPLES,
     QUALIFYING,
@@ -26,13 +27,13 @@ from tunebook._statistics.race import (
     typical_s,
     uncertainty,
 )
-from tunebook._tuning.job import Budget, Job
+from tunebook._tuning.job import Budget
 from tunebook.testing import Landscape
 
 
 def tune(land, **options):
     tuner = tb.Tuner(stopwatch=Stopwatch(clock_ns=land.clock_ns), clock_s=lambda: land.clock_ns() * 1e-9)
-    return tuner.tune(Job(make_fn=land.make_fn, args=(), kwargs={}, candidates=list(land.configs), **options))
+    return tuner.tune(job_of(land.make_fn, list(land.configs), **options))
 
 
 def noisy(costs, seed, cv=0.02, **options):

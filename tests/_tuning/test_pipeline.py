@@ -10,7 +10,7 @@ import pytest
 from kernels import FakeClock, fake_tuner, job
 
 import tunebook as tb
-from tunebook._statistics.objective import objective_for
+from tunebook._statistics.decide import objective_for
 from tunebook._tuning.job import Budget, Order, Part
 
 ONES = np.ones(4)
@@ -63,7 +63,7 @@ class TestCompile:
 
         work, _ = job(FakeClock(), dict.fromkeys("abc", 0.1), compile=compile_one, isolate=True)
         steps = []
-        tuned = tb.Tuner().tune(work._replace(make_fn=run, on_step=steps.append))
+        tuned = tb.Tuner().tune(work._replace(parts=[Part(run)], on_step=steps.append))
         assert failures(tuned) == {}
         assert "compiling" not in {step.doing for step in steps}
 
@@ -387,9 +387,9 @@ class TestTogether:
             return make
 
         def best(weights):
-            work, _ = job(clock, costs, weight=weights[0])
-            other = Part(make_for(1), (), {}, weight=weights[1])
-            tuned = tuned_by(clock, work._replace(make_fn=make_for(0), others=[other]))
+            work, _ = job(clock, costs)
+            parts = [Part(make_for(which), weight=weight) for which, weight in enumerate(weights)]
+            tuned = tuned_by(clock, work._replace(parts=parts))
             assert failures(tuned) == {"c": "launch"}
             return tuned.config, dict(tuned.ranking)
 

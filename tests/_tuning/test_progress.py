@@ -11,7 +11,7 @@ import pytest
 
 from tunebook._base.vocabulary import FailureKind
 from tunebook._tuning.job import Step
-from tunebook._tuning.progress import FAILED, LogLines, ProgressLine, progress_for, progress_text, seconds_text
+from tunebook._tuning.progress import FAILED, log_lines, progress_for, progress_line, progress_text, seconds_text
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")
 
@@ -38,7 +38,7 @@ def drawn(stream, asked):
 
 def test_on_a_terminal_each_step_is_drawn_over_the_last():
     terminal = Terminal()
-    line = ProgressLine("matmul", terminal)
+    line = progress_line("matmul", terminal)
     for step in STEPS:
         line(step)
     text = terminal.getvalue()
@@ -51,7 +51,11 @@ def test_on_a_terminal_each_step_is_drawn_over_the_last():
 
 def test_where_rich_is_not_installed_the_line_is_plain(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert isinstance(progress_for(None, "matmul", Terminal()), ProgressLine)
+    plain, found = Terminal(), Terminal()
+    for step in STEPS:
+        progress_line("matmul", plain)(step)
+        progress_for(None, "matmul", found)(step)
+    assert found.getvalue() == plain.getvalue()
 
 
 def test_with_rich_it_is_in_colour_and_says_the_same(monkeypatch):
@@ -82,7 +86,7 @@ def test_elsewhere_it_is_quiet_unless_asked():
 
 def test_a_log_has_a_line_every_ten_seconds_and_one_at_the_end():
     stream, now = io.StringIO(), [0.0]
-    log = LogLines("matmul", stream, lambda: now[0])
+    log = log_lines("matmul", stream, lambda: now[0])
     for second in range(35):
         now[0] = float(second)
         log(Step("trying", second, 35, float(second)))

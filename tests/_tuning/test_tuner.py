@@ -246,6 +246,14 @@ class TestBudget:
         work, _ = job(clock, costs, heuristic="guess")
         assert fake_tuner(clock).tune(work._replace(candidates=["a", "b"])).config == "guess"
 
+    def test_an_incumbent_that_is_the_heuristic_is_tried_once(self):
+        clock = FakeClock()
+        work, _ = job(clock, {"a": 0.1, "b": 0.2}, heuristic="a", incumbent=fingerprint("a"))
+        tuned = fake_tuner(clock).tune(work)
+        assert (tuned.ran, tuned.config) == (2, "a")
+        counts = {m.config: len(m.samples_s) for m in tuned.measurements}
+        assert counts["a"] >= counts["b"]
+
     def test_the_heuristic_is_measured_first(self):
         clock = FakeClock()
         work, ran = job(clock, dict.fromkeys(range(10), 1.0), heuristic=7, budget=Budget(0.5))

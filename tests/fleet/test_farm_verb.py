@@ -136,7 +136,7 @@ def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
 
 def test_patterns_that_fit_nothing_and_files_that_are_none(tmp_path, run):
     recorded(tmp_path / "calls.json", sizes=[1])
-    assert run("calls.json", "--kernel", "other*") == (1, "", "no call of the recording fits\n")
+    assert run("calls.json", "--kernel", "other*") == (1, "", "no call of the recording matches\n")
     assert run("missing.json")[0] == 3
     assert run("calls.json", "--over", "nowhere")[0] == 2
     assert run("calls.json", "--budget", "soon")[0] == 2

@@ -52,7 +52,7 @@ BY_STRING = {
     ("_tuning/job", "_report"): "a notebook shows a result as a report",
     ("fleet/_agreement/agree", "adapters/_jax"): 'agree("jax") works without the adapter being imported first',
     ("adapters/_triton/remote_runs", "adapters/_triton"): "a spawned process loads this module by name",
-    ("_cli/_demonstration", "_cli"): "a second process loads this module by name",
+    ("_cli/demo", "_cli"): "a second process loads this module by name",
     ("formats/__init__", "formats"): "a format is loaded when it is named",
     ("formats/_triton", "adapters/_triton"): "the name of a class in stored configurations; not imported",
     ("_cli/__init__", "_cli"): "a verb is loaded when it is called",

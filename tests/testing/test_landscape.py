@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import job_of
 
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Job
 from tunebook.testing import Landscape
 
 MS = 1e-3
@@ -35,7 +35,7 @@ def one(**options):
 
 
 def job(land, **options):
-    return Job(make_fn=land.make_fn, args=(), kwargs={}, candidates=list(land.configs), **options)
+    return job_of(land.make_fn, list(land.configs), **options)
 
 
 def tuner(land, **options):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
 from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Body
@@ -21,11 +21,11 @@ from tunebook._selection.trusted_entries import (
     measured_for_choice,
     verdict_of,
 )
-from tunebook._statistics.objective import OBJECTIVES
+from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.progress import seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
@@ -56,6 +56,21 @@ class FailureGroup(NamedTuple):
     configs: tuple[str, ...]
 
 
+class ExplanationLine(NamedTuple):
+    """A line of an explanation. Items and drawings are indented; `label` is their name, padded to a column."""
+
+    role: Literal["title", "answer", "section", "item", "drawing"]
+    text: str
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
+
+
+def _item(name: str, text: str, width: int = 11) -> ExplanationLine:
+    return ExplanationLine("item", text, f"{name:<{width}}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The answer of `explain`. Print it, or read its fields.
@@ -74,7 +89,11 @@ class Explanation:
     differences: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([*self._call(), *self._answer(), *self._measured(), *self._near()])
+        return "\n".join(map(str, self.lines()))
+
+    def lines(self) -> list[ExplanationLine]:
+        """Return the explanation line by line."""
+        return [*self._call(), *self._answer(), *self._measured(), *self._near()]
 
     def _repr_html_(self) -> str:
         from html import escape  # noqa: PLC0415 - 1.5 ms that only notebooks need to pay
@@ -93,77 +112,78 @@ class Explanation:
         found = [FailureGroup(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
         return tuple(sorted(found, key=lambda failed: -len(failed.configs)))
 
-    def _call(self) -> Iterable[str]:
-        yield f"{self.problem.op} on {self.problem.device}"
-        yield from (f"  {line}" for line in spell_out(self.problem.call_key))
+    def _call(self) -> Iterable[ExplanationLine]:
+        yield ExplanationLine("title", f"{self.problem.op} on {self.problem.device}")
+        yield from (ExplanationLine("item", line) for line in spell_out(self.problem.call_key))
 
-    def _answer(self) -> Iterable[str]:
+    def _answer(self) -> Iterable[ExplanationLine]:
         selection = self.selection
         if isinstance(selection, Selection):
-            yield f"answer: {selection.config} from {selection.source}"
+            yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}")
             if selection.guess is not None:
-                yield f"  a guess     {selection.guess}"
+                yield _item("a guess", str(selection.guess), 12)
         else:
-            yield "answer: none"
-        yield from (f"  {tier:<11} {said}" for tier, said in selection.tried)
+            yield ExplanationLine("answer", "answer: none")
+        yield from (_item(tier, said, 12) for tier, said in selection.tried)
 
-    def _measured(self) -> Iterable[str]:
+    def _measured(self) -> Iterable[ExplanationLine]:
         if self.record is not None and self.verdict is not None:
             yield from self._where_and_how(self.record, self.verdict)
             yield from self._chosen(self.record, self.verdict)
         for failed in self.failed:
             if len(failed.configs) == 1:
-                yield f"  failed     {failed.configs[0]}  {failed.reason}"
+                yield _item("failed", f"{failed.configs[0]}  {failed.reason}")
             else:
-                yield f"  failed     {len(failed.configs)} with {failed.reason}: {_some(failed.configs)}"
+                yield _item("failed", f"{len(failed.configs)} with {failed.reason}: {_some(failed.configs)}")
 
-    def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[str]:
+    def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         facts = body_of(record).provenance
         winner = verdict.winner.measurement
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
-        yield f"measured {_day(winner.when or facts.get('when'))} on {where}"
+        yield ExplanationLine("section", f"measured {_day(winner.when or facts.get('when'))} on {where}")
         if self.differences:
-            yield f"  otherwise  {'; '.join(self.differences)}"
+            yield _item("otherwise", "; ".join(self.differences))
         ran, seconds = facts.get("ran"), facts.get("seconds")
         count = f"; {ran} measured" if isinstance(ran, int) else ""
         took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
-        yield f"  how        {winner.policy or 'unknown'}{count}{took}"
+        yield _item("how", f"{winner.policy or 'unknown'}{count}{took}")
 
-    def _chosen(self, record: Record, verdict: Verdict) -> Iterable[str]:
+    def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = body_of(record)
         facts = body.provenance
-        yield f"  winner     {_ranked(verdict.winner)}"
+        yield _item("winner", _ranked(verdict.winner))
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
-            yield f"  runner-up  {_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x"
-            yield f"  slowest    {_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x"
+            yield _item("runner-up", f"{_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x")
+            yield _item("slowest", f"{_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x")
             yield from _spread(verdict.winner, others[0])
         tied = (
             "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.1%}"
         )
         if record.head.origin == "pinned":
-            yield f"  pinned     by hand: {_readable(record.head.config)}{_beside(record, verdict)}"
+            yield _item("pinned", f"by hand: {_readable(record.head.config)}{_beside(record, verdict)}")
         else:
             name = verdict.objective
             by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
-            yield f"  chosen as  {verdict.rule}{by}{tied}"
+            yield _item("chosen as", f"{verdict.rule}{by}{tied}")
         alike = [_readable(r.measurement.config) for r in verdict.tied if r is not verdict.winner]
         if alike:
-            yield f"  as good    {_some(alike)}"
+            yield _item("as good", _some(alike))
         for environment in environments_verified(body):
             there = verdict.winner.measurement.environment
             under = "with the same versions" if environment == there else f"under {_versions(environment)}"
-            yield f"  verified   the finalists were measured again; the others only before, {under}"
+            yield _item("verified", f"the finalists were measured again; the others only before, {under}")
         if facts.get("complete") is False:
-            yield "  the budget ended this tuning: the best so far stands"
+            yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := disturbances_of(body):
-            yield f"  disturbed  {'; '.join(disturbances)}. A tuning on quiet ground replaces it: tunebook.tune(...)"
+            said = "; ".join(disturbances)
+            yield _item("disturbed", f"{said}. A tuning on quiet ground replaces it: tunebook.tune(...)")
 
-    def _near(self) -> Iterable[str]:
+    def _near(self) -> Iterable[ExplanationLine]:
         if self.near_misses:
-            yield "near misses:"
+            yield ExplanationLine("section", "near misses:")
         for miss in self.near_misses:
-            yield f"  {'; '.join(miss.differences)}"
+            yield ExplanationLine("item", "; ".join(miss.differences))
 
 
 # ------------------------------------------------------------------------------------------------------------- words
@@ -184,30 +204,6 @@ def _versions(environment: str) -> str:
     """Return an environment, which is a JSON object of names and versions, as people write it."""
     versions = versions_of(environment)
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or environment or "unknown versions"
-
-
-def versions_of(environment: str) -> dict[str, str]:
-    """Return an environment's names and versions; empty if it has another form."""
-    try:
-        return {name: str(version) for name, version in json.loads(environment).items()}
-    except (ValueError, AttributeError):
-        return {}
-
-
-def versions_differ(there: str, here: str) -> tuple[str, ...]:
-    """Return the differences between two environments, in the words of `explain_difference`.
-
-    >>> versions_differ('{"driver":"570.86"}', '{"driver":"580.12"}')
-    ('driver: 570.86 there, 580.12 here',)
-    """
-    old, new = versions_of(there), versions_of(here)
-    if not old or not new:
-        return ()
-    return tuple(
-        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} here"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    )
 
 
 def _readable(config: Json) -> str:
@@ -234,7 +230,7 @@ def _beside(record: Record, verdict: Verdict) -> str:
     return f", measured at {own[0].value_s / verdict.winner.value_s:.2f} x of the winner" if own else ""
 
 
-def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[str]:
+def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[ExplanationLine]:
     """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
     pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
     low = min(samples[0] for samples in pair)
@@ -242,10 +238,10 @@ def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[str]:
     high = max(samples[len(samples) * 9 // 10] for samples in pair)
     if min(map(len, pair)) < 5 or low == high:
         return
-    yield f"  spread     {_bars(pair[0], low, high)}  winner"
-    yield f"             {_bars(pair[1], low, high)}  runner-up"
+    yield ExplanationLine("drawing", f"{_bars(pair[0], low, high)}  winner", f"{'spread':<11}")
+    yield ExplanationLine("drawing", f"{_bars(pair[1], low, high)}  runner-up", " " * 11)
     right = seconds_text(high) + (" and more" if max(samples[-1] for samples in pair) > high else "")
-    yield f"             {seconds_text(low):<{_BINS - len(seconds_text(high))}}{right}"
+    yield ExplanationLine("drawing", f"{seconds_text(low):<{_BINS - len(seconds_text(high))}}{right}", " " * 11)
 
 
 def _bars(samples: Sequence[float], low: float, high: float) -> str:
@@ -281,15 +277,10 @@ def _known_to(selector: ConfigSelectorChain[Any], op: str) -> list[tuple[Problem
     return [*written, *((known, "") for known in selector.cache.keys())]  # noqa: SIM118 - no dict
 
 
-def explain_entry(
-    catalogue: Catalogue, problem: Problem, record: Record | None, versions: Callable[[str], str]
-) -> Explanation:
-    """Explain a problem, and the record that a book has of it, without its program, as a new process would.
-
-    `versions` returns the environment here, as far as it is known, for the environment of a record.
-    """
+def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
+    """Explain a problem and its record in a book without the program: the answer that a new process would find."""
     body = Body() if record is None else body_of(record)
-    here = "" if record is None else versions(record.head.environment)
+    here = "" if record is None else environment_here(record.head.environment)
     outdated = () if record is None else versions_differ(record.head.environment, here)
     selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
     if isinstance(selection, Selection) and record is not None and selection.source != "pinned":

@@ -19,7 +19,7 @@ from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
 from tunebook._space.space import Config, Space
-from tunebook._statistics.objective import objective_for
+from tunebook._statistics.decide import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
 
 if TYPE_CHECKING:

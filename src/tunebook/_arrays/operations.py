@@ -18,7 +18,11 @@ class Timer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in a measurement policy: times by different clocks are never compared."""
+        """Its name in the measurement policy: times by different clocks are never compared."""
+
+    @property
+    def is_device_clock(self) -> bool:
+        """Whether the device's own clock takes the times, which repeats better than the host's."""
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
         """Return the seconds of one run, as the mean of several that are timed together."""

@@ -1,4 +1,4 @@
-"""The command `tunebook`: which verbs there are, and what their errors become."""
+"""The command `tunebook`: its verbs, and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -12,44 +12,67 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
 from tunebook._cli._terminal import Terminal, clean, wrapped
-from tunebook._cli._verb import DONE, NO, UNREADABLE, USAGE, NotFound, UsageError, Verb
+from tunebook._cli._verb import DONE, NO, UNREADABLE, USAGE, NotFound, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-GROUPS: Final = (
-    ("try it", ("demo",)),
-    ("look into the book", ("ls", "show", "explain", "diff", "report", "path", "doctor")),
-    ("measure", ("tune", "verify", "fit")),
-    ("decide by hand", ("pin", "unpin")),
-    ("carry about and tidy up", ("merge", "export", "import", "prune")),
-    ("set up", ("completion",)),
-)
-VERBS: Final = tuple(name for _, names in GROUPS for name in names)
+    from tunebook._cli._verb import Verb
+
+# The verbs with their summaries: `tunebook --help` loads no verb.
+GROUPS: Final = {
+    "try it": {"demo": "tune a small kernel and show how it works"},
+    "look into the book": {
+        "ls": "list the entries",
+        "show": "show one entry with all its candidates",
+        "explain": "explain why a kernel gets its configuration",
+        "diff": "compare two books, or two entries",
+        "report": "write an HTML page with tables and charts",
+        "path": "print the path of the book",
+        "doctor": "check the book, the settings and this machine",
+    },
+    "measure": {
+        "tune": "tune the calls of a recording, here or on a cluster",
+        "verify": "measure again to check that choices still hold",
+        "fit": "learn a heuristic from tuned entries",
+    },
+    "choose by hand": {
+        "pin": "set the configuration of an entry by hand",
+        "unpin": "return to the measured winner",
+    },
+    "exchange and clean up": {
+        "merge": "merge other books into this one",
+        "export": "write entries to a file, for another machine",
+        "import": "read entries from a file",
+        "prune": "remove old or unused entries",
+    },
+    "set up": {"completion": "print a completion script for a shell"},
+}
+SUMMARIES: Final = {name: summary for verbs in GROUPS.values() for name, summary in verbs.items()}
+VERBS: Final = tuple(SUMMARIES)
 
 EXIT_CODES: Final = """\
 exit codes:
-  0  done, or yes
-  1  no: nothing was found, it differs, it does not hold, or you said no
-  2  the command line is wrong
-  3  the book, or a file, could not be read or written"""
+  0  success
+  1  nothing found, a difference, a choice that does not hold, or you said no
+  2  invalid command line
+  3  a book or a file cannot be read or written"""
 
 
 def load(name: str) -> Verb:
-    """Return a verb; its module is imported now."""
-    # `import` is no name for a module that one may want to import.
-    verb = import_module(f"tunebook._cli.{'import_' if name == 'import' else name}").VERB
-    if not isinstance(verb, Verb):
-        raise TypeError(f"tunebook._cli.{name}.VERB is a {type(verb).__name__}")
+    """Import the module of a verb, and return the verb."""
+    # `import` is a keyword of Python, so its module has another name.
+    verb: Verb = import_module(f"tunebook._cli.{'import_' if name == 'import' else name}").VERB
     return verb
 
 
-def parser_of(verb: Verb) -> ArgumentParser:
-    """Return the parser of one verb."""
-    about = verb.description or f"{verb.summary[0].upper()}{verb.summary[1:]}."
+def parser_of(name: str) -> ArgumentParser:
+    """Return the parser of a verb."""
+    verb = load(name)
+    about = " ".join((verb.about or SUMMARIES[name]).split())
     parser = ArgumentParser(
-        prog=f"tunebook {verb.name}",
+        prog=f"tunebook {name}",
         description="\n".join(wrapped(about, get_terminal_size().columns - 2)),
         epilog=f"example:\n  {verb.example}\n\n{EXIT_CODES}",
         formatter_class=RawDescriptionHelpFormatter,
@@ -64,22 +87,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in {"-h", "--help", "help"}:
         sys.stdout.write(overview())
-        return 0
+        return DONE
     if words[0] in {"-V", "--version"}:
         from tunebook import __version__  # noqa: PLC0415 - the package imports nothing of the command
 
         sys.stdout.write(f"tunebook {__version__}\n")
-        return 0
+        return DONE
     if words[0] not in VERBS:
         sys.stderr.write(_unknown(words[0]))
         return USAGE
-    verb = load(words[0])
-    options = parser_of(verb).parse_args(words[1:])
+    options = parser_of(words[0]).parse_args(words[1:])
     terminal = Terminal(json=getattr(options, "json", False))
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        # A warning of ours is a line for people, without the line of our source.
+        if issubclass(category, TunebookWarning):
+            _complain(terminal, message)
+        else:
+            usual(message, category, *rest)
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", TunebookWarning)
-        warnings.showwarning = _shown(terminal)
-        return _run(verb, options, terminal)
+        warnings.showwarning = show  # type: ignore[assignment] # `rest` is passed on
+        return _run(load(words[0]), options, terminal)
 
 
 def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
@@ -87,55 +118,38 @@ def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
         code = verb.run(options, terminal)
         terminal.out.flush()
     except (UsageError, DefinitionError, MissingDependency) as error:
-        return _failed(terminal, error, USAGE)
+        return _complain(terminal, error, USAGE)
     except (StoreError, CodecError) as error:
-        return _failed(terminal, error, UNREADABLE)
+        return _complain(terminal, error, UNREADABLE)
     except NotFound as error:
-        return _failed(terminal, error, NO)
+        return _complain(terminal, error, NO)
     except BrokenPipeError:
-        # `tunebook ls | head`: the reader has seen enough. What is left must go nowhere, or Python complains at exit.
+        # `tunebook ls | head`: the reader has gone. The rest must go nowhere, or Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno())
         return DONE
     except KeyboardInterrupt:
-        return _failed(terminal, "stopped", 130)
+        return _complain(terminal, "interrupted", 130)
     return code
 
 
-def _failed(terminal: Terminal, reason: object, code: int) -> int:
-    terminal.note(f"tunebook: {clean_lines(str(reason))}")
+def _complain(terminal: Terminal, message: object, code: int = DONE) -> int:
+    lines = "\n".join(map(clean, str(message).splitlines()))
+    terminal.note(f"tunebook: {lines}")
     return code
-
-
-def clean_lines(text: str) -> str:
-    """Return a text of several lines without what could steer a terminal."""
-    return "\n".join(map(clean, text.splitlines()))
-
-
-def _shown(terminal: Terminal) -> Callable[..., None]:
-    """Return what shows a warning of ours as a line for people, instead of a line of our source."""
-    usual = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if issubclass(category, TunebookWarning):
-            terminal.note(f"tunebook: {clean_lines(str(message))}")
-        else:
-            usual(message, category, *rest)
-
-    return show
 
 
 def overview() -> str:
-    """Return what `tunebook --help` says."""
-    lines = ["usage: tunebook VERB [OPTION...]", "", "Looks into the book of tuned kernels, and looks after it."]
-    for title, names in GROUPS:
-        lines += ["", f"{title}:", *(f"  {name:<10}  {load(name).summary}" for name in names)]
-    lines += ["", "`tunebook VERB --help` says more about each, with an example.", "", EXIT_CODES, ""]
+    """Return the text of `tunebook --help`."""
+    lines = ["usage: tunebook VERB [OPTION...]", "", "Inspect and manage a book of tuned kernels."]
+    for title, verbs in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<10}  {summary}" for name, summary in verbs.items())]
+    lines += ["", "`tunebook VERB --help` explains each verb, with an example.", "", EXIT_CODES, ""]
     return "\n".join(lines)
 
 
 def _unknown(word: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - 3 ms for a mistake only
+    from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
     near = get_close_matches(word, VERBS, n=1, cutoff=0.5)
-    hint = f"Did you mean `tunebook {near[0]}`?" if near else f"There are: {', '.join(VERBS)}."
-    return f"tunebook: there is no verb {word!r}. {hint}\n"
+    hint = f"Did you mean `tunebook {near[0]}`?" if near else f"The verbs are: {', '.join(VERBS)}."
+    return f"tunebook: unknown verb {word!r}. {hint}\n"

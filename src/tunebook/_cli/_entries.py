@@ -1,4 +1,4 @@
-"""Entries as verbs find and show them."""
+"""Find entries by id or kernel, and show them."""
 
 from __future__ import annotations
 
@@ -6,98 +6,115 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._base.config_codec import decode, readable
+from tunebook._base.config_codec import decode, fingerprint_of, readable
 from tunebook._base.errors import CodecError
-from tunebook._cli._terminal import clean
-from tunebook._cli._verb import NotFound, UsageError
+from tunebook._cli._filters import FILTERS, Filters, add_options, filters_of
+from tunebook._cli._terminal import Cell, TextColumn, clean
+from tunebook._cli._verb import ArgumentParser, Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import spell_out
+from tunebook._selection.trusted_entries import verdict_of
+from tunebook._tuning.progress import seconds_text
+from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json
-    from tunebook._cli._filters import Filters
-    from tunebook._cli._terminal import Terminal
+    from tunebook._base.vocabulary import Json, Problem
     from tunebook.stores._listing import Catalogue, EntryGroup, Listed
 
 SHORT_ID: Final = 8
+ID: Final = TextColumn("id", style="cyan")
+KERNEL: Final = TextColumn("kernel", give=2, style="bold", keeps_end=True)
 _NAMED: Final = 10  # entries that a message names before "and 12 more"
-_ID: Final = re.compile(r"[0-9a-f]{4,32}")
+_ID_PATTERN: Final = re.compile(r"[0-9a-f]{4,32}")
+
+
+# ------------------------------------------------------------------------------------------------------ find entries
+
+
+def add_entry(parser: ArgumentParser, text: str = "first digits of an id, or a kernel with one entry") -> None:
+    """Add the argument that names an entry, and the filters."""
+    parser.add_argument("what", metavar="ID_OR_KERNEL", help=text)
+    add_options(parser, *FILTERS)
 
 
 class NamedEntries(NamedTuple):
-    """What a word means: some entries by id, or all of a kernel's."""
+    """The entries that match a word: some by their id, or all entries of a kernel."""
 
     groups: tuple[EntryGroup, ...] = ()
     listed: tuple[Listed, ...] = ()
 
     @property
     def total(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.listed) or sum(len(group.ids) for group in self.groups)
 
     def newest(self, count: int) -> list[Listed]:
-        """Return the last written of them."""
+        """Return the entries that were written last."""
         return list(self.listed[:count]) or newest(self.groups, count)
 
 
-def find(catalogue: Catalogue, what: str, filters: Filters) -> NamedEntries:
-    """Return the entries that a word means: the beginning of an id, else the name of a kernel."""
-    if _ID.fullmatch(what):
-        by_id = [listed for listed in catalogue.find(what) if filters.takes(listed)]
+def find(catalogue: Catalogue, word: str, filters: Filters) -> NamedEntries:
+    """Return the entries that match a word: the first digits of an id, else the name of a kernel."""
+    if _ID_PATTERN.fullmatch(word):
+        by_id = [listed for listed in catalogue.find(word) if filters.takes(listed)]
         if by_id:
             return NamedEntries(listed=tuple(sorted(by_id, key=lambda listed: listed.id)))
-    groups = filters._replace(kernel=what).groups(catalogue)
+    groups = filters._replace(kernel=word).groups(catalogue)
     if not groups:
-        raise NotFound(_nothing_like(catalogue, what, filters))
+        raise NotFound(_not_found(catalogue, word, filters))
     return NamedEntries(groups=tuple(groups))
 
 
-def find_one(catalogue: Catalogue, what: str, filters: Filters) -> tuple[Listed, Record]:
-    """Return the one entry that a word means, with its record; of several, `UsageError` lists them."""
-    found = find(catalogue, what, filters)
+def find_one(catalogue: Catalogue, options: Namespace, word: str | None = None) -> tuple[Listed, Record]:
+    """Return the entry that matches a word, with its record; `UsageError` lists the entries if several match."""
+    word = word or options.what
+    found = find(catalogue, word, filters_of(options))
     listed = found.newest(_NAMED)
     if found.total > 1:
-        shown = "".join(f"\n  {entry.id[:SHORT_ID]}  {_which(entry)}" for entry in listed)
+        shown = "".join(f"\n  {entry.id[:SHORT_ID]}  {clean(entry.op)}  {_call_of(entry)}" for entry in listed)
         more = f"\n  and {found.total - _NAMED:,} more" if found.total > _NAMED else ""
-        raise UsageError(f"{what!r} means {found.total:,} entries; say which by its id, or with --device:{shown}{more}")
-    return listed[0], record_of(listed[0])
+        raise UsageError(f"{word!r} matches {found.total:,} entries; give an id, or --device:{shown}{more}")
+    return listed[0], _record_of(listed[0])
 
 
-def _which(entry: Listed) -> str:
-    """Return what tells an entry from the others of its kernel."""
+def _call_of(entry: Listed) -> str:
     record = entry.record()
-    call = "unreadable" if record is None else key_text(record.problem.call_key)
-    return f"{clean(entry.op)}  {call}  on {clean(entry.device)}"
+    return f"{'unreadable' if record is None else key_text(record.problem.call_key)}  on {clean(entry.device)}"
 
 
-def find_newest(catalogue: Catalogue, what: str, filters: Filters, terminal: Terminal) -> tuple[Listed, Record]:
-    """Return the newest entry that a word means, and say so if there are more."""
-    found = find(catalogue, what, filters)
+def find_newest(catalogue: Catalogue, options: Namespace, terminal: Terminal) -> tuple[Listed, Record]:
+    """Return the newest entry that matches, with its record; a note tells if there are more."""
+    word = options.what
+    found = find(catalogue, word, filters_of(options))
     (listed,) = found.newest(1)
     if found.total > 1:
-        others = f"the newest of {found.total:,} entries of {what!r}; `tunebook ls --kernel {what}` lists them"
+        others = f"the newest of {found.total:,} entries of {word!r}; `tunebook ls --kernel {word}` lists them"
         terminal.note(f"this is {listed.id[:SHORT_ID]}, {others}")
-    return listed, record_of(listed)
+    return listed, _record_of(listed)
 
 
-def record_of(listed: Listed) -> Record:
-    """Return the record of an entry that must be readable."""
+def _record_of(listed: Listed) -> Record:
     record = listed.record()
     if record is None:
-        raise NotFound(f"the entry {listed.id} cannot be read; `tunebook doctor` says more")
+        raise NotFound(f"the entry {listed.id} cannot be read; run `tunebook doctor` for details")
     return record
 
 
-def _nothing_like(catalogue: Catalogue, what: str, filters: Filters) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - 3 ms for a mistake only
+def _not_found(catalogue: Catalogue, word: str, filters: Filters) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
     kernels = sorted({group.op for group in filters._replace(kernel=None).groups(catalogue)})
     if not kernels:
-        return f"nothing is tuned yet in {catalogue.store.where}, or nothing that fits"
-    near = get_close_matches(what, kernels, n=1, cutoff=0.4)
-    hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(kernels[:8])}."
-    return f"no entry of {what!r} in {catalogue.store.where}. {hint}"
+        return f"no matching entry in {catalogue.store.where}"
+    near = get_close_matches(word, kernels, n=1, cutoff=0.4)
+    hint = f"Did you mean {near[0]}?" if near else f"The kernels are: {', '.join(kernels[:8])}."
+    return f"no entry of {word!r} in {catalogue.store.where}. {hint}"
+
+
+# ------------------------------------------------------------------------------------------------------ show entries
 
 
 def config_text(config: Json) -> str:
@@ -111,7 +128,7 @@ def config_text(config: Json) -> str:
 
 
 def key_text(call_key: str) -> str:
-    """Return a call key on one line, without what is the same in nearly all: libraries, layouts, platforms.
+    """Return a call key on one line, without libraries, layouts and platforms, which are the same in nearly all keys.
 
     >>> key_text('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"causal":true}')
     'a=float32[512,~64] causal=True'
@@ -134,39 +151,35 @@ def _brief(value: Any, spelt: str) -> str:
             return spelt.partition(": ")[2]
 
 
-class EntryRow(NamedTuple):
-    """What a listing shows of an entry."""
-
-    id: str
-    kernel: str
-    device: str
-    key: str
-    config: str
-    origin: str
-    seconds: float | None
-
-
-def row_of(listed: Listed) -> EntryRow:
-    """Return what a listing shows; what cannot be read says so."""
-    record = listed.record()
-    if record is None:
-        return EntryRow(listed.id, clean(listed.op), clean(listed.device), "unreadable", "", "", None)
-    return EntryRow(
-        listed.id,
-        clean(listed.op),
-        clean(listed.device),
-        key_text(record.problem.call_key),
-        config_text(record.head.config),
-        record.head.origin,
-        seconds_of(record),
+def results_table(
+    results: Iterable[tuple[Problem, str, float, str]], styles: Mapping[str, str], terminal: Terminal
+) -> None:
+    """Write a table of problems with their status, seconds and detail; `styles` has a style for each status."""
+    rows = [
+        (
+            problem_id(problem)[:SHORT_ID],
+            clean(problem.op),
+            key_text(problem.call_key),
+            Cell(status, styles[status]),
+            seconds_text(seconds) if seconds else "",
+            clean(detail.partition("\n")[0]),
+        )
+        for problem, status, seconds, detail in results
+    ]
+    columns = (
+        ID,
+        KERNEL,
+        TextColumn("call", give=2, from_width=70),
+        TextColumn("result"),
+        TextColumn("took", "right", from_width=60),
+        TextColumn("", give=2),
     )
+    terminal.table(columns, rows)
+    terminal.line()
 
 
 def seconds_of(record: Record) -> float | None:
-    """Return the time of the configuration in a record, where it was measured."""
-    from tunebook._base.config_codec import fingerprint_of  # noqa: PLC0415 - as above
-    from tunebook._selection.trusted_entries import verdict_of  # noqa: PLC0415 - listings of names need no decision
-
+    """Return the time of the configuration in a record, or None if it was not measured."""
     verdict = verdict_of(record)
     if verdict is None:
         return None
@@ -174,35 +187,17 @@ def seconds_of(record: Record) -> float | None:
     return next((r.value_s for r in verdict.ranking if r.measurement.fingerprint == wanted), None)
 
 
-def as_json(listed: Listed, record: Record | None) -> dict[str, Any]:
-    """Return an entry for programs; `config` is plain where it can be."""
-    found: dict[str, Any] = {
-        "id": listed.id,
-        "kernel": listed.op,
-        "device": listed.device,
-        "written": listed.written_s or None,
-        "bytes": listed.size_bytes,
-        "where": listed.where,
-    }
-    if record is not None:
-        head = record.head
-        found |= {"call_key": head.problem.call_key, "config": plain(head.config), "origin": head.origin}
-        found |= {"environment": head.environment, "seconds": seconds_of(record)}
-    return found
-
-
 def plain(config: Json) -> Any:
     """Return a stored configuration as plain JSON: tuples as lists, classes as their fields."""
     try:
-        return jsonable(decode(config))
+        return _jsonable(decode(config))
     except CodecError:
         return config
 
 
-def jsonable(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON has not, as text."""
+def _jsonable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): jsonable(item) for name, item in value.items()}
+        return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(item) for item in value]
+        return [_jsonable(item) for item in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

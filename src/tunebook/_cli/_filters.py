@@ -1,31 +1,38 @@
-"""Which book, and which of its entries: the options that verbs share."""
+"""The options that verbs share: the book, the entries, JSON, previews."""
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from argparse import ArgumentTypeError
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, NamedTuple
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root, signing_key
 from tunebook._base.errors import DefinitionError
-from tunebook._cli._verb import UsageError
-from tunebook.stores import file_kinds
+from tunebook._cli._verb import ArgumentParser, Namespace, UsageError
+from tunebook._selection.env_pins import names_of
+from tunebook.stores import LayeredStore, file_kinds, is_address, open_remote, open_store
+from tunebook.stores._files import distrust
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from tunebook._base.record_format import Record
     from tunebook.stores import Store
-    from tunebook.stores._listing import Catalogue, EntryGroup, Listed
+    from tunebook.stores._listing import EntryGroup, Listed
 
 _AGE_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
 _SIZE_BYTES: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 class Filters(NamedTuple):
-    """Which entries are meant; ages are counted from when the entry was written into its book."""
+    """Selects entries. An age counts from the time at which the entry was written into its book."""
 
     kernel: str | None = None
     device: str | None = None
@@ -34,29 +41,31 @@ class Filters(NamedTuple):
     now_s: float = 0.0
 
     def takes_kernel(self, op: str, device: str) -> bool:
-        """Return whether a kernel on a device is meant; a kernel also goes by its name without version and module."""
-        from tunebook._selection.env_pins import names_of  # noqa: PLC0415 - loaded by then
-
+        """Return whether a kernel on a device is selected; the kernel's version and module may be left out."""
         kernel_fits = self.kernel is None or any(fnmatchcase(name, self.kernel) for name in names_of(op))
         return kernel_fits and (self.device is None or fnmatchcase(device.lower(), f"*{self.device.lower()}*"))
 
     def takes(self, listed: Listed) -> bool:
-        """Return whether an entry is meant."""
+        """Return whether an entry is selected."""
         return self.takes_age(listed.written_s) and self.takes_kernel(listed.op, listed.device)
 
     def takes_age(self, written_s: float) -> bool:
-        """Return whether what was written then is meant."""
+        """Return whether an entry that was written at this time is selected."""
         age_s = self.now_s - written_s
         if self.older_s is not None and age_s < self.older_s:
             return False
         return self.newer_s is None or age_s <= self.newer_s
 
     def pick(self, catalogue: Catalogue) -> Iterator[Listed]:
-        """Yield the entries that are meant; directories of other kernels are not even listed."""
+        """Yield the selected entries; directories of other kernels are not listed."""
         return filter(self.takes, catalogue.entries(self.takes_kernel))
 
+    def records(self, store: Store) -> Iterator[Record]:
+        """Yield the records of the selected entries; unreadable records are left out."""
+        return (record for listed in self.pick(Catalogue(store)) if (record := listed.record()) is not None)
+
     def groups(self, catalogue: Catalogue) -> list[EntryGroup]:
-        """Return the kernels and devices with such entries, and their ids; files are looked at for an age only."""
+        """Return the selected kernels and devices with the ids of their entries; reads file times only for an age."""
         groups = catalogue.groups(self.takes_kernel)
         if self.older_s is None and self.newer_s is None:
             return groups
@@ -65,64 +74,52 @@ class Filters(NamedTuple):
 
     @property
     def any_given(self) -> bool:
-        """Whether anything was asked for at all."""
+        """Whether any filter was given."""
         return any(part is not None for part in (self.kernel, self.device, self.older_s, self.newer_s))
 
 
-def add_book(parser: ArgumentParser) -> None:
-    """Give a verb the option that says which book."""
-    kinds = ", ".join(("a directory", *file_kinds()))
-    parser.add_argument(
-        "--book",
-        metavar="PATH_OR_URL",
-        help=f"{kinds} or the address of a shared book; by default your own (see `tunebook path`)",
-    )
+def add_options(parser: ArgumentParser, *names: str) -> None:
+    """Add options that several verbs share."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_OPTIONS[name])
 
 
-def add_filters(parser: ArgumentParser) -> None:
-    """Give a verb the options that say which book and which entries."""
-    add_book(parser)
-    parser.add_argument("--kernel", metavar="GLOB", help="entries of these kernels, as in 'matmul*'")
-    parser.add_argument("--device", metavar="GLOB", help="entries of devices with this in their name, as in h200")
-    parser.add_argument("--older-than", metavar="AGE", type=age_s, help="written longer ago than this: 12h, 30d, 1y")
-    parser.add_argument("--newer-than", metavar="AGE", type=age_s, help="written less long ago than this")
+def add_import(parser: ArgumentParser, text: str) -> None:
+    """Add the option that names modules to import."""
+    parser.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[], help=text)
 
 
-def add_json(parser: ArgumentParser) -> None:
-    """Give a verb the option that makes its output one JSON value."""
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
-
-
-def add_destructive(parser: ArgumentParser) -> None:
-    """Give a verb that takes something away the options to look first, and not to be asked."""
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
-    parser.add_argument("--yes", action="store_true", help="do it without asking")
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules by name, also from the working directory, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
 
 
 def filters_of(options: Namespace) -> Filters:
-    """Return what the options of `add_filters` say."""
+    """Return the filters from the options `FILTERS`."""
     return Filters(options.kernel, options.device, options.older_than, options.newer_than, time.time())
 
 
 def book_of(options: Namespace) -> Store:
-    """Open the book that `--book` means; nothing is made on disk. `StoreError` if it is not to be trusted."""
+    """Open the book of `--book`; creates nothing on disk. Raises `StoreError` if others can write to the book."""
     return _trusted(open_book(options.book))
 
 
 def open_book(given: str | None) -> Store:
-    """Open a book by what was typed: a path, an address, or None for the user's own.
-
-    The user's own alone: what a shared one behind it has is looked at with `--book $TUNEBOOK_REMOTE`.
-    """
-    from pathlib import Path  # noqa: PLC0415 - loaded by then anyway
-
-    from tunebook._base.environment_variables import HOME_VARIABLE, book_root, signing_key  # noqa: PLC0415 - as above
-    from tunebook.stores import is_address, open_remote, open_store  # noqa: PLC0415 - loaded when a book is opened
-
+    """Open a book by its path or URL; None is the user's own book, without the shared book behind it."""
     if given is None:
         root = book_root()
         if root is None:
-            raise UsageError(f"there is no home directory to keep a book in; set {HOME_VARIABLE}, or use --book")
+            raise UsageError(f"no home directory to keep a book in; set {HOME_VARIABLE}, or use --book")
         return open_store(None, default_root=root)
     if is_address(given):
         return open_remote(given, key=signing_key())
@@ -130,27 +127,20 @@ def open_book(given: str | None) -> Store:
 
 
 def existing_book(given: str) -> Store:
-    """Open a book that is read from; a path at which there is nothing is a mistake in what was typed."""
-    from pathlib import Path  # noqa: PLC0415 - as above
-
-    from tunebook.stores import is_address  # noqa: PLC0415 - as above
-
+    """Open a book to read from; a missing path is a mistake on the command line."""
     path = Path(given).expanduser()
     if not is_address(given) and not path.exists():
-        raise UsageError(f"there is no book at {given}")
+        raise UsageError(f"no book at {given}")
     try:
         return _trusted(open_book(given))
     except DefinitionError as error:
         if not path.is_file():
             raise
-        raise UsageError(f"{error} What a bundle holds is taken with: tunebook import {given}") from error
+        raise UsageError(f"{error} To read a bundle: tunebook import {given}") from error
 
 
 def _trusted(store: Store) -> Store:
-    """Refuse what a program would take for empty, with a warning: here somebody asked for it."""
-    from tunebook.stores import LayeredStore  # noqa: PLC0415 - as above
-    from tunebook.stores._files import distrust  # noqa: PLC0415 - as above
-
+    """Raise `StoreError` for an unsafe book. A program takes it for empty and warns; here a person asked for it."""
     if isinstance(store, LayeredStore):
         with suppress(FileNotFoundError):
             unsafe = distrust(store.where)
@@ -160,31 +150,32 @@ def _trusted(store: Store) -> Store:
 
 
 def age_s(text: str) -> float:
-    """Return the seconds of an age as it is typed.
+    """Return the seconds of an age from the command line.
 
     >>> age_s("90min"), age_s("2d")
     (5400.0, 172800.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w|y)", text.strip().lower())
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not an age; write a number and s, min, h, d, w or y, as in 30d")
-    return float(found[1]) * _AGE_S[found[2]]
+    return _amount(text, _AGE_S, f"invalid age {text!r}: write a number and s, min, h, d, w or y, e.g. 30d")
 
 
 def size_bytes(text: str) -> int:
-    """Return the bytes of a size as it is typed.
+    """Return the bytes of a size from the command line.
 
     >>> size_bytes("64 MB")
     67108864
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|b|kb|mb|gb)", text.strip().lower())
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not a size; write a number and kB, MB or GB, as in 64MB")
-    return int(float(found[1]) * _SIZE_BYTES[found[2]])
+    return int(_amount(text, _SIZE_BYTES, f"invalid size {text!r}: write a number and kB, MB or GB, e.g. 64MB"))
+
+
+def _amount(text: str, units: Mapping[str, float], error: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in units:
+        raise ArgumentTypeError(error)
+    return float(found[1]) * units[found[2]]
 
 
 def age_text(seconds: float) -> str:
-    """Return an age as people say it.
+    """Return an age as text.
 
     >>> age_text(30), age_text(5400), age_text(86400 * 40)
     ('30 s', '90 min', '40 d')
@@ -196,7 +187,7 @@ def age_text(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """Return a size as people say it.
+    """Return a size as text.
 
     >>> size_text(900), size_text(4096), size_text(3 << 30)
     ('900 B', '4.0 kB', '3.0 GB')
@@ -205,3 +196,19 @@ def size_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{int(count)} B"
+
+
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "book": {
+        "metavar": "PATH_OR_URL",
+        "help": f"a directory, {', '.join(file_kinds())} or the URL of a shared book; default: your own (see "
+        "`tunebook path`)",
+    },
+    "kernel": {"metavar": "GLOB", "help": "only entries of matching kernels, e.g. 'matmul*'"},
+    "device": {"metavar": "GLOB", "help": "only entries of matching devices, e.g. h200"},
+    "older-than": {"metavar": "AGE", "type": age_s, "help": "only entries older than this: 12h, 30d, 1y"},
+    "newer-than": {"metavar": "AGE", "type": age_s, "help": "only entries newer than this"},
+    "dry-run": {"action": "store_true", "help": "only print the changes, make none"},
+    "json": {"action": "store_true", "help": "print JSON, for programs"},
+}
+FILTERS: Final = ("book", "kernel", "device", "older-than", "newer-than")

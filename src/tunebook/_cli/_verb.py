@@ -1,20 +1,20 @@
-"""What a verb of the command is made of.
-
-A verb is a module `_cli/<name>.py` with one `VERB`, loaded when it is asked for. At its top it imports nothing that is
-slow: `tunebook --help` loads them all.
-"""
+"""The parts of a verb. A verb is a module `_cli/<name>.py` with one `VERB`; its docstring is the text of its help."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._cli._terminal import Terminal
+
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
-    from tunebook._cli._terminal import Terminal
+__all__ = [
+    "DONE", "NO", "UNREADABLE", "USAGE", "ArgumentParser", "Namespace", "NotFound", "Terminal", "UsageError", "Verb",
+]  # fmt: skip
 
-# What the command ends with. argparse exits with 2 by itself.
+# Exit codes. argparse exits with 2 on its own.
 DONE: Final = 0
 NO: Final = 1
 USAGE: Final = 2
@@ -22,24 +22,21 @@ UNREADABLE: Final = 3
 
 
 class Verb(NamedTuple):
-    """One verb. `run` returns the exit code: `DONE`, or `NO` if nothing was found, or it differs or does not hold.
+    """One verb. `run` returns `DONE`, or `NO` if nothing was found, the books differ or a choice does not hold.
 
-    `summary` is a half sentence for the list of verbs, `example` a command line that works on any book; `description`
-    is the paragraph that help shows. `run` raises `UsageError` for what argparse could not see, and lets `StoreError`
-    out: both become an exit code in one place.
+    `example` is a command line that works on any book, `about` the paragraph that help shows. `run` raises `UsageError`
+    for mistakes that argparse cannot see. `main` turns `UsageError` and `StoreError` into exit codes.
     """
 
-    name: str
-    summary: str
     example: str
     arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Terminal], int]
-    description: str = ""
+    about: str | None
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be; the message says what to type instead."""
+    """The command line cannot be carried out; the message says what to type instead."""
 
 
-class NotFound(Exception):  # noqa: N818 - named after what happened, as in the exceptions of the library
-    """Nothing in the book is what was asked for; the message says what is there."""
+class NotFound(Exception):  # noqa: N818 - named after the event, as the other exceptions of tunebook are
+    """No entry matches; the message names similar entries."""

@@ -1,34 +1,150 @@
-"""`tunebook demo`: a kernel is tuned before your eyes, and a second process finds the answer."""
+"""Tune a sieve of Eratosthenes in plain Python, show all candidates, and explain the choice.
+
+A second process then finds the answer in the book. Takes a few seconds, needs no other package, and does not touch your
+own book.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._cli._verb import DONE, Verb
+from tunebook._api.tunable import tunable, tune
+from tunebook._base.config_codec import readable
+from tunebook._cli._terminal import Cell, TextColumn, wrapped
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._cli.explain import write
+from tunebook._space.space import Space
+from tunebook._tuning.progress import progress_for, seconds_text
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from tunebook._api.tunable import Tunable
+    from tunebook._tuning.job import Tuned
 
-    from tunebook._cli._terminal import Terminal
+LIMIT: Final = 2_000_000
+DEFAULT: Final = {"segment": 16384, "skip_even": False}
+_ABOUT: Final = (
+    "A sieve in plain Python with 10 configurations: the length of its segments, and whether it skips even numbers. "
+    "Each configuration is run, checked against the default, and timed in turns."
+)
+# Not `-m`: functions in `__main__` count as the user's code, functions of an installed package do not, so the second
+# process would see a changed kernel, and tune again.
+_SECOND: Final = "import sys; from tunebook._cli.demo import answer; answer(sys.argv[1])"
+_SHOWN: Final = 6
+_BAR: Final = 14  # the table has 80 columns
+_COLUMNS: Final = (
+    TextColumn("#", "right", style="dim"),
+    TextColumn("time", "right", style="bold"),
+    TextColumn("", style="green", from_width=60),
+    TextColumn("configuration"),
+    TextColumn("", style="cyan"),
+)
+
+
+def sieve_in(book: Path) -> Tunable[int]:
+    """Return the kernel, with its entries in a book."""
+
+    # Short segments need more turns of the loop, long segments do not fit into the processor's cache. Skipping even
+    # numbers halves the work, for a little more arithmetic.
+    @tunable(
+        name="sieve",
+        space=Space(segment=[4096, 16384, 65536, 262144, 1048576], skip_even=[False, True]),
+        heuristic=DEFAULT,
+        store=book,
+    )
+    def sieve(limit: int, *, config: Any) -> int:
+        step = 2 if config.skip_even else 1
+        base = _small_primes(int(limit**0.5) + 1)
+        count = 1 if config.skip_even else 0
+        for low in range(3 if config.skip_even else 2, limit, config.segment * step):
+            size = -(-(min(limit, low + config.segment * step) - low) // step)
+            marks = bytearray(b"\1") * size
+            for prime in base:
+                if config.skip_even and prime == 2:
+                    continue
+                first = max(prime * prime, -(-low // prime) * prime)
+                first += prime if config.skip_even and first % 2 == 0 else 0
+                start = (first - low) // step
+                if start < size:
+                    marks[start::prime] = bytes(len(range(start, size, prime)))
+            count += marks.count(1)
+        return count
+
+    return sieve
+
+
+def _small_primes(limit: int) -> list[int]:
+    return [n for n in range(2, limit + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--keep", metavar="DIRECTORY", help="keep the book here; by default it is thrown away")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep the book there (default: delete it)")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._demonstration import demonstrate  # noqa: PLC0415 - it tunes
-
-    demonstrate(options.keep, terminal)
+    keep = options.keep
+    with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="tunebook-demo-")
+        book = Path(keep).expanduser() if keep else Path(stack.enter_context(made))
+        terminal.line(f"How many primes are there below {LIMIT:,}?", "bold")
+        sieve = sieve_in(book)
+        terminal.lines(wrapped(_ABOUT, min(terminal.width, 90)))
+        terminal.line()
+        show = progress_for(True, "sieve", terminal.out)  # noqa: FBT003 - as users write it
+        tuned = tune(sieve, LIMIT, progress=show)
+        terminal.line()
+        _ranking(tuned, terminal)
+        terminal.line("\nsieve.explain(...) explains the choice:\n", "bold")
+        write(sieve.explain(LIMIT), terminal)
+        terminal.line("\nA second process makes the same call:", "bold")
+        terminal.out.flush()
+        second = [sys.executable, "-c", _SECOND, str(book)]
+        terminal.lines(subprocess.run(second, capture_output=True, text=True, check=True).stdout.splitlines())  # noqa: S603 - our own module
+        terminal.line()
+        if keep:
+            terminal.line(f"The book is kept in {book}. List it with:  tunebook ls --book {book}", "dim")
+        else:
+            terminal.line("The book of this demo was deleted; keep it with  tunebook demo --keep DIRECTORY", "dim")
     return DONE
 
 
-VERB = Verb(
-    "demo",
-    "tune a small kernel now, and show how",
-    "tunebook demo",
-    _arguments,
-    _run,
-    "Tune a sieve of Eratosthenes in plain Python, show what was tried and why one was chosen, and let a second "
-    "process find the answer. Takes a few seconds, needs nothing installed, and leaves your own book alone.",
-)
+def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
+    verdict = tuned.verdict
+    if verdict is None:
+        return
+    best_s = verdict.ranking[0].value_s
+    rows = []
+    for rank, ranked in enumerate(verdict.ranking, 1):
+        factor = ranked.value_s / best_s
+        config = readable(ranked.measurement.config)
+        notes = ["chosen"] if config == readable({**tuned.config}) else []
+        notes += [f"default, {factor:.1f} x"] if config == readable({**DEFAULT}) else []
+        bar = "━" * max(1, round(_BAR / factor))
+        if rank <= _SHOWN or notes:
+            shown = Cell(config, "bold" if notes else "")
+            rows.append((str(rank), seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
+    terminal.table(_COLUMNS, rows, "  ")
+
+
+def answer(book: str) -> None:
+    """Call the kernel in the second process."""
+    terminal = Terminal()
+    sieve = sieve_in(Path(book))
+    events: list[str] = []
+    sieve.selector.listen(lambda event, **data: events.append(f"{event} {data.get('level') or ''}".strip()))
+    started = time.perf_counter()
+    count = sieve(LIMIT)
+    took = seconds_text(time.perf_counter() - started)
+    again = time.perf_counter()
+    sieve(LIMIT)
+    later = seconds_text(time.perf_counter() - again)
+    found = "in the book, without tuning" if events[0] == "cache_hit persistent" else events[0]
+    terminal.lines([f"  {count:,} primes; the configuration was found {found}", f"  first call {took}, later {later}"])
+
+
+VERB = Verb("tunebook demo", _arguments, _run, __doc__)

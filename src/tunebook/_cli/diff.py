@@ -1,51 +1,50 @@
-"""`tunebook diff`: in what two books, or two entries, differ."""
+"""Compare two books by their configurations, or two entries field by field.
+
+"there" is the first book or entry, "here" the second. Exits with 1 if they differ.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tunebook._cli._filters import add_filters, add_json, book_of, existing_book, filters_of
+from tunebook._api.versions import versions_differ
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, find_one, key_text, plain, seconds_of
+from tunebook._cli._filters import FILTERS, add_options, book_of, existing_book, filters_of
 from tunebook._cli._terminal import TextColumn, clean
-from tunebook._cli._verb import DONE, NO, Verb
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._keys.call_key import explain_difference
+from tunebook._tuning.progress import seconds_text
+from tunebook.stores import problem_id
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Problem
     from tunebook._cli._filters import Filters
-    from tunebook._cli._terminal import Terminal
     from tunebook.stores import Store
 
 _COLUMNS: Final = (
     TextColumn("", style="bold"),
-    TextColumn("id", style="cyan"),
-    TextColumn("kernel", give=2, style="bold", keeps_end=True),
+    ID,
+    KERNEL,
     TextColumn("device", give=4, from_width=90),
     TextColumn("call", give=4, from_width=70),
     TextColumn("first", give=2),
     TextColumn("second", give=2),
 )
 _SHOWN: Final = 50
+# Kind, problem, and the record in each book.
+_Change: TypeAlias = "tuple[str, Problem, tuple[Record | None, Record | None]]"
 _MARKS: Final = {"removed": "-", "added": "+", "changed": "~"}
-
-
-class _Change(NamedTuple):
-    """A problem that two books do not agree on."""
-
-    kind: str
-    problem: Problem
-    first: Record | None
-    second: Record | None
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("first", metavar="BOOK_OR_ID", help="a book, or an entry of --book")
-    parser.add_argument("second", metavar="BOOK_OR_ID", nargs="?", help="the other; by default --book")
-    add_filters(parser)
-    add_json(parser)
+    parser.add_argument("second", metavar="BOOK_OR_ID", nargs="?", help="the other book or entry; default: --book")
+    add_options(parser, *FILTERS, "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
@@ -54,113 +53,74 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         return _entries(options, terminal)
     here = existing_book(first)
     there = book_of(options) if second is None else existing_book(second)
-    return _books(here, there, filters_of(options), terminal)
+    changes = list(_changes(here, there, filters_of(options)))
+    if terminal.json:
+        terminal.values(map(_as_json, changes))
+    elif not changes:
+        terminal.line("both have the same configurations", "green")
+    else:
+        _table(changes, terminal)
+    return NO if changes else DONE
 
 
 def _is_book(given: str) -> bool:
     return "://" in given or "/" in given or Path(given).suffix in {".json", ".db"} or Path(given).exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- books
-
-
-def _books(first: Store, second: Store, filters: Filters, terminal: Terminal) -> int:
-    changes = list(_changes(first, second, filters))
-    if terminal.json:
-        terminal.values(map(_as_json, changes))
-    elif not changes:
-        terminal.line("the same configurations in both", "green")
-    else:
-        _table(changes, terminal)
-    return NO if changes else DONE
-
-
 def _changes(first: Store, second: Store, filters: Filters) -> Iterator[_Change]:
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - stores are loaded when one is opened
-
-    ours = {listed.id: listed for listed in filters.pick(Catalogue(first))}
-    theirs = {listed.id: listed for listed in filters.pick(Catalogue(second))}
+    ours, theirs = ({e.id: e for e in filters.pick(Catalogue(store))} for store in (first, second))
     for identifier in sorted(ours.keys() | theirs.keys()):
         one, other = (side[identifier].record() if identifier in side else None for side in (ours, theirs))
         if one is None and other is not None:
-            yield _Change("added", other.problem, None, other)
+            yield "added", other.problem, (None, other)
         elif one is not None and other is None:
-            yield _Change("removed", one.problem, one, None)
+            yield "removed", one.problem, (one, None)
         elif one is not None and other is not None and one.head.config != other.head.config:
-            yield _Change("changed", one.problem, one, other)
+            yield "changed", one.problem, (one, other)
 
 
 def _table(changes: list[_Change], terminal: Terminal) -> None:
-    from tunebook._cli._entries import SHORT_ID, config_text, key_text  # noqa: PLC0415 - as above
-    from tunebook.stores import problem_id  # noqa: PLC0415 - as above
-
     rows = []
-    for change in changes[:_SHOWN]:
-        problem = change.problem
-        sides = ("" if record is None else config_text(record.head.config) for record in (change.first, change.second))
+    for kind, problem, records in changes[:_SHOWN]:
+        sides = ("" if record is None else config_text(record.head.config) for record in records)
         names = clean(problem.op), clean(problem.device), key_text(problem.call_key)
-        rows.append((_MARKS[change.kind], problem_id(problem)[:SHORT_ID], *names, *sides))
+        rows.append((_MARKS[kind], problem_id(problem)[:SHORT_ID], *names, *sides))
     terminal.table(_COLUMNS, rows)
     terminal.line()
-    counts = (f"{sum(change.kind == kind for change in changes):,} {kind}" for kind in _MARKS)
-    shown = f"; {_SHOWN} are shown, --json has all" if len(changes) > _SHOWN else ""
+    counts = (f"{sum(change[0] == kind for change in changes):,} {kind}" for kind in _MARKS)
+    shown = f"; only {_SHOWN} are shown, --json prints all" if len(changes) > _SHOWN else ""
     terminal.line(f"{', '.join(counts)}{shown}", "dim")
 
 
 def _as_json(change: _Change) -> dict[str, object]:
-    from tunebook._cli._entries import plain  # noqa: PLC0415 - as above
-    from tunebook.stores import problem_id  # noqa: PLC0415 - as above
-
-    problem = change.problem
-    sides = {
-        name: None if record is None else plain(record.head.config)
-        for name, record in (("first", change.first), ("second", change.second))
-    }
+    kind, problem, records = change
+    first, second = (None if record is None else plain(record.head.config) for record in records)
     named = {"id": problem_id(problem), "kernel": problem.op, "device": problem.device, "call_key": problem.call_key}
-    return {"change": change.kind, **named, **sides}
-
-
-# ------------------------------------------------------------------------------------------------------------ entries
+    return {"change": kind, **named, "first": first, "second": second}
 
 
 def _entries(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._entries import find_one  # noqa: PLC0415 - as above
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
-
-    catalogue, filters = Catalogue(book_of(options)), filters_of(options)
-    first, second = (find_one(catalogue, what, filters)[1] for what in (options.first, options.second))
+    catalogue = Catalogue(book_of(options))
+    first, second = (find_one(catalogue, options, word)[1] for word in (options.first, options.second))
     found = list(_differences(first, second))
     if terminal.json:
-        terminal.value([{"what": what, "difference": text} for what, text in found])
+        terminal.value([{"what": field, "difference": text} for field, text in found])
     elif found:
-        terminal.fields((what, clean(text)) for what, text in found)
+        terminal.fields((field, clean(text)) for field, text in found)
     else:
         terminal.line("the same", "green")
     return NO if found else DONE
 
 
 def _differences(first: Record, second: Record) -> Iterator[tuple[str, str]]:
-    """Yield in what two entries differ, the first being "there" and the second "here"."""
-    from tunebook._api.explain import versions_differ  # noqa: PLC0415 - as above
-    from tunebook._cli._entries import config_text, seconds_of  # noqa: PLC0415 - as above
-    from tunebook._keys.call_key import explain_difference  # noqa: PLC0415 - as above
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
+    """Yield each field in which two entries differ, with both values."""
     one, other = first.head, second.head
     pairs = [("kernel", one.problem.op, other.problem.op), ("device", one.problem.device, other.problem.device)]
     pairs += [("config", config_text(one.config), config_text(other.config)), ("origin", one.origin, other.origin)]
     times = ["not measured" if (s := seconds_of(r)) is None else seconds_text(s) for r in (first, second)]
-    yield from ((what, f"{a} there, {b} here") for what, a, b in [*pairs, ("time", *times)] if a != b)
+    yield from ((field, f"{a} there, {b} here") for field, a, b in [*pairs, ("time", *times)] if a != b)
     yield from (("call", line) for line in explain_difference(one.problem.call_key, other.problem.call_key))
     yield from (("version", line) for line in versions_differ(one.environment, other.environment))
 
 
-VERB = Verb(
-    "diff",
-    "compare two books, or two entries",
-    "tunebook diff other_book.json",
-    _arguments,
-    _run,
-    "Compare two books by the configurations in them, or two entries field by field: there is the first, here the "
-    "second. Exits with 1 if they differ.",
-)
+VERB = Verb("tunebook diff other_book.json", _arguments, _run, __doc__)

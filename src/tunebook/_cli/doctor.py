@@ -1,32 +1,70 @@
-"""`tunebook doctor`: whether everything is in order here."""
+"""Check that the book can be read and written and is safe to use, and check everything around it.
+
+Prints quarantined records, packs, leases, the shared book, settings, the accelerator, and the frameworks and devices of
+this machine. Imports no framework. Exits with 1 if something is wrong.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import os
+import platform
+import re
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from tunebook._cli._filters import add_book, add_json, open_book
+from tunebook._api.versions import installed_version
+from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
+from tunebook._base.environment_variables import (
+    accelerator_wanted,
+    mode,
+    pins_text,
+    remote_url,
+    settings_given,
+    signing_key,
+)
+from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
+from tunebook._cli._filters import Filters, add_options, age_text, open_book, size_text
 from tunebook._cli._terminal import clean, wrapped
-from tunebook._cli._verb import DONE, NO, Verb
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._hotpath.accelerator import find_pack
+from tunebook._selection.env_pins import parse_pins
+from tunebook._selection.single_flight import maker_of
+from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
+from tunebook.stores._files import distrust, drop_lock, opened_directory, take_lock, write_file
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
 
-    from tunebook._cli._checks import Finding
-    from tunebook._cli._terminal import Terminal
+    from tunebook.stores import Store
 
+_FRAMEWORKS: Final = ("numpy", "jax", "torch", "triton", "cupy", "numba", "pyopencl")
+_LEASE_S: Final = 60.0  # a live holder renews its lease every few seconds
+_LITTLE_BYTES: Final = 100 << 20
+_PING_S: Final = 3.0
 _MARKS: Final = {"good": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "bad": ("✗", "red bold")}
 _NAME: Final = 13
 
 
+class Finding(NamedTuple):
+    """The result of a check."""
+
+    level: Literal["good", "note", "warning", "bad"]
+    what: str
+    said: str
+    remedy: str = ""
+
+
 def _arguments(parser: ArgumentParser) -> None:
-    add_book(parser)
-    parser.add_argument("--full", action="store_true", help="read every record too, not only list them")
-    add_json(parser)
+    parser.add_argument("--full", action="store_true", help="also read every record")
+    add_options(parser, "book", "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._checks import examine  # noqa: PLC0415 - loads everything that can be looked at
-
     findings = list(examine(open_book(options.book), full=options.full))
     if terminal.json:
         terminal.value([finding._asdict() for finding in findings])
@@ -45,13 +83,179 @@ def _tell(finding: Finding, terminal: Terminal) -> None:
     terminal.lines(indent + line for line in rest)
 
 
-VERB = Verb(
-    "doctor",
-    "check the book, the settings and this machine",
-    "tunebook doctor",
-    _arguments,
-    _run,
-    "Check that the book can be read and written and is safe to use, what was set aside from it, packs, leases, the "
-    "shared book, settings, the accelerator, and what frameworks and devices are here. No framework is imported. Exits "
-    "with 1 if something is wrong.",
-)
+def examine(store: Store, *, full: bool) -> Iterator[Finding]:
+    """Yield the results of all checks, the most important first."""
+    front = store.layers[0] if isinstance(store, LayeredStore) else store
+    if isinstance(front, DirectoryStore):
+        yield from _directory(Path(front.where))
+    yield from _entries(store, full=full)
+    yield from _packs(store)
+    if isinstance(front, DirectoryStore):
+        yield from _quarantine(Path(front.where, "v1", "quarantine"))
+        yield from _leases(Path(front.where, "v1", "leases"))
+    yield from _settings()
+    yield from _shared()
+    yield from _machine()
+
+
+# ------------------------------------------------------------------------------------------------------------ the book
+
+
+def _directory(root: Path) -> Iterator[Finding]:
+    try:
+        unsafe = distrust(str(root))
+    except FileNotFoundError:
+        parent = next(path for path in root.parents if path.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield Finding("note", "book", f"{root} does not exist yet; the first tuning creates it")
+        else:
+            said = f"{root} does not exist, and {parent} is not writable"
+            yield Finding("bad", "book", said, "Set TUNEBOOK_HOME to a writable directory.")
+    except OSError as error:
+        remedy = "Take ownership with chown and chmod u+rwX, or set TUNEBOOK_HOME to another directory."
+        yield Finding("bad", "book", f"{root} cannot be read: {error.strerror}", remedy)
+    else:
+        if unsafe is not None:
+            yield Finding("bad", "book", unsafe.message)
+            return
+        owner = "owned by you" if root.stat().st_uid == os.geteuid() else "owned by root, which is trusted"
+        free = shutil.disk_usage(root).free
+        yield Finding("good" if free > _LITTLE_BYTES else "warning", "book", f"{root}, {owner}; {size_text(free)} free")
+        yield _writable(root)
+        yield _mount(root)
+
+
+def _writable(root: Path) -> Finding:
+    place = root / "v1" / "tmp"
+    try:
+        if place.is_dir():
+            trial = place / f"doctor-{os.urandom(8).hex()}"
+            write_file(trial, b"", sync=None)
+            trial.unlink()
+        elif not os.access(root, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        said = f"not writable: {error.strerror}. Programs keep their results in memory only."
+        return Finding("warning", "writing", said, f"Run chmod u+w {root}, or set TUNEBOOK_HOME.")
+    return Finding("good", "writing", "works")
+
+
+def _mount(root: Path) -> Finding:
+    try:
+        with opened_directory(root) as descriptor:
+            locked = take_lock(descriptor, 1)
+            if locked:
+                drop_lock(descriptor)
+        locks = "supports locks" if locked else "supports locks (in use right now)"
+    except OSError:
+        locks = "does not support locks, which the book does not need"
+    kept = not os.statvfs(root).f_flag & getattr(os, "ST_NOATIME", 0)
+    used = "keeps access times" if kept else "does not keep access times: an entry counts as used when it is written"
+    return Finding("good", "mount", f"{locks}; {used}")
+
+
+def _entries(store: Store, *, full: bool) -> Iterator[Finding]:
+    try:
+        listed = list(Filters().pick(Catalogue(store)))
+    except StoreError as error:
+        yield Finding("bad", "entries", str(error))
+        return
+    size = size_text(sum(entry.size_bytes for entry in listed))
+    kernels = len({entry.op for entry in listed})
+    yield Finding("good" if listed else "note", "entries", f"{len(listed):,} of {kernels:,} kernels, {size}")
+    if full:
+        broken = [entry for entry in listed if entry.record() is None]
+        names = ", ".join(entry.id for entry in broken[:3])
+        said = f"{len(broken):,} cannot be read: {names}. They count as not tuned." if broken else "all can be read"
+        yield Finding("warning" if broken else "good", "records", said)
+
+
+def _packs(store: Store) -> Iterator[Finding]:
+    layers = store.layers[1:] if isinstance(store, LayeredStore) else ()
+    packs = [layer for layer in layers if isinstance(layer, PackStore)]
+    if not packs:
+        yield Finding("note", "packs", "none in the book, and none from installed packages")
+    for pack in packs:
+        count = sum(1 for _ in pack.heads())
+        yield Finding("good" if count else "warning", "pack", f"{pack.where}: {count:,} entries")
+
+
+def _quarantine(place: Path) -> Iterator[Finding]:
+    kept = sorted(place.glob("*"))
+    if kept:
+        age = age_text(time.time() - kept[-1].stat().st_ctime)
+        said = f"{len(kept)} unreadable records, the last moved here {age} ago: {kept[-1].name}"
+        yield Finding("warning", "quarantine", said, f"Inspect them, then run: rm {place}/*")
+    else:
+        yield Finding("good", "quarantine", "empty")
+
+
+def _leases(place: Path) -> Iterator[Finding]:
+    live = stale = 0
+    for path in place.glob("*/*"):
+        with suppress(OSError):  # released since it was listed
+            maker, age_s = maker_of(path.read_bytes()), time.time() - path.stat().st_mtime
+            is_stale = age_s > _LEASE_S or (maker is not None and maker.is_gone())
+            live, stale = live + (not is_stale), stale + is_stale
+    said = f"{live} tunings in progress" if live else "no tuning in progress"
+    left = f"; {stale} left by dead processes, which the next tuning takes over" if stale else ""
+    yield Finding("note" if stale else "good", "leases", said + left)
+
+
+# -------------------------------------------------------------------------------------------- settings and the machine
+
+
+def _settings() -> Iterator[Finding]:
+    checks = {"MODE": mode, "PIN": lambda: parse_pins(pins_text()), "SIGNING_KEY": signing_key}
+    given = settings_given()
+    for name, value in given.items():
+        try:
+            checks.get(name.removeprefix("TUNEBOOK_"), lambda: None)()
+        except DefinitionError as error:
+            yield Finding("bad", "setting", str(error))
+        else:
+            yield Finding("good", "setting", f"{name}={_without_secrets(name, value)}")
+    if not given:
+        yield Finding("note", "settings", "no TUNEBOOK_* variable is set")
+
+
+def _without_secrets(name: str, value: str) -> str:
+    if name == "TUNEBOOK_SIGNING_KEY":
+        return value if value.startswith("@") else "(a secret)"
+    if name != "TUNEBOOK_REMOTE":
+        return value
+    parts = urlsplit(value)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _shared() -> Iterator[Finding]:
+    url = remote_url()
+    if url is None:
+        yield Finding("note", "shared book", "none; set TUNEBOOK_REMOTE to use one")
+        return
+    shown = _without_secrets("TUNEBOOK_REMOTE", url)
+    started = time.perf_counter()
+    try:
+        open_remote(url, timeout_s=_PING_S, key=None).ping()
+    except (StoreError, DefinitionError, MissingDependency) as error:
+        yield Finding("bad", "shared book", str(error))
+        return
+    yield Finding("good", "shared book", f"{shown} answers in {(time.perf_counter() - started) * 1000:.0f} ms")
+
+
+def _machine() -> Iterator[Finding]:
+    built = find_pack(layout=True) is not None
+    why = "in use" if built else "not built" if accelerator_wanted() else "switched off by TUNEBOOK_PURE"
+    yield Finding("good" if built else "note", "accelerator", why)
+    found = [f"{name} {version}" for name in _FRAMEWORKS if (version := installed_version(name)) is not None]
+    yield Finding("good", "frameworks", ", ".join([f"Python {platform.python_version()}", *found]))
+    yield Finding("good", "device", host_cpu())
+    driver = nvidia_driver().get("driver")
+    # NVIDIA's driver names its devices here; no framework is needed.
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for model in re.findall(r"^Model:\s*(.*?)\s*$", text, re.MULTILINE):
+            yield Finding("good", "device", f"gpu:{model}, driver {driver}")
+
+
+VERB = Verb("tunebook doctor", _arguments, _run, __doc__)

@@ -1,46 +1,41 @@
-"""`tunebook fit`: a heuristic learnt from the book."""
+"""Learn a heuristic from the tuned calls of a kernel on a device.
+
+The heuristic is a small decision tree over sizes, written as a Python function to use as the kernel's heuristic=.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._verb import DONE, UsageError, Verb
+from tunebook._cli._entries import find
+from tunebook._cli._filters import FILTERS, add_options, book_of, filters_of
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook.search._learned_heuristic import fit_book
+from tunebook.stores._files import writing
+from tunebook.stores._listing import Catalogue
 
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from tunebook._cli._terminal import Terminal
-
-
-# So much slower than the best on sizes that it has not seen, a heuristic is worse than most that people write.
+# A heuristic that is so much slower than the best on sizes it has not seen is worse than most that people write.
 _USELESS: Final = 0.5
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="KERNEL", help="a kernel's name, or a glob that means one kernel")
-    add_filters(parser)
-    parser.add_argument("--name", default="heuristic", help="what the function is called (default heuristic)")
-    parser.add_argument("--depth", metavar="N", type=int, default=4, help="questions asked at most (default 4)")
-    parser.add_argument("--output", metavar="FILE", help="write the function there, not to the terminal")
-    add_json(parser)
+    parser.add_argument("what", metavar="KERNEL", help="name of a kernel, or a glob that matches one kernel")
+    parser.add_argument("--name", default="heuristic", help="name of the function (default: heuristic)")
+    parser.add_argument("--depth", metavar="N", type=int, default=4, help="largest depth of the tree (default: 4)")
+    parser.add_argument("--output", metavar="FILE", help="write the function to a file, not to the terminal")
+    add_options(parser, *FILTERS, "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._entries import find  # noqa: PLC0415 - for what is found only
-    from tunebook.search._learned_heuristic import fit_book  # noqa: PLC0415 - as above
-    from tunebook.stores._files import writing  # noqa: PLC0415 - as above
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
-
-    meant = find(Catalogue(book_of(options)), options.what, filters_of(options))
-    found = meant.newest(meant.total)
+    named = find(Catalogue(book_of(options)), options.what, filters_of(options))
+    found = named.newest(named.total)
     kernels, devices = {listed.op for listed in found}, {listed.device for listed in found}
     if len(kernels) > 1:
-        raise UsageError(f"{options.what!r} means {len(kernels)} kernels: {', '.join(sorted(kernels))}; name one")
+        raise UsageError(f"{options.what!r} matches {len(kernels)} kernels: {', '.join(sorted(kernels))}; name one")
     if len(devices) > 1:
         listed = "".join(f"\n  {device}" for device in sorted(devices))
-        raise UsageError(f"what is fast on one device is not on another; say which with --device:{listed}")
+        raise UsageError(f"a heuristic is for one device; choose it with --device:{listed}")
     records = [record for entry in found if (record := entry.record()) is not None]
     learnt = fit_book(records, name=options.name, depth=options.depth)
     if options.output:
@@ -53,20 +48,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not options.output:
         terminal.lines(learnt.source.splitlines())
     if learnt.held_out > _USELESS:
-        terminal.note(f"too little to learn from: tune more sizes of {kernels.pop()} first")
+        terminal.note(f"too little data: tune more sizes of {kernels.pop()} first")
     terminal.note(
-        f"learnt from {learnt.problems} tuned calls: {learnt.regret:.1%} slower than the best on those, "
-        f"{learnt.held_out:.1%} on held-out ones"
+        f"learnt from {learnt.problems} tuned calls: {learnt.regret:.1%} slower than the best on these calls, "
+        f"{learnt.held_out:.1%} on held-out calls"
     )
     return DONE
 
 
-VERB = Verb(
-    "fit",
-    "learn a heuristic from what was tuned",
-    "tunebook fit scale",
-    _arguments,
-    _run,
-    "Learn a small decision tree over sizes from the tuned calls of one kernel on one device, and write it as a Python "
-    "function to ship as the kernel's heuristic=.",
-)
+VERB = Verb("tunebook fit scale", _arguments, _run, __doc__)

@@ -1,100 +1,69 @@
-"""`tunebook import`: entries from a file."""
+"""Merge the entries of a file into this book.
+
+The file is a bundle, a pack, a book or another tool's file. If TUNEBOOK_SIGNING_KEY is set, a bundle must be signed
+with that key.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._formats import add_format, guessed, read_file
-from tunebook._cli._verb import DONE, NO, UsageError, Verb
+from tunebook._api.versions import environment_here, versions_differ
+from tunebook._cli._filters import FILTERS, add_options, book_of, filters_of
+from tunebook._cli._formats import add_format, format_of, read_file
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli.merge import tell
+from tunebook.formats._bundle import merge_into
+from tunebook.formats._format import UNKNOWN_DEVICE
+from tunebook.stores._listing import measured_s
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
     from tunebook._base.record_format import Record
-    from tunebook._cli._filters import Filters
-    from tunebook._cli._terminal import Terminal
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a bundle, a pack, a book, or another tool's file")
-    add_filters(parser)
     add_format(parser)
-    parser.add_argument(
-        "--as-kernel", metavar="NAME", default="", help="the kernel, where another tool's file has none"
-    )
-    parser.add_argument("--as-device", metavar="NAME", default="", help="the device, as above")
-    parser.add_argument("--allow-unsigned", action="store_true", help="whoever made the bundle, take it")
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
-    add_json(parser)
+    parser.add_argument("--as-kernel", metavar="NAME", default="", help="the kernel, if the file does not name it")
+    parser.add_argument("--as-device", metavar="NAME", default="", help="the device, if the file does not name it")
+    parser.add_argument("--allow-unsigned", action="store_true", help="accept a bundle without a valid signature")
+    add_options(parser, *FILTERS, "dry-run", "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli.merge import tell  # noqa: PLC0415 - as above
-    from tunebook.formats._bundle import merge_into  # noqa: PLC0415 - hashing and compression are for this only
-
     path = Path(options.file).expanduser()
     if not path.exists():
-        raise UsageError(f"there is no file {path}")
+        raise UsageError(f"no file {path}")
     filters = filters_of(options)
-    found = read_file(
-        options.format or guessed(path),
-        path,
-        allow_unsigned=options.allow_unsigned,
-        op=options.as_kernel,
-        device=options.as_device,
-    )
-    records = [record for record in found if _is_meant(record, filters)]
+    name, unsigned = format_of(options.format, path), options.allow_unsigned
+    found = read_file(name, path, allow_unsigned=unsigned, op=options.as_kernel, device=options.as_device)
+    # The entries of a file were not written into a book yet: their age is the age of their measurements.
+    aged = (record for record in found if filters.takes_age(measured_s(record)))
+    records = [record for record in aged if filters.takes_kernel(record.problem.op, record.problem.device)]
     if not records:
-        terminal.note(f"nothing that fits in {path}")
+        terminal.note(f"no matching entry in {path}")
         return NO
     store = book_of(options)
-    merged = merge_into(store, records, dry_run=options.dry_run)
-    tell(merged, store.where, terminal, dry_run=options.dry_run)
+    tell(merge_into(store, records, dry_run=options.dry_run), store.where, terminal, dry_run=options.dry_run)
     if not terminal.json:
-        _nowhere(records, terminal)
-        _fitness(records, terminal)
+        _warn(records, terminal)
     return DONE
 
 
-def _is_meant(record: Record, filters: Filters) -> bool:
-    from tunebook.stores._listing import measured_s  # noqa: PLC0415 - as above
-
-    # Nothing of a file was written into a book yet: its entries are as old as what was measured.
-    return filters.takes_age(measured_s(record)) and filters.takes_kernel(record.problem.op, record.problem.device)
-
-
-def _nowhere(records: Sequence[Record], terminal: Terminal) -> None:
-    """Say which of them no program will ever ask for."""
-    from tunebook.formats._format import UNKNOWN_DEVICE  # noqa: PLC0415 - loaded by now
-
-    count = sum(record.problem.device == UNKNOWN_DEVICE for record in records)
-    if count:
-        told = "of no device, because the file names none: --as-device does, as `tunebook doctor` writes it"
-        terminal.line(f"  {count:,} {told}", "yellow")
+def _warn(records: Sequence[Record], terminal: Terminal) -> None:
+    """Print how many entries no program will use, and how many will be verified first."""
+    unnamed = sum(record.problem.device == UNKNOWN_DEVICE for record in records)
+    if unnamed:
+        why = "without a device, because the file does not name it: add --as-device, as printed by `tunebook doctor`"
+        terminal.line(f"  {unnamed:,} {why}", "yellow")
+    environments = [record.head.environment for record in records]
+    reasons = Counter(reason for there in environments for reason in versions_differ(there, environment_here(there)))
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        terminal.line(f"  {count:,} will be verified at their first call: {reason}", "dim")
 
 
-def _fitness(records: Sequence[Record], terminal: Terminal) -> None:
-    """Say which of them a program here can use at once."""
-    from tunebook._api.explain import versions_differ  # noqa: PLC0415 - as above
-    from tunebook._cli._environment import environment_here  # noqa: PLC0415 - as above
-
-    reasons: dict[str, int] = {}
-    for record in records:
-        for difference in versions_differ(record.head.environment, environment_here(record.head.environment)):
-            reasons[difference] = reasons.get(difference, 0) + 1
-    for difference, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
-        terminal.line(f"  {count:,} will be verified at their first call: {difference}", "dim")
-
-
-VERB = Verb(
-    "import",
-    "take entries from a file",
-    "tunebook import tuned.bundle.gz --dry-run",
-    _arguments,
-    _run,
-    "Take entries from a bundle, a pack, a book or another tool's file into this book, as `tunebook merge` does. With "
-    "TUNEBOOK_SIGNING_KEY set, only a bundle that is signed with it is taken.",
-)
+VERB = Verb("tunebook import tuned.bundle.gz --dry-run", _arguments, _run, __doc__)

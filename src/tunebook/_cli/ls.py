@@ -1,26 +1,29 @@
-"""`tunebook ls`: what is in the book."""
+"""List the entries of the book, the newest first.
+
+Exits with 1 if no entry matches.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._cli._filters import add_filters, add_json, age_text, book_of, filters_of
-from tunebook._cli._terminal import TextColumn, clean
-from tunebook._cli._verb import DONE, NO, Verb
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, key_text, plain, seconds_of
+from tunebook._cli._filters import FILTERS, add_options, age_text, book_of, filters_of
+from tunebook._cli._terminal import TextColumn, clean, count_text
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._tuning.progress import seconds_text
+from tunebook.stores._listing import Catalogue, newest
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from tunebook._cli._terminal import Terminal
     from tunebook.stores._listing import EntryGroup, Listed
 
 _SHOWN: Final = 30
-
 _COLUMNS: Final = (
-    TextColumn("id", style="cyan"),
-    TextColumn("kernel", give=3, style="bold", keeps_end=True),
+    ID,
+    KERNEL._replace(give=3),
     TextColumn("device", give=4, from_width=72),
     TextColumn("call", give=3, from_width=56),
     TextColumn("config", give=3, style="green"),
@@ -29,7 +32,7 @@ _COLUMNS: Final = (
     TextColumn("age", "right", from_width=50),
 )
 _SUMMARY: Final = (
-    TextColumn("kernel", give=1, style="bold", keeps_end=True),
+    KERNEL._replace(give=1),
     TextColumn("device", give=2),
     TextColumn("entries", "right"),
     TextColumn("changed", "right"),
@@ -37,15 +40,12 @@ _SUMMARY: Final = (
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    add_filters(parser)
-    parser.add_argument("--limit", metavar="N", type=int, help=f"show the N newest; 0 for all (default {_SHOWN})")
+    parser.add_argument("--limit", metavar="N", type=int, help=f"show the N newest; 0 for all (default: {_SHOWN})")
     parser.add_argument("--summary", action="store_true", help="one line per kernel and device")
-    add_json(parser)
+    add_options(parser, *FILTERS, "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook.stores._listing import Catalogue, newest  # noqa: PLC0415 - stores are loaded when one is opened
-
     store = book_of(options)
     filters = filters_of(options)
     groups = filters.groups(Catalogue(store))
@@ -53,35 +53,38 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if options.summary:
         _summary(groups, terminal)
     elif terminal.json:
-        _json(newest(groups, options.limit or total), terminal)
+        terminal.values(map(_as_json, newest(groups, options.limit or total)))
     elif groups:
         limit = _SHOWN if options.limit is None else options.limit or total
         _entries(newest(groups, limit), len({group.device for group in groups}), terminal)
         _foot(groups, limit, store.where, terminal)
     else:
-        what = "nothing that fits" if filters.any_given else "nothing is tuned yet"
-        terminal.note(f"{what} in {store.where}")
+        terminal.note(f"{'no matching entry' if filters.any_given else 'no entries yet'} in {store.where}")
     return DONE if groups else NO
 
 
-def _json(found: Sequence[Listed], terminal: Terminal) -> None:
-    from tunebook._cli._entries import as_json  # noqa: PLC0415 - as above
-
-    terminal.values(as_json(listed, listed.record()) for listed in found)
+def _as_json(listed: Listed) -> dict[str, Any]:
+    found = {"id": listed.id, "kernel": listed.op, "device": listed.device, "written": listed.written_s or None}
+    found |= {"bytes": listed.size_bytes, "where": listed.where}
+    if (record := listed.record()) is not None:
+        head = record.head
+        found |= {"call_key": head.problem.call_key, "config": plain(head.config), "origin": head.origin}
+        found |= {"environment": head.environment, "seconds": seconds_of(record)}
+    return found
 
 
 def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
-    from tunebook._cli._entries import SHORT_ID, row_of  # noqa: PLC0415 - as above
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
     now_s = time.time()
     rows = []
     for listed in found:
-        row = row_of(listed)
-        took = "" if row.seconds is None else seconds_text(row.seconds)
+        about = ("unreadable", "", "", "")
+        if (record := listed.record()) is not None:
+            seconds = seconds_of(record)
+            took = "" if seconds is None else seconds_text(seconds)
+            about = (key_text(record.problem.call_key), config_text(record.head.config), took, record.head.origin)
         age = age_text(now_s - listed.written_s) if listed.written_s else ""
-        rows.append((row.id[:SHORT_ID], row.kernel, row.device, row.key, row.config, took, row.origin, age))
-    # A device's name is long, and nearly every book is of one device: then the foot says which.
+        rows.append((listed.id[:SHORT_ID], clean(listed.op), clean(listed.device), *about, age))
+    # The name of a device is long, and nearly every book has only one: then the foot names it.
     kept = [i for i, column in enumerate(_COLUMNS) if devices > 1 or column.title != "device"]
     terminal.table([_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
@@ -89,13 +92,12 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
 def _foot(groups: Sequence[EntryGroup], limit: int, where: str, terminal: Terminal) -> None:
     kernels, devices = {group.op for group in groups}, {group.device for group in groups}
     count = sum(len(group.ids) for group in groups)
-    total = f"{_count(count, 'entry', 'entries')} of {_count(len(kernels), 'kernel', 'kernels')} on "
-    total += clean(min(devices)) if len(devices) == 1 else f"{len(devices):,} devices"
+    entries = f"{count_text(count, 'entry', 'entries')} of {count_text(len(kernels), 'kernel', 'kernels')}"
     terminal.line()
-    terminal.line(total, "dim")
+    terminal.line(f"{entries} on {clean(min(devices)) if len(devices) == 1 else f'{len(devices):,} devices'}", "dim")
     terminal.line(f"in {where}", "dim")
     if count > limit:
-        terminal.line(f"the {limit} newest are shown; --limit 0 shows all, --summary sums them up", "dim")
+        terminal.line(f"only the {limit} newest are shown: --limit 0 shows all, --summary counts them", "dim")
 
 
 def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
@@ -103,32 +105,14 @@ def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
     for group in groups:
         count, changed_s = counts.get((group.op, group.device), (0, 0.0))
         counts[group.op, group.device] = (count + len(group.ids), max(changed_s, group.changed_s))
-    listed = sorted(counts.items())
+    listed = [(*names, count, changed_s or None) for names, (count, changed_s) in sorted(counts.items())]
     if terminal.json:
-        terminal.values(
-            {"kernel": op, "device": device, "entries": count, "changed": changed_s or None}
-            for (op, device), (count, changed_s) in listed
-        )
+        names = ("kernel", "device", "entries", "changed")
+        terminal.values(dict(zip(names, row, strict=True)) for row in listed)
     elif listed:
-        now_s = time.time()
-        terminal.table(
-            _SUMMARY,
-            (
-                (clean(op), clean(device), f"{count:,}", f"{age_text(now_s - changed_s)} ago" if changed_s else "")
-                for (op, device), (count, changed_s) in listed
-            ),
-        )
+        ages = [f"{age_text(time.time() - changed_s)} ago" if changed_s else "" for *_, changed_s in listed]
+        rows = [(clean(op), clean(device), f"{n:,}", age) for (op, device, n, _), age in zip(listed, ages, strict=True)]
+        terminal.table(_SUMMARY, rows)
 
 
-def _count(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
-
-
-VERB = Verb(
-    "ls",
-    "list what is tuned",
-    "tunebook ls --kernel 'matmul*' --newer-than 30d",
-    _arguments,
-    _run,
-    "List the entries of the book, the newest first. Exits with 1 if there are none.",
-)
+VERB = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _arguments, _run, __doc__)

@@ -1,48 +1,64 @@
-"""`tunebook pin`: choose by hand."""
+"""Set the configuration of an entry to one of its candidates, by hand.
+
+Tuning, verifying and merging keep the choice until `tunebook unpin`; all measurements are kept too. For one run only,
+set TUNEBOOK_PIN instead.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from ast import literal_eval
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._verb import DONE, UsageError, Verb
+from tunebook._base.config_codec import encode, fingerprint_of
+from tunebook._base.errors import StoreError
+from tunebook._base.record_format import Record
+from tunebook._cli._entries import SHORT_ID, add_entry, config_text, find_one, plain
+from tunebook._cli._filters import add_options, book_of
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._selection.env_pins import fields_of, fits
+from tunebook._selection.single_flight import Lease, acquire
+from tunebook._selection.trusted_entries import body_of, verdict_of
+from tunebook.stores import problem_id
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator, Mapping
 
-    from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json
-    from tunebook._cli._terminal import Terminal
+    from tunebook._base.vocabulary import Json, Problem
+    from tunebook.stores import Store
+
+_WAIT_S: Final = 10.0  # for a process that tunes the problem right now
+_DECISION: Final = ("config", "origin", "checksum", "environment")
+# For a decision whose kernel is unknown here. It matches no kernel, so that the next call decides again from the stored
+# measurements, which costs nothing.
+_NO_CHECKSUM: Final = "unpinned"
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="ID_OR_KERNEL", help="the beginning of an id, or a kernel with one entry")
-    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="the configuration, as in block_m=64")
-    add_filters(parser)
-    parser.add_argument("--force", action="store_true", help="also if no such candidate was ever measured")
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
-    add_json(parser)
+    add_entry(parser)
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="the configuration, e.g. block_m=64")
+    parser.add_argument("--force", action="store_true", help="pin it even if this configuration was never measured")
+    add_options(parser, "dry-run", "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain  # noqa: PLC0415 - for what is found
-    from tunebook._cli._pinning import chosen, held, pinned  # noqa: PLC0415 - as above
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
-
     store = book_of(options)
-    listed, record = find_one(Catalogue(store), options.what, filters_of(options))
-    wanted = _values(options.values)
-    config = chosen(record, wanted, force=options.force)
+    listed, record = find_one(Catalogue(store), options)
+    config = choose(record, _values(options.values), force=options.force)
     if not options.dry_run:
-        with held(store, record.problem) as earlier:
-            store.put(pinned(earlier or record, config))
-    if terminal.json:
-        terminal.value({"id": listed.id, "pinned": plain(config), "was": plain(record.head.config)})
-        return DONE
-    does = "would pin" if options.dry_run else "pinned"
-    terminal.line(f"{does} {listed.op} {listed.id[:SHORT_ID]} to {config_text(config)}")
-    terminal.line(f"  it was {config_text(record.head.config)}, {record.head.origin}{_cost(record, config)}", "dim")
-    terminal.line(f"  back to it: tunebook unpin {listed.id[:SHORT_ID]}", "dim")
+        with lock_problem(store, record.problem) as earlier:
+            store.put(pin(earlier or record, config))
+    does, short = "would pin" if options.dry_run else "pinned", listed.id[:SHORT_ID]
+    terminal.result(
+        {"id": listed.id, "pinned": plain(config), "was": plain(record.head.config)},
+        f"{does} {listed.op} {short} to {config_text(config)}",
+        f"  before: {config_text(record.head.config)}, {record.head.origin}{_cost(record, config)}",
+        f"  undo with: tunebook unpin {short}",
+    )
     return DONE
 
 
@@ -51,29 +67,94 @@ def _values(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals and value):
-            raise UsageError(f"{word!r} is no value; write NAME=VALUE, as in block_m=64")
+            raise UsageError(f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64")
         wanted[name.strip()] = value.strip()
     return wanted
 
 
 def _cost(record: Record, config: Json) -> str:
-    """Say how much slower than the winner the pinned configuration was measured to be."""
-    from tunebook._selection.trusted_entries import verdict_of  # noqa: PLC0415 - as above
-
+    """Return how the pinned configuration compares with the winner, if both were measured."""
     verdict = verdict_of(record)
-    ranking = () if verdict is None else verdict.ranking
-    for ranked in ranking:
-        if ranked.measurement.config == config and verdict is not None:
-            return f"; the pinned one was measured at {ranked.value_s / verdict.winner.value_s:.2f} x of it"
-    return ""
+    times = {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
+    if verdict is None or (time_s := times.get(fingerprint_of(config))) is None:
+        return ""
+    return f"; the pinned configuration takes {time_s / verdict.winner.value_s:.2f} x the winner's time"
 
 
-VERB = Verb(
-    "pin",
-    "give an entry a configuration by hand",
-    "tunebook pin matmul block=64 --dry-run",
-    _arguments,
-    _run,
-    "Give an entry one of its candidates by hand. Tuning, verifying and merging leave it alone until it is unpinned; "
-    "what was measured is kept. For one run only, set TUNEBOOK_PIN instead.",
-)
+@contextmanager
+def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
+    """Prevent other processes from tuning a problem inside the block; yields the current record."""
+    # Nothing to look for: results of other processes do not end the wait.
+    lease: object = acquire(store.leases(), problem_id(problem), look=lambda: None, deadline_s=_WAIT_S)
+    if not isinstance(lease, Lease):
+        raise StoreError("busy", store.where, f"{problem.op} is being tuned by another process; try again later")
+    with lease:
+        yield store.get(problem)
+
+
+def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
+    """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
+    latest = {m.fingerprint: m for m in sorted(body_of(record).measurements, key=lambda m: m.when)}
+    # A candidate that failed would fail every call.
+    known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
+    fitting = [config for config in known.values() if fits(config, wanted)]
+    exact = [config for config in fitting if _is_whole(config, wanted)]
+    if len(exact or fitting) == 1:
+        return (exact or fitting)[0]
+    if fitting:
+        shown = "".join(f"\n  {config_text(config)}" for config in islice(fitting, 8))
+        raise UsageError(f"{len(fitting)} candidates have these values; give more values:{shown}")
+    if force or not latest:
+        return encode({name: _literal(value) for name, value in wanted.items()})
+    asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    shown = "".join(f"\n  {config_text(config)}" for config in islice(known.values(), 8))
+    more = f"\n  and {len(known) - 8} more" if len(known) > 8 else ""
+    raise UsageError(f"no working candidate has {asked}. Candidates:{shown}{more}\nUse --force to pin it anyway.")
+
+
+def _is_whole(config: Json, wanted: Mapping[str, str]) -> bool:
+    return len([value for value in fields_of(config).values() if not isinstance(value, dict)]) == len(wanted)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def pin(record: Record, config: Json) -> Record:
+    """Return a record with a pinned configuration, which holds for any code and version."""
+    head, body = record.head, body_of(record)
+    facts = dict(body.provenance)
+    if head.origin != "pinned" and head.decided:
+        facts["instead_of"] = {name: getattr(head, name) for name in _DECISION}
+    # Merging prefers the later of two pins by this time.
+    facts |= {"when": time.time(), "measured": facts.get("measured", facts.get("when"))}
+    new = replace(head, config=config, origin="pinned", checksum="", environment="")
+    return Record(new, replace(body, provenance=facts))
+
+
+def unpin(record: Record) -> Record | None:
+    """Return a record with the winner of its measurements, else with its decision before the pin, else None."""
+    head, body = record.head, body_of(record)
+    facts = dict(body.provenance)
+    before = facts.pop("instead_of", None)
+    earlier = before if isinstance(before, dict) else {}
+    measured = facts.pop("measured", None)
+    if measured is not None:
+        facts["when"] = measured
+    verdict = verdict_of(record)
+    if verdict is not None:
+        winner = verdict.winner.measurement
+        same = winner.config == earlier.get("config") and winner.environment == earlier.get("environment")
+        checksum = str(earlier.get("checksum")) if same else _NO_CHECKSUM
+        back = replace(head, config=winner.config, origin="tuned", checksum=checksum, environment=winner.environment)
+    elif "config" in earlier:
+        back = replace(head, **{name: earlier.get(name, "") for name in _DECISION})  # type: ignore[arg-type] # as pinned
+    else:
+        return None
+    return Record(back, replace(body, provenance=facts))
+
+
+VERB = Verb("tunebook pin matmul block=64 --dry-run", _arguments, _run, __doc__)

@@ -1,21 +1,24 @@
-"""`tunebook show`: all that one entry says."""
+"""Show one entry: its call, its configuration, its origin, and the result of each candidate."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._cli._filters import add_filters, add_json, book_of, filters_of, size_text
+from tunebook._api.versions import versions_of
+from tunebook._cli._entries import add_entry, config_text, find_newest
+from tunebook._cli._filters import add_options, book_of, size_text
 from tunebook._cli._terminal import TextColumn, clean
-from tunebook._cli._verb import DONE, Verb
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._keys.call_key import spell_out
+from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
+from tunebook._tuning.progress import seconds_text
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Measurement
-    from tunebook._cli._terminal import Terminal
     from tunebook.stores._listing import Listed
 
 _SHOWN: Final = 20
@@ -30,17 +33,14 @@ _COLUMNS: Final = (
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="ID_OR_KERNEL", help="the beginning of an id, as `tunebook ls` shows it")
-    add_filters(parser)
-    parser.add_argument("--limit", metavar="N", type=int, default=_SHOWN, help="show so many candidates; 0 for all")
-    add_json(parser)
+    add_entry(parser, "first digits of an id as printed by `tunebook ls`, or a kernel")
+    help_text = f"show N candidates; 0 for all (default: {_SHOWN})"
+    parser.add_argument("--limit", metavar="N", type=int, default=_SHOWN, help=help_text)
+    add_options(parser, "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._entries import find_newest  # noqa: PLC0415 - loads the codec, for what is found only
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
-
-    listed, record = find_newest(Catalogue(book_of(options)), options.what, filters_of(options), terminal)
+    listed, record = find_newest(Catalogue(book_of(options)), options, terminal)
     if terminal.json:
         head, body = record.to_fields()
         terminal.value({"id": listed.id, "where": listed.where, "head": head, "body": body})
@@ -51,38 +51,31 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _head(listed: Listed, record: Record, terminal: Terminal) -> None:
-    from tunebook._api.explain import versions_of  # noqa: PLC0415 - as above
-    from tunebook._cli._entries import config_text  # noqa: PLC0415 - as above
-    from tunebook._keys.call_key import spell_out  # noqa: PLC0415 - as above
-    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
-
     head, facts = record.head, dict(body_of(record).provenance)
     terminal.line(clean(head.problem.op), "bold")
     versions = ", ".join(f"{name} {version}" for name, version in versions_of(head.environment).items())
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
-    pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_made(facts)}")]
+    pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
     pairs += [("versions", versions or head.environment or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     pairs += [(name, str(value)) for name, value in facts.items()]
     terminal.fields(((name, clean(text)) for name, text in pairs), "  ")
 
 
-def _made(facts: dict[str, Any]) -> str:
-    """Say when, where and how a choice was made; what that uses is taken out of the facts."""
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
+def _tuning(facts: dict[str, Any]) -> str:
+    """Return when, where and how the decision was made; removes facts that are shown elsewhere."""
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
-    for said_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band"):
-        facts.pop(said_elsewhere, None)
+    for shown_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band"):
+        facts.pop(shown_elsewhere, None)
     if facts.get("objective") == "typical":
         del facts["objective"]
     verified = facts.pop("verified", None)
     again = _day(verified.get("when")) if isinstance(verified, dict) else ""
-    at = _day(when)
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
-    return f"{at}{on}" + (f"; {ran} measured{took}" if ran is not None else "") + (again and f"; verified{again}")
+    count = f"; {ran} measured{took}" if ran is not None else ""
+    return f"{_day(when)}{on}{count}{again and f'; verified{again}'}"
 
 
 def _day(when: object) -> str:
@@ -90,27 +83,19 @@ def _day(when: object) -> str:
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
-    from tunebook._selection.trusted_entries import body_of  # noqa: PLC0415 - as above
-
     rows = list(_rows(record))
     if not rows:
         return
     terminal.line()
     shown = rows if limit == 0 else rows[:limit]
     terminal.table(_COLUMNS, shown, "  ")
-    hidden = len(rows) - len(shown)
-    if hidden:
+    if hidden := len(rows) - len(shown):
         terminal.line(f"  and {hidden} more; --limit 0 shows all", "dim")
-    others = len(body_of(record).measurements) - len(rows)
-    if others:
-        terminal.line(f"  and {others} measured under other code or versions; --json has them", "dim")
+    if others := len(body_of(record).measurements) - len(rows):
+        terminal.line(f"  and {others} measured with other code or versions; --json prints them", "dim")
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
-    from tunebook._cli._entries import config_text  # noqa: PLC0415 - loaded by then
-    from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of  # noqa: PLC0415 - loaded by then
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
     verdict = verdict_of(record)
     ranking = () if verdict is None else verdict.ranking
     for rank, ranked in enumerate(ranking, 1):
@@ -122,19 +107,8 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config_text(m.config), ", ".join(notes)
     for m in measured_for_choice(body_of(record)):
         if m.failure is not None:
-            yield "", "failed", "", "", config_text(m.config), _failure(m)
+            said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
+            yield "", "failed", "", "", config_text(m.config), said
 
 
-def _failure(m: Measurement) -> str:
-    failure = m.failure
-    return "" if failure is None else clean(f"{failure.kind}: {failure.message}".splitlines()[0])
-
-
-VERB = Verb(
-    "show",
-    "show one entry with all its candidates",
-    "tunebook show matmul",
-    _arguments,
-    _run,
-    "Show one entry: its key, its configuration, where it comes from, and how each candidate did.",
-)
+VERB = Verb("tunebook show matmul", _arguments, _run, __doc__)

@@ -1,69 +1,52 @@
-"""`tunebook tune`: the calls of a recording, on this machine's devices or on a cluster."""
+"""Tune the calls of a recording on each device of this machine, or on a cluster.
+
+Skips calls that are tuned already, takes expensive calls first, and measures on made-up arrays. Workers import the
+modules that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where
+it stopped. Exits with 1 unless every call is tuned at the end.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._cli._filters import add_book, add_json, open_book
-from tunebook._cli._terminal import Cell, TextColumn, clean
-from tunebook._cli._verb import DONE, NO, UsageError, Verb
+from tunebook._base.errors import Unsupported
+from tunebook._cli._entries import key_text, results_table
+from tunebook._cli._filters import add_import, add_options, import_modules, open_book
+from tunebook._cli._terminal import clean
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._tuning.progress import seconds_text
+from tunebook.fleet import tune_recording
+from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
-    from tunebook._cli._terminal import Terminal
-    from tunebook.fleet import FarmReport, FarmResult, FarmStep
+    from tunebook.fleet import FarmResult, FarmStep
 
-_COLUMNS: Final = (
-    TextColumn("kernel", give=2, style="bold", keeps_end=True),
-    TextColumn("call", give=2, from_width=70),
-    TextColumn("result"),
-    TextColumn("took", align="right"),
-    TextColumn("", give=2),
-)
 _STYLES: Final = {"tuned": "green", "known": "dim", "new": "cyan", "failed": "red", "skipped": "yellow"}
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("recording", metavar="RECORDING", help="the calls, as Recording.save wrote them")
+    parser.add_argument("recording", metavar="RECORDING", help="a recording, written by Recording.save")
     parser.add_argument(
         "--over",
         metavar="WHERE",
         default="local",
-        help="local (the default: each GPU of this machine, and its processor), dask://host:port, ray://auto, "
+        help="local (default: each GPU of this machine, and its processor), dask://host:port, ray://auto, "
         "ray://host:port, or mpi",
     )
-    parser.add_argument("--budget", metavar="BUDGET", help="for all calls together, as in 10m or '500 trials'")
-    parser.add_argument("--kernel", metavar="GLOB", default="*", help="calls of these kernels, as in 'matmul*'")
-    parser.add_argument("--device", metavar="GLOB", default="*", help="calls recorded on such devices, as in h200")
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="workers import this first; only needed for kernels whose calls do not name the module that defines them",
-    )
-    parser.add_argument(
-        "--at-once",
-        metavar="N",
-        type=int,
-        default=1,
-        help="problems per device at a time; with 2, one compiles while the other measures",
-    )
-    parser.add_argument("--watch", action="store_true", help="say what happens, as it does")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be tuned")
-    add_book(parser)
-    add_json(parser)
+    parser.add_argument("--budget", metavar="BUDGET", help="limit for all calls together, e.g. 10m or '500 trials'")
+    parser.add_argument("--kernel", metavar="GLOB", default="*", help="only calls of matching kernels, e.g. 'matmul*'")
+    parser.add_argument("--device", metavar="GLOB", default="*", help="only calls recorded on these devices, e.g. h200")
+    add_import(parser, "module that workers import first; only for kernels whose calls do not name their module")
+    text = "problems per device at a time; with 2, one compiles while the other measures (default: 1)"
+    parser.add_argument("--at-once", metavar="N", type=int, default=1, help=text)
+    parser.add_argument("--watch", action="store_true", help="print progress while tuning")
+    add_options(parser, "dry-run", "book", "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._base.errors import Unsupported  # noqa: PLC0415 - as above
-    from tunebook._cli._modules import import_modules  # noqa: PLC0415 - only when it runs
-    from tunebook.fleet import tune_recording  # noqa: PLC0415 - as above
-
-    import_modules(())  # none, but the working directory: processes that are started here have this one's path
+    import_modules(())  # adds the working directory to the path, which workers inherit
     try:
         report = tune_recording(
             options.recording,
@@ -80,54 +63,31 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     except Unsupported as error:
         raise UsageError(str(error)) from None
     if not report.results:
-        terminal.note("no call of the recording fits")
+        terminal.note("no call of the recording matches")
         return NO
-    _tell(report, terminal)
+    if terminal.json:
+        terminal.value([_as_json(result) for result in report.results])
+    else:
+        results_table(((r.problem, r.status, r.seconds, r.detail) for r in report.results), _STYLES, terminal)
+        counts = ", ".join(f"{count} {status}" for status, count in report.counts.items())
+        terminal.line(f"{counts}, in {seconds_text(report.seconds)}", "dim")
     good = {"tuned", "known", "new"} if options.dry_run else {"tuned", "known"}
     return DONE if report.counts.keys() <= good else NO
 
 
 def _watch(terminal: Terminal) -> Callable[[FarmStep], None]:
-    from tunebook._cli._entries import key_text  # noqa: PLC0415 - as above
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
     def show(step: FarmStep) -> None:
         result = step.latest
         if result is not None:
             call = f"{result.problem.op} {key_text(result.problem.call_key)}"
-            took = seconds_text(result.seconds) if result.seconds else "at once"
-            said = f"{result.status} {call}, {took}{f': {result.detail}' if result.detail else ''}"
+            took = f", {seconds_text(result.seconds)}" if result.seconds else ""
+            said = f"{result.status} {call}{took}{f': {result.detail}' if result.detail else ''}"
             terminal.note(f"[{step.done}/{step.total}] {clean(said.partition(chr(10))[0])}")
 
     return show
 
 
-def _tell(report: FarmReport, terminal: Terminal) -> None:
-    if terminal.json:
-        terminal.value([_as_json(result) for result in report.results])
-        return
-    from tunebook._cli._entries import key_text  # noqa: PLC0415 - as above
-    from tunebook._tuning.progress import seconds_text  # noqa: PLC0415 - as above
-
-    rows = [
-        (
-            clean(result.problem.op),
-            key_text(result.problem.call_key),
-            Cell(result.status, _STYLES[result.status]),
-            seconds_text(result.seconds) if result.seconds else "",
-            clean(result.detail.partition("\n")[0]),
-        )
-        for result in report.results
-    ]
-    terminal.table(_COLUMNS, rows)
-    terminal.line()
-    counts = ", ".join(f"{count} {status}" for status, count in report.counts.items())
-    terminal.line(f"{counts}, in {seconds_text(report.seconds)}", "dim")
-
-
 def _as_json(result: FarmResult) -> dict[str, Any]:
-    from tunebook.stores import problem_id  # noqa: PLC0415 - as above
-
     return {
         "id": problem_id(result.tuned_as),
         "kernel": result.problem.op,
@@ -142,14 +102,4 @@ def _as_json(result: FarmResult) -> dict[str, Any]:
     }
 
 
-VERB = Verb(
-    "tune",
-    "tune the calls of a recording, here or on a cluster",
-    "tunebook tune calls.json --budget 10m --watch",
-    _arguments,
-    _run,
-    "Tune the calls of a recording that are not known yet, the most expensive first, on made-up arrays: on each device "
-    "of this machine, or on a cluster. Workers import the modules that the calls name. What is found is merged into "
-    "the book as it comes, so that a run that was interrupted goes on where it was. Exits with 1 unless every call is "
-    "tuned or known then.",
-)
+VERB = Verb("tunebook tune calls.json --budget 10m --watch", _arguments, _run, __doc__)

@@ -1,33 +1,37 @@
-"""`tunebook verify`: whether choices still hold."""
+"""Measure the finalists of entries again, and keep each choice that still wins or ties.
+
+Measures on made-up arrays. If a choice does not hold, all candidates are tuned again. Programs do the same on
+their own, at the first call after an update. Exits with 1 unless all choices hold.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._cli._filters import add_filters, add_json, book_of, filters_of
-from tunebook._cli._terminal import Cell, TextColumn, clean
-from tunebook._cli._verb import DONE, NO, UsageError, Verb
+from tunebook._api.function_kernel import FunctionKernel
+from tunebook._arrays.describe import ArraySpec, materialise
+from tunebook._base.errors import TunebookError, UnkeyableError
+from tunebook._cli._entries import results_table
+from tunebook._cli._filters import FILTERS, add_import, add_options, book_of, filters_of, import_modules
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._kernel.kernel import Invocation
+from tunebook._selection.recording import Recording, concrete, live_kernel
+from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
-    from tunebook._base.vocabulary import Problem
-    from tunebook._cli._terminal import Terminal
-    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._kernel.kernel import Kernel
     from tunebook._selection.selector import ConfigSelectorChain
 
-_COLUMNS: Final = (
-    TextColumn("id", style="cyan"),
-    TextColumn("kernel", give=2, style="bold", keeps_end=True),
-    TextColumn("call", give=2, from_width=70),
-    TextColumn("result"),
-    TextColumn("", give=2),
-)
+_STYLES: Final = {"holds": "green", "changed": "yellow", "failed": "red", "skipped": "dim"}
 
 
 class _LiveCall(NamedTuple):
-    """A call that can be run here, or the reason why not."""
+    """A call that can run here, or the reason why it cannot."""
 
     problem: Problem
     kernel: Kernel[Any, Any] | None = None
@@ -35,50 +39,27 @@ class _LiveCall(NamedTuple):
     reason: str = ""
 
 
-class _VerifyResult(NamedTuple):
-    """What became of it: "holds", "changed", "failed" or "skipped"."""
-
-    problem: Problem
-    status: str
-    detail: str
-
-
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="import this first: it defines the kernels; may be given several times",
-    )
-    parser.add_argument(
-        "--recording", metavar="FILE", help="the calls that Recording.save wrote, not those of the book"
-    )
-    parser.add_argument("--budget", metavar="BUDGET", help="for each call, as in 30s or '200 trials'")
-    add_filters(parser)
-    add_json(parser)
+    add_import(parser, "module that defines the kernels; may be given several times")
+    parser.add_argument("--recording", metavar="FILE", help="verify the calls of a recording, not of the book")
+    parser.add_argument("--budget", metavar="BUDGET", help="limit for each call, e.g. 30s or '200 trials'")
+    add_options(parser, *FILTERS, "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    from tunebook._cli._modules import import_modules  # noqa: PLC0415 - loads what the user's modules load
-
     if not options.modules:
-        raise UsageError("name the module that defines the kernels, as in --import mykernels")
+        raise UsageError("name the module that defines the kernels, e.g. --import mykernels")
     import_modules(options.modules)
-    calls = list(_recorded(options) if options.recording else _listed(options))
+    calls = list(_recorded_calls(options) if options.recording else _calls_of_book(options))
     if not calls:
-        terminal.note("nothing that fits")
+        terminal.note("no matching call")
         return NO
     results = [_verify(call, options.budget) for call in calls]
     _tell(results, terminal)
-    return DONE if all(result.status == "holds" for result in results) else NO
+    return DONE if all(status == "holds" for _, status, _ in results) else NO
 
 
-def _recorded(options: Namespace) -> Iterator[_LiveCall]:
-    from tunebook._kernel.kernel import Invocation  # noqa: PLC0415 - as above
-    from tunebook._selection.recording import Recording, concrete  # noqa: PLC0415 - as above
-
+def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
     filters = filters_of(options)
     for call in Recording.load(options.recording):
         problem, kernel = call.problem, call.kernel
@@ -94,91 +75,102 @@ def _recorded(options: Namespace) -> Iterator[_LiveCall]:
             yield _LiveCall(problem, kernel, inv)
 
 
-def _listed(options: Namespace) -> Iterator[_LiveCall]:
-    from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
-    from tunebook._cli._rebuild import rebuilt  # noqa: PLC0415 - as above
-    from tunebook._selection.recording import live_kernel  # noqa: PLC0415 - as above
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - as above
-
+def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
     store = book_of(options)
-    for listed in filters_of(options).pick(Catalogue(store)):
-        record = listed.record()
-        if record is None:
-            continue
-        problem, kernel = record.problem, live_kernel(listed.op)
+    for record in filters_of(options).records(store):
+        problem, kernel = record.problem, live_kernel(record.problem.op)
         if kernel is None:
-            yield _LiveCall(problem, reason="no module that was imported defines it")
-            continue
-        kept = _book_of_kernel(kernel)
-        if kept != store.where:
-            yield _LiveCall(
-                problem, reason=f"its kernel keeps what it finds in {kept}; set TUNEBOOK_HOME to {store.where}"
-            )
-            continue
-        try:
-            yield _LiveCall(problem, kernel, rebuilt(kernel, problem))
-        except TunebookError as error:
-            yield _LiveCall(problem, reason=str(error))
+            yield _LiveCall(problem, reason="no imported module defines it")
+        elif (own := _book_of(kernel)) != store.where:
+            yield _LiveCall(problem, reason=f"its kernel uses the book {own}; set TUNEBOOK_HOME to {store.where}")
+        else:
+            try:
+                yield _LiveCall(problem, kernel, rebuild_call(kernel, problem))
+            except TunebookError as error:
+                yield _LiveCall(problem, reason=str(error))
 
 
-def _book_of_kernel(kernel: Kernel[Any, Any]) -> str:
-    selector: ConfigSelectorChain[Any] | None = getattr(kernel, "selector", None)
-    persistent = None if selector is None else selector.persistent
-    return "memory" if persistent is None else persistent.store.where
+def _book_of(kernel: Kernel[Any, Any]) -> str:
+    persistent = getattr(_selector_of(kernel), "persistent", None)
+    return "memory" if persistent is None else str(persistent.store.where)
 
 
-def _verify(call: _LiveCall, budget: str | None) -> _VerifyResult:
-    from tunebook._base.errors import TunebookError  # noqa: PLC0415 - as above
+def _selector_of(kernel: Kernel[Any, Any]) -> ConfigSelectorChain[Any] | None:
+    return getattr(kernel, "selector", None)
 
+
+def _verify(call: _LiveCall, budget: str | None) -> tuple[Problem, str, str]:
+    """Return the problem with "holds", "changed", "failed" or "skipped", and the reason."""
     if call.kernel is None or call.inv is None:
-        return _VerifyResult(call.problem, "skipped", call.reason)
-    selector: ConfigSelectorChain[Any] | None = getattr(call.kernel, "selector", None)
+        return call.problem, "skipped", call.reason
+    selector = _selector_of(call.kernel)
     if selector is None:
-        return _VerifyResult(call.problem, "skipped", "it is run by an Executor of the program's own")
+        return call.problem, "skipped", "the program runs it with its own Executor"
     try:
         verified = selector.verify(call.inv, call.kernel, budget=budget)
     except TunebookError as error:
-        return _VerifyResult(call.problem, "failed", str(error))
-    status = "holds" if verified.held else "changed"
-    return _VerifyResult(call.problem, status, verified.reason)
+        return call.problem, "failed", str(error)
+    return call.problem, "holds" if verified.held else "changed", verified.reason
 
 
-def _tell(results: list[_VerifyResult], terminal: Terminal) -> None:
-    from tunebook._cli._entries import SHORT_ID, key_text  # noqa: PLC0415 - as above
-    from tunebook.stores import problem_id  # noqa: PLC0415 - as above
-
+def _tell(results: list[tuple[Problem, str, str]], terminal: Terminal) -> None:
     if terminal.json:
-        terminal.value(
-            [
-                {"id": problem_id(r.problem), "kernel": r.problem.op, "status": r.status, "detail": r.detail}
-                for r in results
-            ]
-        )
+        names = ("id", "kernel", "status", "detail")
+        rows = ((problem_id(problem), problem.op, status, detail) for problem, status, detail in results)
+        terminal.value([dict(zip(names, row, strict=True)) for row in rows])
         return
-    styles = {"holds": "green", "changed": "yellow", "failed": "red", "skipped": "dim"}
-    rows = [
-        (
-            problem_id(r.problem)[:SHORT_ID],
-            clean(r.problem.op),
-            key_text(r.problem.call_key),
-            Cell(r.status, styles[r.status]),
-            clean(r.detail.partition("\n")[0]),
-        )
-        for r in results
-    ]
-    terminal.table(_COLUMNS, rows)
-    counts = {status: sum(r.status == status for r in results) for status in styles}
-    terminal.line()
-    terminal.line(", ".join(f"{count} {status}" for status, count in counts.items() if count), "dim")
+    results_table(((problem, status, 0.0, detail) for problem, status, detail in results), _STYLES, terminal)
+    counts = Counter(status for _, status, _ in results)
+    terminal.line(", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status]), "dim")
 
 
-VERB = Verb(
-    "verify",
-    "measure again whether choices still hold",
-    "tunebook verify --import mykernels --kernel 'scale*'",
-    _arguments,
-    _run,
-    "Measure the finalists of entries again, on made-up arrays, and keep each choice that still wins or ties; "
-    "where one does not, everything is tuned. Programs do the same by themselves at the first call after an update. "
-    "Exits with 1 unless all hold.",
-)
+# ---------------------------------------------------------------------------------------------- a call from its key
+
+
+def rebuild_call(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, Any]:
+    """Return a call with exactly this problem; `UnkeyableError` says why it cannot be made from the key."""
+    if not isinstance(kernel, FunctionKernel):
+        raise UnkeyableError("only calls of tunable functions can be rebuilt from their key; use --recording")
+    try:
+        arguments = json.loads(problem.call_key)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UnkeyableError("the kernel's own key builder made its key; use --recording")
+    given = {name: _value(name, value) for name, value in arguments.items() if name in kernel.parameters}
+    try:
+        inv = kernel.invocation(kernel.arguments((), given))
+    except TypeError as error:
+        raise UnkeyableError(f"its key does not have all arguments ({error}); use --recording") from error
+    if kernel.problem(inv) != problem:
+        raise UnkeyableError("a call rebuilt from its key has another key here; use --recording")
+    return inv
+
+
+def _value(name: str, value: Json) -> Any:
+    match value:
+        case {"$array": [str(library), str(dtype), list(shape), str(layout), str(platform)]}:
+            sizes = tuple(_size(name, size) for size in shape)
+            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform))
+        case {"$tuple": list(items)}:
+            return tuple(_value(name, item) for item in items)
+        case {"$bucket": inner}:
+            return _value(name, inner)
+        case list():
+            return [_value(name, item) for item in value]
+        case dict():
+            raise UnkeyableError(f"its argument {name!r} cannot be rebuilt from the key; use --recording")
+        case _:
+            return value
+
+
+def _size(name: str, size: Json) -> int:
+    """Return a dimension. The name of a bucket, "~1024", is one of the sizes in it."""
+    if isinstance(size, str) and size[1:].isdigit():
+        return int(size[1:])
+    if isinstance(size, int):
+        return size
+    raise UnkeyableError(f"its argument {name!r} has a dimension {size!r} that is not a number; use --recording")
+
+
+VERB = Verb("tunebook verify --import mykernels --kernel 'scale*'", _arguments, _run, __doc__)

@@ -23,7 +23,7 @@ from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key
 from tunebook._keys.fast_key import fast_key_of
-from tunebook._statistics.objective import objective_name
+from tunebook._statistics.decide import objective_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

@@ -21,10 +21,7 @@ Cfg = TypeVar("Cfg")
 
 
 class Compiled(NamedTuple):
-    """What compiling took, and a digest of what it made; None if that is not known.
-
-    `on_disk` says that other processes find it too.
-    """
+    """The seconds of a build and the digest of its product, if known. All processes find a product `on_disk`."""
 
     seconds: float
     program: str | None
@@ -32,14 +29,14 @@ class Compiled(NamedTuple):
 
 
 class ProgramDigest(NamedTuple):
-    """Digests of what of a configuration is compiled in, and of what is set only when that is launched."""
+    """Digests of the compiled-in part of a configuration, and of the part that is set at launch."""
 
     compiled: str
     launched: str
 
 
 def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | None:
-    """Return which program a configuration needs; None if it cannot be told from others."""
+    """Return the digests of a configuration's program; None if the configuration cannot be encoded."""
     fields = config if isinstance(config, Mapping) else {"": config}
     try:
         encoded = {name: encode(value) for name, value in fields.items()}
@@ -51,9 +48,9 @@ def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | N
 
 
 class Compiling(Generic[Cfg]):
-    """Compiles candidates, which have names, in the order in which they are asked for.
+    """Compiles named candidates in threads, in the order of the requests.
 
-    Those that differ only on the axes that are set at launch are compiled once, and an error is theirs together.
+    Candidates that differ only on the axes set at launch are compiled once, and share an error.
     """
 
     def __init__(
@@ -74,37 +71,40 @@ class Compiling(Generic[Cfg]):
         self._held = False
 
     def start(self, names: Sequence[str]) -> None:
-        """Compile these, after those that were started before."""
+        """Compile candidates, after all that were started before."""
         for name in names:
-            if name not in self._futures:
-                self._futures[name] = self._submitted(name)
-
-    def _submitted(self, name: str) -> Future[Compiled]:
-        if self._launch_axes and (program := self._program(name)) is not None:
+            if name in self._futures:
+                continue
+            program = self._program(name)
+            if program is None:
+                self._futures[name] = self._pool.submit(self._compile, name)
+                continue
             if program.compiled not in self._programs:
                 self._programs[program.compiled] = name, self._pool.submit(self._compile, name)
-            return self._programs[program.compiled][1]
-        return self._pool.submit(self._compile, name)
+            self._futures[name] = self._programs[program.compiled][1]
 
     def _program(self, name: str) -> ProgramDigest | None:
-        return program_of(self._candidates[name], self._launch_axes)
+        return program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
 
     def result(self, name: str, timeout_s: float | None) -> Compiled | Exception | None:
-        """Return what came of a candidate that was started, or None if that is not known in time."""
+        """Return the outcome of a started build, or None if it takes longer than the timeout."""
         future = self._futures[name]
         try:
             error = future.exception(timeout_s)
-        except TimeoutError:  # which is what concurrent.futures raises
+        except TimeoutError:  # of concurrent.futures
             return None
         if error is None:
-            return self._as_its_own(name, future.result())
+            return self._share(name, future.result())
         if not isinstance(error, Exception):
             raise error
         return error
 
-    def _as_its_own(self, name: str, compiled: Compiled) -> Compiled:
-        """Return what was made, as that of one who shares it: told apart by how it is launched, and compiled by one."""
-        program = self._program(name) if self._launch_axes else None
+    def _share(self, name: str, compiled: Compiled) -> Compiled:
+        """Return the shared build for a candidate, with the launch parameters in its digest.
+
+        Only the candidate that triggered the build is charged the time.
+        """
+        program = self._program(name)
         if program is None or program.compiled not in self._programs:
             return compiled
         seconds = compiled.seconds if self._programs[program.compiled][0] == name else 0.0
@@ -112,14 +112,14 @@ class Compiling(Generic[Cfg]):
         return compiled._replace(seconds=seconds, program=digest)
 
     def close(self) -> None:
-        """Finish what is being compiled, and drop the rest."""
+        """Finish the running builds, and drop the rest."""
         self._pool.shutdown(cancel_futures=True)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Compile nothing inside the block, which waits for what is being compiled.
+        """Wait for the running builds, and start none inside the block.
 
-        For forks: what a thread has locked at that moment is locked for ever in the child.
+        For forks: a lock that a thread holds at that moment stays locked for ever in the child.
         """
         with self._changed:
             self._held = True
@@ -138,15 +138,11 @@ class Compiling(Generic[Cfg]):
         try:
             start = self._clock_s()
             made = self._compile_one(self._candidates[name])
-            return Compiled(self._clock_s() - start, _digest(made), isinstance(made, Path))
+            seconds = self._clock_s() - start
+            content = made.read_bytes() if isinstance(made, Path) else made
+            digest = blake2b(content, digest_size=16).hexdigest() if isinstance(content, bytes) else None
+            return Compiled(seconds, digest, isinstance(made, Path))
         finally:
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
-
-
-def _digest(made: object) -> str | None:
-    if not isinstance(made, (Path, bytes)):
-        return None
-    content = made if isinstance(made, bytes) else made.read_bytes()
-    return blake2b(content, digest_size=16).hexdigest()

@@ -1,13 +1,14 @@
 """One process at a time measures on a physical device of this host; others wait for their turn, but not for ever.
 
-A lock is a byte of a file, locked by `fcntl`. On one host that is sound, unlike for leases (see `_pending`), which
-reach over hosts and mounts: the kernel lets go of it when the process ends, however it ends, and a forked child does
-not have it, so that no worker that outlives its parent holds up the others. The files are in a directory of the user's
-own on this host, because a home directory may be on a mount without working locks, and because another host's GPU is
-another GPU. Who is in another container, or another user, is not seen here; probes on the ground may see their work.
+A lock is a byte of a file, locked by `fcntl`. On one host that is sound, unlike for leases (see `single_flight`),
+which span hosts and mounts: the kernel releases the lock when the process ends, however it ends, and a forked child
+does not inherit it, so a worker that outlives its parent does not block the others. The files are in a directory of
+the user's on this host, because a home directory may be on a mount without working locks, and another host's GPU is
+another GPU. Processes in other containers or of other users are not seen here; the probes of `disturbance` may see
+their work.
 
-The lock is held while candidates run, not while they compile. Whoever waits longer than is allowed measures all the
-same, and both say that the ground was shared. So nothing waits for ever, not even two processes of which one has this
+The lock is held while candidates run, not while they compile. A process that has waited as long as allowed measures
+all the same, and both report a disturbance. So no process waits for ever, not even two processes of which one has this
 lock and the other a lease that it needs.
 """
 
@@ -33,19 +34,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _POLL_S: Final = (0.002, 0.02)  # first and longest wait between two looks
-# Two bytes of the file: whoever waits for the device holds the turn. Without it, a process that tunes one problem
-# after another would have the device again before anybody else has looked.
+# Two bytes of the file: the next process in line holds the turn. Without it, a process that tunes one problem after
+# another would have the device again before a waiting process looks.
 _TURN: Final = 0
 _DEVICE: Final = 1
-_MARK: Final = (8, 16)  # bytes of the file, from which byte: who measures without the lock writes something there
+_MARK: Final = (8, 16)  # length and offset of the bytes that a process measuring without the lock changes
 
-# For the threads of this process: file locks are a process's. Emptied in a forked child, which holds nothing.
+# For the threads of this process: file locks belong to the process. Emptied in a forked child, which holds no lock.
 _mutexes: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_mutexes.clear)
 
 
 class _Hold:
-    """That devices are held; calls from within do not wait for themselves."""
+    """Marks devices as held in this context, so that nested tunings do not wait for themselves."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names: Final = frozenset(names)
@@ -56,7 +57,7 @@ _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("tunebook_devices", default=(
 
 
 class _DeviceClaim(NamedTuple):
-    """A device that this process holds: the file, the last intruder's mark in it, and the mutex among its threads."""
+    """A device held by this process: the file, the last intruder's mark in it, and the mutex among its threads."""
 
     name: str
     descriptor: int
@@ -65,18 +66,18 @@ class _DeviceClaim(NamedTuple):
 
     @property
     def intruded(self) -> bool:
-        """Whether somebody measures all the same."""
+        """Whether another process has measured without the lock since."""
         return os.pread(self.descriptor, *_MARK) != self.mark
 
     def release(self) -> None:
-        """Let go; nothing in a forked child that has come back from its parent's work."""
+        """Release the device; does nothing in a forked child, which holds no lock."""
         if _mutexes.get(self.name) is self.mutex:
-            os.close(self.descriptor)  # and with it the lock: it is a process's, and this was its only descriptor
+            os.close(self.descriptor)  # and with it the lock: this was the only descriptor of the process
             self.mutex.release()
 
 
 class DeviceTurn:
-    """Takes turns on devices. Also a probe of the ground: it says whether the last turn was shared."""
+    """Takes turns on devices. Also a probe: it reports other processes that measured during the last turn."""
 
     def __init__(
         self,
@@ -87,8 +88,8 @@ class DeviceTurn:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`root` is where the locks are, for tests."""
-        # In one order for everybody: two processes with two devices each must not wait for one another.
+        """`root` is the directory of the locks, for tests."""
+        # Sorted: two processes with two devices each must not wait for each other.
         self._names, self._wait_s, self._root = sorted(set(names)), wait_s, root
         self._clock_s, self._sleep = clock_s, sleep
         self._shared: list[str] = []
@@ -96,7 +97,7 @@ class DeviceTurn:
 
     @contextmanager
     def taken(self, at_most_s: float) -> Iterator[None]:
-        """Have the devices inside the block; waits for at most `at_most_s`, or less if that is the limit."""
+        """Hold the devices inside the block, after a wait of at most `at_most_s` and the turn's own limit."""
         held = {name for hold in _holds.get() if not hold.over for name in hold.names}
         wanted = [name for name in self._names if name not in held]
         if not wanted:
@@ -117,10 +118,10 @@ class DeviceTurn:
                 self._claims.clear()
 
     def start(self) -> None:
-        """Do nothing: what counts is the turn, which has begun before."""
+        """Do nothing: the turn has begun before."""
 
     def disturbances(self) -> Iterable[str]:
-        """Say who measures at the same time; asked within the turn."""
+        """Report processes that measured at the same time; to be called within the turn."""
         intruded = [f"another process measured on {claim.name} meanwhile" for claim in self._claims if claim.intruded]
         return (*self._shared, *intruded)
 
@@ -131,17 +132,17 @@ class DeviceTurn:
             return
         with ExitStack() as unless_claimed:
             unless_claimed.callback(mutex.release)
-            claim = self._locked(name, deadline_s, mutex)
+            claim = self._lock(name, deadline_s, mutex)
             if claim is not None:
                 unless_claimed.pop_all()
                 claims.callback(claim.release)
                 self._claims.append(claim)
 
-    def _locked(self, name: str, deadline_s: float, mutex: threading.Lock) -> _DeviceClaim | None:
-        """Return the claim; None if the time was up, or there can be no locks."""
+    def _lock(self, name: str, deadline_s: float, mutex: threading.Lock) -> _DeviceClaim | None:
+        """Return the claim; None if the time was up, or locks do not work."""
         root = self._root or lock_root()
         try:
-            descriptor = _opened(root, name)
+            descriptor = _open(root, name)
         except OSError as error:
             message = f"processes that tune at the same time cannot wait for each other: {error}. See TUNEBOOK_LOCKS."
             warn_once("device-lock", str(root), message)
@@ -150,25 +151,31 @@ class DeviceTurn:
             unless_locked.callback(os.close, descriptor)
             if self._wait(descriptor, _TURN, deadline_s) and self._wait(descriptor, _DEVICE, deadline_s):
                 fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _TURN)
-                claim = _DeviceClaim(name, descriptor, _signed(descriptor), mutex)
+                # In place: ext4 flushes a truncated and rewritten file to the disk at its close, which takes 1.6 ms.
+                os.pwrite(descriptor, b"%-15d\n" % os.getpid(), 0)
+                claim = _DeviceClaim(name, descriptor, os.pread(descriptor, *_MARK), mutex)
                 unless_locked.pop_all()
                 return claim
-            self._shared.append(_intruded(descriptor, name))
+            self._shared.append(_intrude(descriptor, name))
         return None
 
     def _wait(self, descriptor: int, byte: int, deadline_s: float) -> bool:
         wait_s, longest_s = _POLL_S
-        while not _try_lock(descriptor, byte):
-            left_s = deadline_s - self._clock_s()
-            if left_s <= 0:
-                return False
-            self._sleep(min(wait_s, left_s))
-            wait_s = min(2 * wait_s, longest_s)
-        return True
+        while True:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except (BlockingIOError, PermissionError):  # POSIX allows either
+                left_s = deadline_s - self._clock_s()
+                if left_s <= 0:
+                    return False
+                self._sleep(min(wait_s, left_s))
+                wait_s = min(2 * wait_s, longest_s)
+            else:
+                return True
 
 
-def _opened(root: Path, name: str) -> int:
-    """Open the file of a device, in a directory that nobody else can write to."""
+def _open(root: Path, name: str) -> int:
+    """Open the file of a device, in a directory that only this user can write to."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -181,23 +188,8 @@ def _opened(root: Path, name: str) -> int:
         os.close(directory)
 
 
-def _try_lock(descriptor: int, byte: int) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except (BlockingIOError, PermissionError):  # which of them, POSIX leaves open
-        return False
-    return True
-
-
-def _signed(descriptor: int) -> bytes:
-    """Say in the file who holds the device, and return the mark of the last intruder: the next makes another."""
-    # Over what is there: a file that is cut and written anew, ext4 writes to the disk when it is closed, for 1.6 ms.
-    os.pwrite(descriptor, b"%-15d\n" % os.getpid(), 0)
-    return os.pread(descriptor, *_MARK)
-
-
-def _intruded(descriptor: int, name: str) -> str:
-    """Leave a mark for the holder, and say who that is."""
+def _intrude(descriptor: int, name: str) -> str:
+    """Leave a mark for the holder, and return a message that names it."""
     holder = os.pread(descriptor, 15, 0).decode("ascii", "replace").strip()
     os.pwrite(descriptor, os.urandom(_MARK[0]), _MARK[1])
     return f"process {holder} measured on {name} at the same time, and was not waited for any longer"
@@ -206,15 +198,11 @@ def _intruded(descriptor: int, name: str) -> str:
 # -------------------------------------------------------------------------------------------------- which device it is
 
 
-def turn_for(arguments: object, platform: str, ordinal: int | None, wait_s: float) -> DeviceTurn:
-    """Return what takes turns on the devices of some arguments; `ordinal` is that of a GPU if they do not say."""
-    return DeviceTurn(physical_devices(arguments, platform, ordinal), wait_s)
-
-
 def physical_devices(arguments: object, platform: str, ordinal: int | None = None) -> tuple[str, ...]:
-    """Return the names of the devices that calls with some arguments run on, equal in all processes of a host.
+    """Return the names of the devices that calls with some arguments run on; all processes of a host use the same.
 
-    The host's processor is one device, "cpu": kernels on it use the caches and the memory bus of all of its cores.
+    `ordinal` is the number of a GPU, if the arguments do not tell. The host's processor is one device, "cpu": kernels
+    on it share the caches and the memory bus of all cores.
     """
     if platform == "cpu":
         return ("cpu",)
@@ -231,29 +219,27 @@ def _name_of(device: Any) -> str:
         ordinal = getattr(device, attribute, None) if ordinal is None else ordinal
     if isinstance(ordinal, int):
         return physical_name(kind, ordinal)
-    # OpenCL's devices have no number. Two of one model wait for each other, which costs time and spoils nothing.
+    # OpenCL's devices have no number. Two equal models wait for each other, which only costs time.
     text = getattr(device, "name", None) or str(device)
     return f"{kind}-{blake2b(str(text).encode(), digest_size=8).hexdigest()}"
 
 
 @cache
 def physical_name(platform: str, ordinal: int) -> str:
-    """Return the name of the device that a process knows by a number, which may be another one in another process."""
+    """Return the host-wide name of a device by its number in this process; other processes may number it otherwise."""
     uuid = cuda_uuid(ordinal) if platform == "gpu" else None
     return f"{platform}-{ordinal}" if uuid is None else f"{platform}-{uuid}"
 
 
 def cuda_uuid(ordinal: int, library: str = "libcuda.so.1") -> str | None:
-    """Return the id of an NVIDIA GPU by its number in this process; None without a driver.
+    """Return the UUID of an NVIDIA GPU by its number in this process, as 32 digits; None without a driver.
 
-    From the driver itself, because it counts the devices as frameworks do: those in CUDA_VISIBLE_DEVICES, in its order.
-    A slice of a GPU (MIG) has an id of its own, and its own ground.
+    From the driver itself, because it numbers devices as frameworks do: in the order of CUDA_VISIBLE_DEVICES. A slice
+    of a GPU (MIG) has a UUID too, and counts as a device.
     """
-    driver = _driver(library)
+    ctypes, driver = _driver(library)
     if driver is None:
         return None
-    import ctypes  # noqa: PLC0415 - loaded by then
-
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetUuid_v2(uuid, device):
         return None
@@ -261,12 +247,10 @@ def cuda_uuid(ordinal: int, library: str = "libcuda.so.1") -> str | None:
 
 
 def cuda_names(library: str = "libcuda.so.1") -> tuple[str, ...]:
-    """Return the names of the NVIDIA GPUs that this process may use, as frameworks give them; none without a driver."""
-    driver = _driver(library)
+    """Return the names of the NVIDIA GPUs that this process may use, as frameworks give them; () without a driver."""
+    ctypes, driver = _driver(library)
     if driver is None:
         return ()
-    import ctypes  # noqa: PLC0415 - loaded by then
-
     count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     driver.cuDeviceGetCount(ctypes.byref(count))
     return tuple(
@@ -277,12 +261,13 @@ def cuda_names(library: str = "libcuda.so.1") -> tuple[str, ...]:
 
 
 @cache
-def _driver(library: str) -> Any:
-    import ctypes  # noqa: PLC0415 - 2 ms, for those alone who measure on a GPU
+def _driver(library: str) -> tuple[Any, Any]:
+    """Return `ctypes`, and CUDA's driver if it is usable."""
+    import ctypes  # noqa: PLC0415 - loaded late: 2 ms
 
     try:
         driver = ctypes.CDLL(library)
         ready = driver.cuInit(0) == 0 and driver.cuDeviceGetUuid_v2 is not None
     except (OSError, AttributeError):  # no driver, or one from before 11.4
-        return None
-    return driver if ready else None
+        return ctypes, None
+    return ctypes, driver if ready else None

@@ -1,7 +1,7 @@
-"""Whether the ground was quiet while candidates were measured, as far as that can be seen.
+"""Finds disturbances of a measurement, as far as they can be seen.
 
-Three things are looked at: how much of the CPU others used meanwhile, what a GPU's driver says, and whether the
-finalists' own samples moved. What cannot be read (no /proc, no NVML, a race of a few milliseconds) is not judged.
+There are three signs: how much of the CPU other processes used, the reports of a GPU's driver, and a drift of the
+finalists' own samples. A sign that cannot be read (no /proc, no NVML, a race of a few milliseconds) counts as quiet.
 """
 
 from __future__ import annotations
@@ -9,59 +9,61 @@ from __future__ import annotations
 import math
 import os
 import time
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from tunebook._statistics.objective import median_s
+from tunebook._statistics.race import median_s, standard_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-# Others may use this part of the CPUs that we may use. Of two cores, one busy neighbour uses half.
+# Other processes may use this fraction of the CPUs that we may use. Of two cores, one busy neighbour uses half.
 OTHERS_PART: Final = 0.25
-# So much of the time the thread that runs the candidates may stand in line for a CPU. With a load of 3 on two cores,
-# it did so for 60 % of it.
+# The thread that runs the candidates may wait for a CPU for this fraction of the time. With a load of 3 on two cores,
+# it waited for 60 %.
 WAITED_PART: Final = 0.05
-SHORTEST_WAIT_S: Final = 0.02  # in which one turn of somebody else's, of a few ms, is not much yet
-# A hypervisor that takes this part stops us in the middle of runs.
+SHORTEST_WAIT_S: Final = 0.02  # in a shorter time, one turn of another process, of a few ms, is a large fraction
+# A hypervisor that takes this fraction stops us in the middle of runs.
 STOLEN_PART: Final = 0.02
 # The kernel counts CPU time in steps of 10 ms; a shorter race cannot be judged by it.
 SHORTEST_S: Final = 0.2
 # How far the level of the samples may move from the first third of a race to the last. A machine that warms up
-# evenly by 5 % moves it by 3 %, and the turns that candidates take deal with that.
+# evenly by 5 % moves it by 3 %, and sampling in turn evens that out.
 DRIFT: Final = 0.05
-# How many standard errors of a move may be chance.
+# A move of up to this many standard errors may be chance.
 _SURE: Final = 2.0
 _FEWEST_SAMPLES: Final = 12
 
 _NVML_THERMAL: Final = 0x20 | 0x40  # software and hardware slow-down for heat
 _NVML_SLOWED: Final = 0x08 | 0x80  # hardware slow-down for other reasons, and the power brake
+_UUID_DIGITS: Final = 32
 
 
 class Disturbances(NamedTuple):
-    """What disturbed a measurement, in words; nothing if nothing was seen."""
+    """The disturbances of a measurement, in words; empty if none was seen."""
 
     reasons: tuple[str, ...] = ()
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing was seen."""
+        """Whether no disturbance was seen."""
         return not self.reasons
 
 
 class Probe(Protocol):
-    """Looks at one part of the machine. Neither method may raise for what it cannot read."""
+    """Watches one part of the machine. Neither method may raise if something cannot be read."""
 
     def start(self) -> None:
-        """Begin to look; again, to begin anew."""
+        """Start to watch; a second start begins again."""
 
     def disturbances(self) -> Iterable[str]:
-        """Say what disturbed since the start, for a person to read."""
+        """Return the disturbances since the start, in words."""
 
 
 class DisturbanceWatch:
-    """Looks at the ground from when it is made until it is asked; asked again later, it tells about all of the time."""
+    """Watches the machine from its creation on; every question covers the whole time since."""
 
     def __init__(self, probes: Iterable[Probe]) -> None:
         self._probes = tuple(probes)
@@ -69,7 +71,7 @@ class DisturbanceWatch:
             probe.start()
 
     def disturbances(self, finalists: Sequence[Sequence[float]] = ()) -> Disturbances:
-        """Return how the ground was; `finalists` are their samples, each in the order in which they were taken."""
+        """Return the disturbances so far; `finalists` has the samples of each, in the order of the race."""
         seen = [reason for probe in self._probes for reason in probe.disturbances()]
         moved = drift(finalists)
         if abs(moved) > DRIFT:
@@ -79,9 +81,9 @@ class DisturbanceWatch:
 
 
 def drift(lanes: Iterable[Sequence[float]]) -> float:
-    """Return how much slower the last third of the samples is than the first, at least; noise is taken off.
+    """Return how much slower the last third of the samples is than the first, minus the noise.
 
-    Samples are taken in turn, so a machine that changes moves all lanes alike; they are looked at together.
+    Samples are taken in turn, so a machine that changes moves all lanes alike.
 
     >>> drift([[1.0, 1.01, 0.99, 1.0] * 6]), round(drift([[1.0] * 12 + [1.1] * 12 + [1.2] * 12]), 2)
     (0.0, 0.2)
@@ -97,37 +99,32 @@ def drift(lanes: Iterable[Sequence[float]]) -> float:
     if len(first) < _FEWEST_SAMPLES:
         return 0.0
     moved = median_s(last) / median_s(first) - 1
-    sure = abs(moved) - _SURE * math.hypot(_standard_error(first), _standard_error(last))
+    # From the median deviation: a spike in every tenth sample must not hide a drift.
+    errors = [median_s(part) * standard_error(part, 1.2533 * 1.4826) for part in (first, last)]
+    sure = abs(moved) - _SURE * math.hypot(*errors)
     return math.copysign(max(sure, 0.0), moved)
 
 
-def _standard_error(samples: Sequence[float]) -> float:
-    """Return that of a median, from the median deviation: a spike in every tenth sample must not hide a drift."""
-    level = median_s(samples)
-    deviation = 1.4826 * median_s(abs(sample - level) for sample in samples)
-    return 1.2533 * deviation / math.sqrt(len(samples))
-
-
-def probes_for(platform: str) -> tuple[Probe, ...]:
-    """Return what can be looked at here for kernels of a platform: "cpu", "gpu" or "tpu"."""
-    gpu = nvml_probe() if platform == "gpu" else None
-    return (CpuProbe(),) if gpu is None else (CpuProbe(), gpu)
+def probes_for(platform: str, devices: Sequence[str] = (), nvml: Any = None) -> tuple[Probe, ...]:
+    """Return the probes for kernels of a platform ("cpu", "gpu" or "tpu") on the devices that `device_lock` names."""
+    gpus = [nvml_probe(device, nvml) for device in devices] if platform == "gpu" else []
+    return (CpuProbe(), *(gpu for gpu in gpus if gpu is not None))
 
 
 # ------------------------------------------------------------------------------------------------------------- the CPU
 
 
 class Thread(NamedTuple):
-    """How long a thread has run, and how long it could have run but had no CPU."""
+    """How long a thread has run, and how long it was ready to run but had no CPU."""
 
     ran_s: float
     waited_s: float
 
 
 class CpuReading(NamedTuple):
-    """Seconds since some beginning: of the clock, and what everybody, this process and the hypervisor used of `cores`.
+    """Seconds since some beginning: of the clock, and of use of `cores` by all, by this process and by the hypervisor.
 
-    None where they cannot be read. `threads` are those that may run candidates: this one, and the first of each child.
+    None if unreadable. `threads` has the threads that may run candidates: this one, and the first of each child.
     """
 
     wall_s: float
@@ -139,23 +136,23 @@ class CpuReading(NamedTuple):
 
 
 class CpuProbe:
-    """Looks at who used the CPUs that this process may use. `read` is for tests."""
+    """Watches the CPUs that this process may use. `read` is for tests."""
 
     def __init__(self, read: Callable[[], CpuReading] | None = None) -> None:
         self._read = read or read_cpu
         self._before = CpuReading(0.0, 1)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Take the first reading."""
         self._before = self._read()
 
     def disturbances(self) -> Iterable[str]:
-        """Say how much others, or the hypervisor, used."""
+        """Return the disturbances by other processes and the hypervisor."""
         return cpu_disturbances(self._before, self._read())
 
 
 def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
-    """Compare two readings."""
+    """Return the disturbances between two readings."""
     wall_s = after.wall_s - before.wall_s
     seen = []
     waited = _waited_s(before.threads, after.threads) / wall_s if wall_s > SHORTEST_WAIT_S else 0.0
@@ -174,15 +171,14 @@ def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
 
 
 def _waited_s(before: Mapping[str, Thread], after: Mapping[str, Thread]) -> float:
-    """Return how long that thread waited which ran most: it is the one that runs the candidates."""
-    passed = [
-        Thread(t.ran_s - before[n].ran_s, t.waited_s - before[n].waited_s) for n, t in after.items() if n in before
-    ]
+    """Return the wait of the busiest thread: it runs the candidates."""
+    both = [(before[name], thread) for name, thread in after.items() if name in before]
+    passed = [Thread(new.ran_s - old.ran_s, new.waited_s - old.waited_s) for old, new in both]
     return max(passed, default=Thread(0.0, 0.0)).waited_s
 
 
 def read_cpu(proc: Path = Path("/proc"), clock_s: Callable[[], float] = time.monotonic) -> CpuReading:
-    """Read the counters of the CPUs that this process may use; the work of its children is its own."""
+    """Read the counters of the CPUs that this process may use; the work of its children counts as its own."""
     try:
         allowed = os.sched_getaffinity(0)
         lines = (proc / "stat").read_text().splitlines()
@@ -203,7 +199,7 @@ def read_cpu(proc: Path = Path("/proc"), clock_s: Callable[[], float] = time.mon
 
 
 def _descendants(proc: Path, process: str) -> Iterator[str]:
-    """Yield the living children of a process, and theirs: candidates may run in a worker."""
+    """Yield the living descendants of a process: candidates may run in a worker."""
     for children in (proc / process / "task").glob("*/children"):
         for child in _read(children).split():
             yield child
@@ -211,8 +207,8 @@ def _descendants(proc: Path, process: str) -> Iterator[str]:
 
 
 def _ticks(stat: Path) -> int:
-    """Return the CPU time of a process and of its children that are gone."""
-    # Counted from behind the name in brackets, which may hold anything.
+    """Return the CPU time of a process and of its ended children."""
+    # Counted from behind the name in brackets, which may have any characters.
     return sum(map(int, _read(stat).rpartition(")")[2].split()[11:15]))
 
 
@@ -231,21 +227,33 @@ def _read(path: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------- the GPU
 
 
-def nvml_probe(index: int = 0) -> Probe | None:
-    """Return what looks at an NVIDIA GPU, or None where NVML or its Python package is not there."""
+def nvml_probe(device: str, nvml: Any = None) -> NvmlProbe | None:
+    """Return a probe of an NVIDIA GPU by its name in `device_lock`; None if NVML or its Python package is missing.
+
+    By UUID, because NVML counts all GPUs of the host, and CUDA the visible ones, in the order of CUDA_VISIBLE_DEVICES.
+    A name without a UUID (OpenCL's devices) is enough on a host with one GPU.
+    """
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")  # optional, and only for kernels on a GPU
+        except ModuleNotFoundError:
+            return None
     try:
-        import pynvml  # noqa: PLC0415 - optional, and only for kernels on a GPU
-    except ModuleNotFoundError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        return NvmlProbe(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError:  # the package without a driver
+        nvml.nvmlInit()
+        digits = device.rpartition("-")[2]
+        if len(digits) != _UUID_DIGITS:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if nvml.nvmlDeviceGetCount() == 1 else None
+        uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        try:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        except nvml.NVMLError:
+            return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"))  # a slice of a GPU
+    except nvml.NVMLError:  # the package without a driver, or a device of another maker
         return None
 
 
 class NvmlProbe:
-    """Looks at one GPU through NVML's Python interface, which is passed in."""
+    """Watches one GPU through NVML's Python interface, which is passed in."""
 
     def __init__(self, nvml: Any, handle: Any, pid: int | None = None) -> None:
         self._nvml, self._handle = nvml, handle
@@ -253,14 +261,14 @@ class NvmlProbe:
         self._since_us = 0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Note the time."""
         self._since_us = time.time_ns() // 1000
 
     def disturbances(self) -> Iterable[str]:
-        """Say whether the GPU is slowed down, and whether other processes computed on it."""
+        """Report a GPU that is slowed down, and other processes that compute on it."""
         try:
             slowed = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
-        except self._nvml.NVMLError:  # not every device tells
+        except self._nvml.NVMLError:  # not supported by every device
             slowed = 0
         if slowed & _NVML_THERMAL:
             yield "the GPU is slowed down by heat"
@@ -271,10 +279,10 @@ class NvmlProbe:
             yield f"other processes used {others:.0%} of the GPU"
 
     def _others(self) -> float:
-        """Return the part that others used; 0.0 where it cannot be told who is who, as in most containers."""
+        """Return the fraction used by other processes; 0.0 if our own cannot be recognized, as in most containers."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._since_us)
-        except self._nvml.NVMLError:  # also if there was no sample since
+        except self._nvml.NVMLError:  # also without a sample since the start
             return 0.0
         if all(sample.pid != self._pid for sample in samples):
             return 0.0

@@ -1,20 +1,33 @@
-"""Running one candidate: the only module that reads a clock around a kernel, and the only broad `except`."""
+"""Timing candidates in this process: the clock, the first checked run, samples, and arguments put back in between.
+
+An exception of a candidate becomes a failed `Trial` here, in a block of `Attempt`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from tunebook._arrays.describe import is_array
+from tunebook._arrays.operations import ops_of
 from tunebook._base.errors import CompileError
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch
+from tunebook._measure.argument_restore import Restorer
+from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
 
     from tunebook._arrays.operations import Timer
+    from tunebook._kernel.output_check import Compare
+
+Cfg = TypeVar("Cfg")
 
 # Runs shorter than this are timed several at once: reading the clock twice takes a hundredth of it.
 SHORTEST_SAMPLE_S: Final = 20e-6
@@ -22,15 +35,13 @@ SHORTEST_SAMPLE_S: Final = 20e-6
 _OUT_OF_MEMORY: Final = re.compile(
     r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
 )
+_SCALARS: Final = (bool, int, float, complex, str, bytes)
 
 
 def wait_for(result: Any) -> None:
-    """Block until an asynchronous result is there: whatever has `block_until_ready`, also inside containers."""
-    if isinstance(result, (tuple, list)):
-        for item in result:
-            wait_for(item)
-    elif isinstance(result, dict):
-        for item in result.values():
+    """Block until an asynchronous result is ready: any object with `block_until_ready`, also inside containers."""
+    if isinstance(result, (tuple, list, dict)):
+        for item in result.values() if isinstance(result, dict) else result:
             wait_for(item)
     else:
         block = getattr(result, "block_until_ready", None)
@@ -39,7 +50,7 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed. `wait` blocks until a result is really there; the clock must be monotonic.
+    """How a run is timed. `wait` blocks until a result is ready; the clock must be monotonic.
 
     A `timer` takes the samples by a device's own clock.
     """
@@ -52,15 +63,21 @@ class Stopwatch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The measurement policy: numbers taken under different ones are never compared."""
-        return f"{'host-clock' if self.timer is None else self.timer.name}/race/warmup={self.warmup}"
+        """The measurement policy: times under different policies are never compared.
+
+        It says whether a device's own clock took them, because `decide` is stricter with these.
+        """
+        clock = "host-clock" if self.timer is None else self.timer.name
+        if self.timer is not None and self.timer.is_device_clock and not clock.startswith(DEVICE_CLOCKS):
+            clock = f"device-clock/{clock}"
+        return f"{clock}/race/warmup={self.warmup}"
 
     def by(self, timer: Timer | None) -> Stopwatch:
-        """Return one that takes samples by the clock of a device; None is this one."""
+        """Return a stopwatch that takes samples by a timer; with None, this one."""
         return self if timer is None else self._replace(timer=timer, wait=timer.wait)
 
     def sample_s(self, launch: Callable[[], object], runs: int = 1) -> float:
-        """Return the seconds of one run, as the mean of several that are timed together."""
+        """Return the seconds of a run, as the mean of several that are timed together."""
         if self.timer is not None:
             return self.timer.sample_s(launch, runs)
         start = self.clock_ns()
@@ -70,7 +87,7 @@ class Stopwatch(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What came of running a candidate: a sample of so many runs, or a failure and the error behind it."""
+    """The outcome of running a candidate: a sample of so many runs, or a failure and the error behind it."""
 
     sample_s: float = math.nan
     runs: int = 1
@@ -78,13 +95,30 @@ class Trial(NamedTuple):
     error: Exception | None = None
 
 
+class Attempt:
+    """A with-block in which a candidate runs. An exception in the block becomes the failed `trial`.
+
+    A kernel may raise anything, and its failure is a result. Ctrl-C and the like are not an `Exception`: they pass.
+    """
+
+    trial = Trial()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.trial = failed(error)
+        return True
+
+
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
     """Run a candidate for the first time, check its output, and warm it up.
 
-    The sample is that of the first run, which may have compiled something: better than none if there is time for none.
+    The sample is the time of the first run, which may have compiled something. It counts if the budget ends then.
     """
-
-    def attempt() -> Trial:
+    with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
         stopwatch.wait(output)
@@ -92,41 +126,33 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
         wrong = None if check is None else as_mismatch(check(output))
         if wrong is not None:
             return Trial(failure=Failure(kind=wrong.kind, message=wrong.message), error=ValueError(wrong.message))
-        del output  # a second result in memory could be what makes the next run fail
+        del output  # with a second result in memory, the next run could fail
         for _ in range(stopwatch.warmup - 1):
             stopwatch.wait(launch())
-        return Trial(sample_s=first_s)
-
-    return _guarded(attempt)
+        attempt.trial = Trial(sample_s=first_s)
+    return attempt.trial
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
-    """Take one sample of a candidate that is warm; a run too short for the clock is taken again with many of it.
+    """Take one sample of a warm candidate; if one run is too short for the clock, sample many runs together.
 
-    `batch=False` times it alone all the same.
+    `batch=False` never samples more than `runs`.
     """
-
-    def attempt() -> Trial:
+    with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
-        if runs > 1 or not batch or not 0 < seconds < SHORTEST_SAMPLE_S:
-            return Trial(sample_s=seconds, runs=runs)
-        many = math.ceil(SHORTEST_SAMPLE_S / seconds)
-        return Trial(sample_s=stopwatch.sample_s(launch, many), runs=many)
-
-    return _guarded(attempt)
-
-
-def _guarded(attempt: Callable[[], Trial]) -> Trial:
-    try:
-        return attempt()
-    except Exception as error:  # noqa: BLE001 - a kernel may raise anything, and a failure is a result, not a crash
-        return failed(error)
+        if runs == 1 and batch and 0 < seconds < SHORTEST_SAMPLE_S:
+            runs = math.ceil(SHORTEST_SAMPLE_S / seconds)
+            seconds = stopwatch.sample_s(launch, runs)
+        attempt.trial = Trial(sample_s=seconds, runs=runs)
+    return attempt.trial
 
 
 def failed(error: Exception) -> Trial:
-    """Return the trial of a candidate that raised."""
+    """Return the trial of a candidate that raised an error."""
     kind: FailureKind = "launch"
-    if isinstance(error, MemoryError) or _says_out_of_memory(error):
+    # Every framework has its own class for a device out of memory, or only words.
+    out_of_memory = "OutOfMemory" in type(error).__name__ or _OUT_OF_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or out_of_memory:
         kind = "memory"
     elif isinstance(error, CompileError):
         kind = "compile"
@@ -135,6 +161,144 @@ def failed(error: Exception) -> Trial:
     return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {error}"), error=error)
 
 
-def _says_out_of_memory(error: Exception) -> bool:
-    """Whether a device ran out of memory: every framework has its own class for it, or only words."""
-    return "OutOfMemory" in type(error).__name__ or bool(_OUT_OF_MEMORY.search(str(error)))
+# ------------------------------------------------------------------------------------------------------------- runners
+
+
+class Runner(Protocol):
+    """Runs candidates by their index. A context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def first(self, index: int) -> Trial:
+        """Run a candidate for the first time, check it and warm it up."""
+
+    def sample(self, index: int, runs: int) -> Trial:
+        """Take one sample of a candidate that has run."""
+
+
+class Launches(Generic[Cfg]):
+    """Binds each candidate's function to the arguments of a job; `arguments` puts them back."""
+
+    def __init__(
+        self,
+        configs: Sequence[Cfg],
+        make_fn: Callable[[Cfg], Callable[..., object]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        mutated: Sequence[object] | None = None,
+    ) -> None:
+        self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
+        self._made: dict[int, Callable[[], object]] = {}
+        self.arguments: Final = Restorer((args, kwargs), mutated)
+
+    def __call__(self, index: int) -> Callable[[], object]:
+        """Return the launch of a candidate, made at the first request. The factory may reject the configuration."""
+        if index not in self._made:
+            self._made[index] = partial(self._make_fn(self._configs[index]), *self._args, **self._kwargs)
+        return self._made[index]
+
+
+class AgainstModel:
+    """Compares outputs with the output of the model, a candidate that counts as correct.
+
+    A candidate that returns None has written its result to its arguments, so these are compared.
+    """
+
+    def __init__(self, model: int, compare: Compare, stopwatch: Stopwatch) -> None:
+        self._model, self._compare, self._stopwatch = model, compare, stopwatch
+        self._expected: object = None
+        self._known = False
+
+    def __call__(self, launches: Launches[Any], index: int, output: object) -> Any:
+        if index == self._model:
+            return self._learn(launches, output)
+        found = _outcome(launches, output)
+        if not self._known:
+            # The model has run first, but perhaps in a process that was lost since. If it fails, nothing is compared.
+            launches.arguments.restore()
+            self._known = True
+            with Attempt():
+                first_trial(launches(self._model), self._stopwatch, partial(self._learn, launches))
+        return None if self._expected is None else self._compare(found, self._expected)
+
+    def _learn(self, launches: Launches[Any], output: object) -> None:
+        self._expected, self._known = _outcome(launches, output), True
+
+
+def _outcome(launches: Launches[Any], output: object) -> object:
+    return (launches.arguments.written() or None) if output is None else _copy(output)
+
+
+def _copy(output: object) -> object:
+    """Return a copy of the comparable parts of an output, which the next run cannot write to."""
+    if isinstance(output, (tuple, list)):
+        return [_copy(part) for part in output]
+    if isinstance(output, dict):
+        return {key: _copy(part) for key, part in output.items()}
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return {field.name: _copy(getattr(output, field.name)) for field in dataclasses.fields(output)}
+    if is_array(output):
+        access = ops_of(output)
+        return output if access is None else access.copy(output)
+    # Objects of any other class may be equal to nothing but themselves.
+    return output if isinstance(output, _SCALARS) else type(output)
+
+
+class TimedPart(NamedTuple):
+    """One problem that candidates run on, with its checks and its share of the weighted mean."""
+
+    launches: Launches[Any]
+    check: Callable[[Any], Any] | None = None
+    model: AgainstModel | None = None
+    share: float = 1.0
+
+
+class InProcess:
+    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem.
+
+    Arguments that candidates write to are put back before each sample, and at the end.
+    """
+
+    def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
+        self._parts, self._stopwatch = parts, stopwatch
+        self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self._parts:
+            part.launches.arguments.restore()
+
+    def first(self, index: int) -> Trial:
+        """Run a candidate for the first time, check it and warm it up."""
+        seconds = 0.0
+        for launches, check, model, share in self._parts:
+            if check is None and model is not None:
+                check = partial(model, launches, index)  # noqa: PLW2901 - in place of the missing one
+            with Attempt() as attempt:
+                attempt.trial = first_trial(launches(index), self._stopwatch, check)
+            launches.arguments.notice()
+            if attempt.trial.failure is not None:
+                return attempt.trial
+            seconds += share * attempt.trial.sample_s
+        return Trial(sample_s=seconds)
+
+    def sample(self, index: int, runs: int) -> Trial:
+        """Take one sample of a candidate that has run."""
+        seconds = 0.0
+        for number, part in enumerate(self._parts):
+            arguments = part.launches.arguments
+            arguments.restore()
+            # Each problem has its own number of runs. Several runs would write to changed arguments several times.
+            runs = self._runs.get((number, index), runs if number == 0 else 1)
+            trial = sample(part.launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
+            if trial.failure is not None:
+                return trial
+            self._runs[number, index] = trial.runs
+            seconds += part.share * trial.sample_s
+        return Trial(sample_s=seconds, runs=self._runs[0, index])

@@ -1,41 +1,46 @@
-"""Reports: what a tuning found, or a whole book, as one page or one picture."""
+"""Reports: a tuning, or a whole book, as a page or a picture."""
 
 from __future__ import annotations
 
+import os
 import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._report.gather import subject_of
+from tunebook._api.explain import Explanation
+from tunebook._api.tunable import Outcome
+from tunebook._base.errors import DefinitionError
+from tunebook._base.record_format import Record
 from tunebook._report.model import model_of
+from tunebook._selection.persistent_cache import PersistentCache, default_book
+from tunebook._selection.trusted_entries import record_of_tuning
+from tunebook._tuning.job import Tuned
+from tunebook._tuning.reverify import Verified
+from tunebook.stores import open_store
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable
 
-    from tunebook._base.record_format import Record
     from tunebook._report.model import ReportModel
-
-_NOTEBOOK_HEIGHT: Final = 720
 
 
 @final
 class Report:
-    """What a report shows; drawn when it is asked for. In a notebook it shows itself."""
+    """A report, drawn on demand. In a notebook it shows itself."""
 
     def __init__(self, model: ReportModel) -> None:
         self.model: Final = model
 
     @cached_property
     def html(self) -> str:
-        """One page that needs nothing but itself."""
+        """The report, a self-contained page."""
         from tunebook._report.page import page_of  # noqa: PLC0415 - a picture does not need it
 
         return page_of(self.model)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, and return its path; a name that ends in .png gives a picture."""
+        """Write the page to a file, and return its path; for a name that ends in .png, write a picture."""
         target = Path(path)
         if target.suffix.lower() == ".png":
             return self.png(target)
@@ -50,30 +55,60 @@ class Report:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        from tunebook._report.page import framed  # noqa: PLC0415 - as above
+        from tunebook._report.markup import tag  # noqa: PLC0415 - only notebooks
 
-        return framed(self.html, _NOTEBOOK_HEIGHT)
+        # A frame: the page and the notebook do not touch each other's style and scripts.
+        return tag("iframe", srcdoc=self.html, style="width:100%;height:720px;border:0", title="tunebook report")
 
     def __repr__(self) -> str:
         return f"Report({self.model.title!r}, {len(self.model.entries)} entries)"
 
 
 def report(what: Any = None, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Report:
-    """Return a report on a tuning or a book, and write it to `path` if that is given (.html or .png).
+    """Return a report on a tuning or a book; with `path`, also write it to that file (.html or .png).
 
-    `what` is what `tune`, `tune_all`, `verify` or `explain` returned, records, a store, the path of one, or None for
-    the user's own book.
+    `what` is a result of `tune`, `tune_all`, `verify` or `explain`, a list of results or records, a store, the path of
+    a book, or None for your own book.
     """
-    subject = subject_of(what)
-    made = report_on(subject.records, subject.where, title)
+    if what is None:
+        what = default_book()
+    if isinstance(what, (str, os.PathLike)):
+        if not Path(what).exists():
+            raise DefinitionError(f"no book at {what}; give the path of a directory, a .json file or a .db pack")
+        what = open_store(Path(what))
+    if isinstance(what, PersistentCache):
+        what = what.store
+    # Stores have no common class.
+    items, where = getattr(what, "items", None), getattr(what, "where", None)
+    if callable(items) and isinstance(where, str):
+        made = report_on(items(), where, title)
+    else:
+        several = isinstance(what, (list, tuple, set, frozenset)) or hasattr(what, "__next__")
+        results = what if several and not isinstance(what, (Tuned, Verified, Outcome)) else [what]
+        made = report_on((record for result in results for record in _records_in(result)), "this process", title)
     if path is not None:
         made.save(path)
     return made
 
 
+def _records_in(result: Any) -> Iterable[Record]:
+    match result:
+        case Record():
+            return (result,)
+        case Tuned():
+            return (record_of_tuning(result),)
+        case Explanation(record=record):
+            return () if record is None else (record,)
+        case Verified(tuned=tuned) | Outcome(tuned=tuned):
+            return () if tuned is None else (record_of_tuning(tuned),)
+    raise DefinitionError(
+        f"cannot report on {type(result).__name__}; give the result of tunebook.tune(...), tunebook.tune_all(...) or "
+        "explain(...), a store, a path, records, or nothing for your own book"
+    )
+
+
 def report_on(records: Iterable[Record], where: str, title: str | None = None) -> Report:
-    """Return a report on records from a place; without a title it is named after its kernel, if that is one."""
+    """Return a report on records from a place; the default title is the kernel, if there is only one."""
     model = model_of(records, title=title or "", where=where, made=time.time())
-    operations = {group.op for group in model.groups}
-    named = next(iter(operations)) if len(operations) == 1 else "Tuned kernels"
-    return Report(model._replace(title=title or named))
+    kernels = {group.op for group in model.groups}
+    return Report(model._replace(title=title or (kernels.pop() if len(kernels) == 1 else "Tuned kernels")))

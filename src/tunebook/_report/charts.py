@@ -1,199 +1,208 @@
-"""The charts of a page, each a function of the model."""
+"""Every chart of a report, described once; the page and the picture draw the descriptions."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tunebook._report.colours import STEPS
-from tunebook._report.markup import Markup, join, tag
+from tunebook._report.marks import (
+    LETTER,
+    BarMark,
+    Chart,
+    ChartMark,
+    DotMark,
+    StrokeMark,
+    TextMark,
+    axis_below,
+    axis_beside,
+    cross,
+    line,
+)
 from tunebook._report.scales import TIMES, Scale, amount_text, quantile, ratio_text, time_axis, time_text
-from tunebook._report.svg import LETTER, bar, below, beside, chart, dot, line, steps, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tunebook._report.detail import CandidateRow, Detail
     from tunebook._report.entry import UnderRoof
     from tunebook._report.importance import HeatMap
+    from tunebook._report.marks import Write
     from tunebook._report.model import KernelGroup
+
+    # A kernel's typical value, its sorted values, and the kernel.
+    Spread: TypeAlias = tuple[float, Sequence[float], KernelGroup]
 
 WIDE: Final = 1000.0
 HALF: Final = 480.0
 ROWS: Final = 24  # kernels and devices that a chart shows; the table has all
-_DOTS: Final = 60  # beyond this many, a row shows where most of them are
+KEY: Final = {"waiting": "waiting for compilers", "measuring": "measuring"}
+_DOTS: Final = 60  # beyond this many values, a row shows their quantiles
 _UNITS: Final = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-class ChartRow(NamedTuple):
-    """A line of a chart: what it is about, its sorted values, the one that stands for them, and what its end says."""
-
-    label: str
-    under: str
-    values: Sequence[float]
-    middle: float
-    told: str
+# ------------------------------------------------------------------------------------- one row per kernel and device
 
 
-def spread_of(
-    rows: Sequence[ChartRow], scale: Scale, write: Callable[[float], str], title: str, origin: float
-) -> Markup:
-    """Return where the values of each row are: as dots if they are few, else their middle half and their ends."""
+def _names(group: KernelGroup, y: float) -> list[ChartMark]:
+    return [TextMark(0, y - 1, group.op, "label", most=290), TextMark(0, y + 12, group.device, "tick", most=290)]
+
+
+def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write, title: str) -> Chart:
     height = 34.0 * len(rows)
-    parts = [below(scale, 4, height, write, title, 7), line(scale(origin), 4, scale(origin), height, "origin")]
-    for index, row in enumerate(rows):
-        y = 34.0 * index + 18
-        parts += [text(0, y - 1, row.label, kind="label", most=290), text(0, y + 12, row.under, kind="tick", most=290)]
-        parts += _values(row, scale, y, write)
-        parts.append(text(WIDE, y + 4, row.told, kind="value", anchor="end"))
-    return chart(WIDE, height + 42, title, *parts)
+    marks = [*axis_below(scale, 4, height, write, title, 7), line(scale(1.0), 4, scale(1.0), height, "origin")]
+    for index, (typical, values, group) in enumerate(rows):
+        x, y = scale(typical), 34.0 * index + 18
+        marks += [*_names(group, y), *_distribution(values, scale, y, write), line(x, y - 8, x, y + 8, "middle")]
+        marks.append(TextMark(WIDE, y + 4, say(typical), "value", "end"))
+    return Chart(WIDE, height + 42, title, marks)
 
 
-def _values(row: ChartRow, scale: Scale, y: float, write: Callable[[float], str]) -> list[Markup]:
-    values, middle = row.values, scale(row.middle)
+def _distribution(values: Sequence[float], scale: Scale, y: float, write: Write) -> Iterable[ChartMark]:
+    """Yield a few values as dots, many as their middle half and their ends."""
     if len(values) <= _DOTS:
-        return [*(dot(scale(v), y, "dot", write(v)) for v in values), line(middle, y - 8, middle, y + 8, "middle")]
+        yield from (DotMark(scale(value), y, "dot", write(value)) for value in values)
+        return
     low, first, third, high = (quantile(values, part) for part in (0.02, 0.25, 0.75, 0.98))
-    told = f"half of {len(values)} from {write(first)} to {write(third)}, 96 % from {write(low)} to {write(high)}"
-    return [
-        line(scale(low), y, scale(high), y, "whisker"),
-        bar(scale(first), y - 5, max(scale(third) - scale(first), 1.5), 10, "half", told),
-        line(middle, y - 8, middle, y + 8, "middle"),
-    ]
+    hint = f"half of {len(values)} from {write(first)} to {write(third)}, 96 % from {write(low)} to {write(high)}"
+    yield line(scale(low), y, scale(high), y, "whisker")
+    yield BarMark(scale(first), y - 5, max(scale(third) - scale(first), 1.5), 10, "half", hint)
 
 
-def speedups(groups: Sequence[KernelGroup]) -> Markup:
-    """Return how many times faster than the default the entries of each kernel and device are."""
-    shown = sorted((g for g in groups if g.speedups), key=lambda g: g.typical_speedup or 0.0, reverse=True)[:ROWS]
-    typical = [g.typical_speedup or 1.0 for g in shown]
-    rows = [ChartRow(g.op, g.device, g.speedups, m, ratio_text(m)) for g, m in zip(shown, typical, strict=True)]
-    low = min(*(quantile(row.values, 0.02 if len(row.values) > _DOTS else 0.0) for row in rows), 1.0)
-    high = max(*(quantile(row.values, 0.98 if len(row.values) > _DOTS else 1.0) for row in rows), 1.5)
+def speedups(groups: Sequence[KernelGroup]) -> Chart:
+    """Describe how many times faster than the default the entries of each kernel and device are."""
+    spreads = [(g.typical_speedup or 1.0, g.speedups, g) for g in groups if g.speedups]
+    rows = sorted(spreads, key=itemgetter(0), reverse=True)[:ROWS]
+    low = min(1.0, *(quantile(values, 0.02 if len(values) > _DOTS else 0.0) for _, values, _ in rows))
+    high = max(1.5, *(quantile(values, 0.98 if len(values) > _DOTS else 1.0) for _, values, _ in rows))
     scale = Scale(low / 1.03, high * 1.03, 300, WIDE - 80, log=True)
-    return spread_of(rows, scale, lambda v: f"{v:.3g} {TIMES}", "times faster than the default (log)", 1.0)
+    return _spread_chart(rows, scale, lambda v: f"{v:.3g} {TIMES}", ratio_text, "times faster than the default (log)")
 
 
-def reached(groups: Sequence[KernelGroup]) -> Markup:
-    """Return which part of the roofline the entries of each kernel and device reach."""
-    shown = sorted((g for g in groups if g.reached), key=lambda g: quantile(g.reached, 0.5), reverse=True)[:ROWS]
-    middles = [quantile(g.reached, 0.5) for g in shown]
-    rows = [ChartRow(g.op, g.device, g.reached, m, f"{m:.0%}") for g, m in zip(shown, middles, strict=True)]
-    high = max(1.0, *(row.values[-1] for row in rows))
-    scale = Scale(0.0, high, 300, WIDE - 80)
-    return spread_of(rows, scale, lambda v: f"{v:.0%}", "part of what the device can do at best", 1.0)
+def reached(groups: Sequence[KernelGroup]) -> Chart:
+    """Describe the part of the roofline that the entries of each kernel and device reach."""
+    spreads = [(quantile(g.reached, 0.5), g.reached, g) for g in groups if g.reached]
+    rows = sorted(spreads, key=itemgetter(0), reverse=True)[:ROWS]
+    scale = Scale(0.0, max(1.0, *(values[-1] for _, values, _ in rows)), 300, WIDE - 80)
+    return _spread_chart(rows, scale, "{:.0%}".format, "{:.0%}".format, "part of the device's peak")
 
 
-def tuning_time(groups: Sequence[KernelGroup]) -> Markup:
-    """Return where the time of tuning went: waiting for compilers, and measuring."""
+def tuning_time(groups: Sequence[KernelGroup]) -> Chart:
+    """Describe how long each kernel and device waited for compilers, and how long it measured."""
     shown = sorted((g for g in groups if g.seconds), key=lambda g: -g.seconds)[:ROWS]
-    height = 34.0 * len(shown)
-    longest = max(g.seconds for g in shown)
+    longest = shown[0].seconds
     unit, size = next((unit, size) for unit, size in _UNITS if longest >= 2 * size or size == 1.0)
-    parts = [below(Scale(0.0, longest / size, 300, WIDE - 190), 4, height, lambda v: f"{v:g}", f"{unit} of tuning")]
     scale = Scale(0.0, longest, 300, WIDE - 190)
+    in_units = scale._replace(high=longest / size)
+    marks = axis_below(in_units, 4, 34.0 * len(shown), "{:g}".format, f"{unit} of tuning")
     for index, g in enumerate(shown):
-        y = 34.0 * index + 18
-        waiting = scale(min(g.waiting_s, g.seconds)) - scale(0)
-        measuring = scale(g.seconds) - scale(0) - waiting
-        parts += [
-            text(0, y - 1, g.op, kind="label", most=290),
-            text(0, y + 12, g.device, kind="tick", most=290),
-            bar(scale(0), y - 6, waiting, 12, "waiting", f"waiting for compilers: {time_text(g.waiting_s)}"),
-            bar(scale(0) + waiting, y - 6, measuring, 12, "measuring", f"measuring: {time_text(g.measuring_s)}"),
-            text(WIDE, y - 1, time_text(g.seconds), kind="value", anchor="end"),
-            text(WIDE, y + 12, f"compilers ran {time_text(g.compile_s)}", kind="tick", anchor="end"),
+        y, waiting_s = 34.0 * index + 18, min(g.waiting_s, g.seconds)
+        start, middle, end = scale(0.0), scale(waiting_s), scale(g.seconds)
+        waiting, measuring = (time_text(seconds) for seconds in (g.waiting_s, g.seconds - waiting_s))
+        marks += [
+            *_names(g, y),
+            BarMark(start, y - 6, middle - start, 12, "waiting", f"{KEY['waiting']}: {waiting}"),
+            BarMark(middle, y - 6, end - middle, 12, "measuring", f"{KEY['measuring']}: {measuring}"),
+            TextMark(WIDE, y - 1, time_text(g.seconds), "value", "end"),
+            TextMark(WIDE, y + 12, f"compilers ran {time_text(g.compile_s)}", "tick", "end"),
         ]
-    return chart(WIDE, height + 42, "time of tuning, by kernel and device", *parts)
+    return Chart(WIDE, 34.0 * len(shown) + 42, "time of tuning, by kernel and device", marks)
 
 
-def roofline(device: str, points: Sequence[UnderRoof]) -> Markup:
-    """Return the work of each entry per byte against how fast it is done, under the roof that they share."""
-    flops_per_s, bytes_per_s = points[0].flops_per_s, points[0].bytes_per_s
+def roofline(device: str, flops_per_s: float, bytes_per_s: float, points: Sequence[UnderRoof]) -> Chart:
+    """Describe operations per byte against operations per second, under the roof of a device."""
     ridge = flops_per_s / bytes_per_s
     across = [point.intensity for point in points]
     x = Scale(min(*across, ridge) / 3, max(*across, ridge) * 3, 80, WIDE - 20, log=True)
     lowest = min(*(point.rate for point in points), x.low * bytes_per_s)
     y = Scale(lowest / 2, flops_per_s * 2, 300, 16, log=True)
     roof = [(x.low, x.low * bytes_per_s), (ridge, flops_per_s), (x.high, flops_per_s)]
-    path = "M" + "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in roof)
-    parts = [
-        below(x, 16, 300, lambda v: f"{v:.3g}", "operations per byte (log)", 7),
-        beside(y, 80, WIDE - 20, lambda v: amount_text(v, "op/s")),
-        tag("path", d=path, class_="roof"),
-        text(x(ridge), y(flops_per_s) - 7, amount_text(flops_per_s, "op/s"), kind="tick", anchor="start"),
+    marks = [
+        *axis_below(x, 16, 300, "{:.3g}".format, "operations per byte (log)", 7),
+        *axis_beside(y, 80, WIDE - 20, lambda rate: amount_text(rate, "op/s")),
+        StrokeMark("roof", ([(x(a), y(b)) for a, b in roof],)),
+        TextMark(x(ridge), y(flops_per_s) - 7, amount_text(flops_per_s, "op/s"), "tick"),
     ]
     for point in points:
         entry = point.entry
         part = f"{amount_text(point.rate, 'op/s')}, {entry.reached or 0:.0%} of the roof"
-        parts.append(dot(x(point.intensity), y(point.rate), "dot", f"{entry.problem.op}, {entry.call}: {part}", 4))
-    return chart(WIDE, 342, f"roofline of {device}", *parts)
+        marks.append(DotMark(x(point.intensity), y(point.rate), "dot", f"{entry.problem.op}, {entry.call}: {part}", 4))
+    return Chart(WIDE, 342, f"roofline of {device}", marks)
 
 
-def best_so_far(detail: Detail) -> Markup:
-    """Return the best time over the time of tuning, with every candidate as a dot at when it was tried."""
+# ----------------------------------------------------------------------------------------------------- one tuning
+
+
+def of_tuning(detail: Detail) -> Iterable[tuple[str, Chart]]:
+    """Yield the charts of a tuning with their headings, without its heat maps."""
+    if detail.best_so_far:
+        yield "Best so far", best_so_far(detail)
+    if detail.finalists:
+        yield "Samples of the finalists", samples(detail)
+    if detail.importances:
+        yield "Importance of the parameters", importance(detail)
+
+
+def best_so_far(detail: Detail) -> Chart:
+    """Describe the best time over the time of tuning, with a dot for each candidate when it was tried."""
     found = detail.best_so_far
-    tried = [c for c in detail.candidates if c.value_s is not None]
+    tried = [(c, c.value_s) for c in detail.candidates if c.value_s is not None]
     end = max(detail.entry.seconds, *(c.tried_s for c in detail.candidates), 1e-9)
-    best, worst = found[-1][1], max(c.value_s or 0.0 for c in tried)
-    default_s = detail.entry.default_s
-    # Hopeless candidates would press the others together at the bottom.
-    top = min(worst, 12 * best)
+    best = found[-1][1]
+    # Very slow candidates would press the others together at the bottom.
+    top = min(max(value for _, value in tried), 12 * best)
     x = Scale(0.0, end, 64, HALF - 12)
     y = Scale(best / 1.15, top * 1.1, 232, 10, log=True)
-    write = time_axis(y.high)
-    parts = [below(x, 10, 232, lambda v: f"{v:g}", "seconds of tuning"), beside(y, 64, HALF - 12, write)]
-    parts += [
-        dot(x(c.tried_s), y(c.value_s or top), "small", f"{time_text(c.value_s or 0)}: {c.config}", 2) for c in tried
+    marks = [
+        *axis_below(x, 10, 232, "{:g}".format, "seconds of tuning"),
+        *axis_beside(y, 64, HALF - 12, time_axis(y.high)),
+        *(DotMark(x(c.tried_s), y(value), "small", f"{time_text(value)}: {c.config}", 2) for c, value in tried),
+        *(cross(x(c.tried_s), 229.5, 2.5, c.failure) for c in detail.candidates if c.value_s is None),
     ]
-    for c in detail.candidates:
-        if c.value_s is None:
-            at = x(c.tried_s)
-            parts.append(tag("path", tag("title", c.failure), d=f"M{at - 2.5:.1f},227l5,5m0,-5l-5,5", class_="cross"))
-    if default_s is not None:
-        parts.append(line(64, y(default_s), HALF - 12, y(default_s), "default-line"))
-        above = y(default_s) > 30
-        parts.append(
-            text(
-                HALF - 14,
-                y(default_s) + (-5 if above else 13),
-                f"default {time_text(default_s)}",
-                kind="of-default",
-                anchor="end",
-            )
-        )
-    parts.append(steps([(x(t), y(v)) for t, v in found], x(end), "best-line"))
-    parts.append(text(HALF - 14, y(best) + 14, f"best {time_text(best)}", kind="of-chosen", anchor="end"))
-    return chart(HALF, 272, "best time so far, over the time of tuning", *parts)
+    if (default_s := detail.entry.default_s) is not None:
+        at = y(default_s)
+        text_at = at - 5 if at > 30 else at + 13
+        marks.append(line(64, at, HALF - 12, at, "default-line"))
+        marks.append(TextMark(HALF - 14, text_at, f"default {time_text(default_s)}", "of-default", "end"))
+    steps = [(x(t), y(v)) for t, v in found]
+    turns = [(later[0], earlier[1]) for earlier, later in zip(steps, [*steps[1:], (x(end), 0.0)], strict=True)]
+    marks.append(StrokeMark("best-line", ([point for pair in zip(steps, turns, strict=True) for point in pair],)))
+    marks.append(TextMark(HALF - 14, y(best) + 14, f"best {time_text(best)}", "of-chosen", "end"))
+    return Chart(HALF, 272, "best time so far, over the time of tuning", marks)
 
 
-def samples(detail: Detail) -> Markup:
-    """Return every sample of the finalists, of the chosen one and of the default."""
+def samples(detail: Detail) -> Chart:
+    """Describe every sample of the finalists, of the chosen candidate and of the default."""
     shown = detail.finalists
     best = min(c.value_s or math.inf for c in shown)
     # A default that is many times slower would press the others together at the left.
-    near = [c for c in shown if (c.value_s or 0.0) <= 2 * best]
-    low, high = samples_range([c.samples_s for c in near])
+    low, high = samples_range([c.samples_s for c in shown if (c.value_s or 0.0) <= 2 * best])
     height = 40.0 * len(shown)
     x = Scale(low - (high - low) * 0.03, high, 8, HALF - 40)
-    parts = [below(x, 4, height, time_axis(x.high), "time of one run")]
+    marks = axis_below(x, 4, height, time_axis(x.high), "time per run")
     for index, c in enumerate(shown):
         y = 40.0 * index + 26
         kind = c.role if c.role in ("chosen", "default") else "finalist"
         name = c.config if kind == "finalist" else f"{kind}: {c.config}"
-        parts.append(text(8, y - 11, name, kind=f"small-label of-{kind}", most=HALF - 60))
-        parts += _strip(c, x, y, kind)
-    return chart(HALF, height + 42, "samples of each finalist", *parts)
+        marks.append(TextMark(8, y - 11, name, f"small-label of-{kind}", most=HALF - 60))
+        marks += _strip(c, x, y, kind)
+    return Chart(HALF, height + 42, "samples of each finalist", marks)
 
 
-def _strip(c: CandidateRow, x: Scale, y: float, kind: str) -> list[Markup]:
-    if (c.value_s or 0.0) > x.high:
-        return [text(HALF - 4, y + 4, f"{time_text(c.value_s or 0.0)} →", kind=f"small-label of-{kind}", anchor="end")]
-    seen = [(at, s) for at, s in enumerate(c.samples_s) if s <= x.high]
-    dots = [dot(x(s), y + 4 * _jitter(at), f"sample {kind}", time_text(s), 2.2) for at, s in seen]
-    beyond = len(c.samples_s) - len(seen)
-    more = [text(HALF - 4, y + 4, f"+{beyond} →", kind="tick", anchor="end")] if beyond else []
-    typical = x(c.value_s or x.low)
-    return [*dots, *more, line(typical, y - 8, typical, y + 8, f"typical {kind}")]
+def _strip(c: CandidateRow, x: Scale, y: float, kind: str) -> Iterable[ChartMark]:
+    typical = c.value_s or x.low
+    if typical > x.high:
+        yield TextMark(HALF - 4, y + 4, f"{time_text(typical)} →", f"small-label of-{kind}", "end")
+        return
+    seen = [(index, sample) for index, sample in enumerate(c.samples_s) if sample <= x.high]
+    for index, sample in seen:
+        # Neighbours get different heights, the same each time.
+        jitter = 2 * math.modf(index * 0.618034)[0] - 1
+        yield DotMark(x(sample), y + 4 * jitter, f"sample {kind}", time_text(sample), 2.2)
+    if beyond := len(c.samples_s) - len(seen):
+        yield TextMark(HALF - 4, y + 4, f"+{beyond} →", "tick", "end")
+    yield line(x(typical), y - 8, x(typical), y + 8, f"typical {kind}")
 
 
 def samples_range(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -207,66 +216,72 @@ def samples_range(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
     return low, min(slowest, round(low + max(2.6 * (usual - low), 0.04 * low), 15)) if slowest > low else low * 1.01
 
 
-def _jitter(index: int) -> float:
-    """Return a place from -1 to 1 that neighbours do not share, and that is the same each time."""
-    return 2 * math.modf(index * 0.618034)[0] - 1
-
-
-def importance(detail: Detail) -> Markup:
-    """Return how much of the differences in time each parameter explains alone."""
+def importance(detail: Detail) -> Chart:
+    """Describe the part of the differences in time that each parameter explains alone."""
     shown = detail.importances[:12]
     height = 26.0 * len(shown) + 4
     x = Scale(0.0, 1.0, 130, HALF - 50)
-    parts = [below(x, 4, height, lambda v: f"{v:.0%}", "part of the variance of log time explained")]
+    marks = axis_below(x, 4, height, "{:.0%}".format, "part of the variance of log time explained")
     for index, each in enumerate(shown):
         y = 26.0 * index + 17
-        parts += [
-            text(122, y + 4, each.axis, kind="label", anchor="end", most=118),
-            bar(x(0), y - 7, max(x(each.share) - x(0), 1.0), 14, "half"),
-            text(HALF, y + 4, f"{each.share:.0%}", kind="value", anchor="end"),
+        marks += [
+            TextMark(122, y + 4, each.axis, "label", "end", 118),
+            BarMark(x(0), y - 7, max(x(each.share) - x(0), 1.0), 14, "half"),
+            TextMark(HALF, y + 4, f"{each.share:.0%}", "value", "end"),
         ]
-    return chart(HALF, height + 42, "importance of the parameters", *parts)
+    return Chart(HALF, height + 42, "importance of the parameters", marks)
 
 
-def heat_map(shown: HeatMap, best_s: float, worst_s: float) -> Markup:
-    """Return the best time for each pair of values of two parameters."""
+def failure_bars(kinds: Sequence[tuple[str, int]]) -> Chart:
+    """Describe how many candidates failed, by kind."""
+    x = Scale(0.0, float(max(count for _, count in kinds)), 130, WIDE - 80)
+    marks: list[ChartMark] = []
+    for index, (kind, count) in enumerate(kinds):
+        y = 26.0 * index + 17
+        marks += [
+            TextMark(0, y + 4, kind, "label", most=126),
+            BarMark(x(0), y - 7, max(x(count) - x(0), 1.0), 14, "failed-bar"),
+            TextMark(x(count) + 8, y + 4, f"{count:,}", "value"),
+        ]
+    return Chart(WIDE, 26.0 * len(kinds) + 4, "candidates that failed, by kind", marks)
+
+
+# ----------------------------------------------------------------------------------------------------- heat maps
+
+
+def heat_map(shown: HeatMap, best_s: float, worst_s: float) -> Chart:
+    """Describe the best time for each pair of values of two parameters."""
     # As wide as the names below it, where there is room.
-    named = min(max((len(name) for name in shown.columns), default=0) * LETTER + 8, 90.0)
-    cell = min(max(40.0, named), 288.0 / max(len(shown.columns), 1))
-    left = min(max(len(name) for name in shown.rows) * LETTER + 10, 90.0)
-    top, tall = 20.0, 26.0
-    width, height = left + cell * len(shown.columns), top + tall * len(shown.rows)
-    parts = [text(0, 11, f"{shown.y} ↓  {shown.x} →", kind="small-label", most=336)]
+    longest = min(max((len(name) for name in shown.columns), default=0) * LETTER + 8, 90.0)
+    wide, tall = min(max(40.0, longest), 288.0 / max(len(shown.columns), 1)), 26.0
+    left, top = min(max(len(name) for name in shown.rows) * LETTER + 10, 90.0), 20.0
+    height = top + tall * len(shown.rows)
+    marks: list[ChartMark] = [TextMark(0, 11, f"{shown.y} ↓  {shown.x} →", "small-label", most=336)]
     for row, (name, cells) in enumerate(zip(shown.rows, shown.cells, strict=True)):
         y = top + tall * row
-        parts.append(text(left - 6, y + 17, name, kind="tick", anchor="end", most=left - 6))
-        parts += [
-            _cell(left + cell * column, y, cell, tall, seconds, best_s, worst_s, f"{shown.y}={name}, {shown.x}={value}")
-            for column, (value, seconds) in enumerate(zip(shown.columns, cells, strict=True))
-        ]
+        marks.append(TextMark(left - 6, y + 17, name, "tick", "end", left - 6))
+        for column, (value, seconds) in enumerate(zip(shown.columns, cells, strict=True)):
+            box = BarMark(left + wide * column + 0.5, y + 0.5, wide - 1, tall - 1, "hollow")
+            marks += _heat_cell(box, seconds, best_s, worst_s, f"{shown.y}={name}, {shown.x}={value}")
     for column, value in enumerate(shown.columns):
-        parts.append(text(left + cell * (column + 0.5), height + 14, value, kind="tick", anchor="middle", most=cell))
-    return chart(max(width, 200.0), height + 20, f"best time by {shown.x} and {shown.y}", *parts)
+        marks.append(TextMark(left + wide * (column + 0.5), height + 14, value, "tick", "middle", wide))
+    width = max(left + wide * len(shown.columns), 200.0)
+    return Chart(width, height + 20, f"best time by {shown.x} and {shown.y}", marks)
 
 
-def _cell(
-    x: float, y: float, wide: float, tall: float, seconds: float | None, best_s: float, worst_s: float, name: str
-) -> Markup:
-    place = {"x": x + 0.5, "y": y + 0.5, "width": wide - 1, "height": tall - 1, "rx": 2}
+def _heat_cell(box: BarMark, seconds: float | None, best_s: float, worst_s: float, name: str) -> Iterable[ChartMark]:
+    middle_x, middle_y = box.x + box.width / 2, box.y + box.height / 2
     if seconds is None:
-        return tag("rect", tag("title", f"{name}: not measured"), class_="hollow", **place)
-    if math.isnan(seconds):
-        cross = f"M{x + wide / 2 - 4:.1f},{y + tall / 2 - 4:.1f}l8,8m0,-8l-8,8"
-        told = tag("title", f"{name}: every candidate failed")
-        return join(tag("rect", told, class_="hollow", **place), tag("path", d=cross, class_="cross"))
-    step = heat_step(seconds, best_s, worst_s)
-    told = tag("title", f"{name}: {time_text(seconds)}, {ratio_text(seconds / best_s)} the best")
-    label = text(x + wide / 2, y + tall / 2 + 4, _multiple(seconds / best_s), kind=f"cell t{step}", anchor="middle")
-    return join(tag("rect", told, class_=f"q{step}", **place), label if wide >= 26 else "")
-
-
-def _multiple(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+        yield box._replace(hint=f"{name}: not measured")
+    elif math.isnan(seconds):
+        yield box._replace(hint=f"{name}: every candidate failed")
+        yield cross(middle_x, middle_y, 4)
+    else:
+        step, ratio = heat_step(seconds, best_s, worst_s), seconds / best_s
+        yield box._replace(kind=f"q{step}", hint=f"{name}: {time_text(seconds)}, {ratio_text(ratio)} the best")
+        if box.width >= 25:
+            multiple = f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+            yield TextMark(middle_x, middle_y + 4, multiple, f"cell t{step}", "middle")
 
 
 def heat_step(seconds: float, best_s: float, worst_s: float) -> int:
@@ -282,22 +297,7 @@ def heat_step(seconds: float, best_s: float, worst_s: float) -> int:
 
 
 def heat_range(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """Return the ends of the colour scale that the maps of one tuning share: the best, and up to 4 times as long."""
+    """Return the ends of the colour scale that the maps of a tuning share: the best, and up to 4 times as long."""
     times = [s for each in maps for row in each.cells for s in row if s is not None and not math.isnan(s)]
     best = min(times, default=1.0)
     return best, min(max(times, default=1.0), 4 * best)
-
-
-def failure_bars(kinds: Sequence[tuple[str, int]]) -> Markup:
-    """Return how many candidates failed, by kind."""
-    height = 26.0 * len(kinds) + 4
-    x = Scale(0.0, float(max(count for _, count in kinds)), 130, WIDE - 80)
-    parts: list[Markup] = []
-    for index, (kind, count) in enumerate(kinds):
-        y = 26.0 * index + 17
-        parts += [
-            text(0, y + 4, kind, kind="label", most=126),
-            bar(x(0), y - 7, max(x(count) - x(0), 1.0), 14, "failed-bar"),
-            text(x(count) + 8, y + 4, f"{count:,}", kind="value"),
-        ]
-    return chart(WIDE, height, "candidates that failed, by kind", *parts)

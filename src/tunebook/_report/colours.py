@@ -1,7 +1,7 @@
-"""Colours by what they mean, for light and dark. Lightness alone tells them apart, so that colour blindness does not.
+"""Colours by their meaning, for light and dark. They differ in lightness, so that colour-blind readers see them apart.
 
 They are made in OKLCH, where equal steps look equal: the scale of the heat maps changes lightness by the same amount at
-each step, and its ends differ most from the paper where the time is best.
+each step, and the best time contrasts most with the paper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Theme(NamedTuple):
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> str:
-    """Return a colour as `#rrggbb`; what a screen cannot show loses chroma until it can.
+    """Return a colour as `#rrggbb`; a colour outside of sRGB loses chroma until it is inside.
 
     >>> oklch(1.0, 0.0, 0.0), oklch(0.0, 0.0, 0.0)
     ('#ffffff', '#000000')
@@ -38,7 +38,7 @@ def oklch(lightness: float, chroma: float, hue: float) -> str:
 
 
 def _linear(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """From OKLab to linear sRGB: two matrices and a cube, as its author published them."""
+    """Return linear sRGB: two matrices and a cube, as the author of OKLab published them."""
     a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
@@ -70,61 +70,46 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+# Lightness, chroma and hue of each colour, for light and for dark.
+_COLOURS: Final = {
+    "paper": ((0.990, 0.002, 90), (0.19, 0.008, 260)),
+    "card": ((1.0, 0.0, 0), (0.225, 0.009, 260)),
+    "ink": ((0.24, 0.012, 260), (0.93, 0.006, 260)),
+    "muted": ((0.50, 0.012, 260), (0.72, 0.010, 260)),
+    "rule": ((0.915, 0.004, 260), (0.33, 0.010, 260)),
+    "mark": ((0.72, 0.012, 260), (0.56, 0.012, 260)),
+    "chosen": ((0.50, 0.15, 256), (0.76, 0.12, 245)),
+    "default": ((0.545, 0.14, 48), (0.78, 0.13, 65)),
+    "failed": ((0.50, 0.16, 22), (0.74, 0.13, 22)),
+    "hover": ((0.965, 0.006, 256), (0.275, 0.012, 256)),
+}
+
+
 @cache
 def themes() -> tuple[Theme, Theme]:
-    """Return the light theme and the dark one."""
-    return (
-        Theme(
-            {
-                "paper": oklch(0.990, 0.002, 90),
-                "card": oklch(1.0, 0.0, 0),
-                "ink": oklch(0.24, 0.012, 260),
-                "muted": oklch(0.50, 0.012, 260),
-                "rule": oklch(0.915, 0.004, 260),
-                "mark": oklch(0.72, 0.012, 260),
-                "chosen": oklch(0.50, 0.15, 256),
-                "default": oklch(0.545, 0.14, 48),
-                "failed": oklch(0.50, 0.16, 22),
-                "hover": oklch(0.965, 0.006, 256),
-            },
-            tuple(_scale(0.36, 0.955, 268, 100)),
-        ),
-        Theme(
-            {
-                "paper": oklch(0.19, 0.008, 260),
-                "card": oklch(0.225, 0.009, 260),
-                "ink": oklch(0.93, 0.006, 260),
-                "muted": oklch(0.72, 0.010, 260),
-                "rule": oklch(0.33, 0.010, 260),
-                "mark": oklch(0.56, 0.012, 260),
-                "chosen": oklch(0.76, 0.12, 245),
-                "default": oklch(0.78, 0.13, 65),
-                "failed": oklch(0.74, 0.13, 22),
-                "hover": oklch(0.275, 0.012, 256),
-            },
-            tuple(_scale(0.93, 0.31, 104, 282)),
-        ),
-    )
+    """Return the light theme and the dark theme."""
+    light, dark = ({name: oklch(*pair[at]) for name, pair in _COLOURS.items()} for at in (0, 1))
+    return Theme(light, _scale(0.36, 0.955, 268, 100)), Theme(dark, _scale(0.93, 0.31, 104, 282))
 
 
-def _scale(best: float, worst: float, first: float, last: float) -> list[str]:
+def _scale(best: float, worst: float, first: float, last: float) -> tuple[str, ...]:
     parts = [step / (STEPS - 1) for step in range(STEPS)]
-    return [oklch(best + part * (worst - best), 0.125, first + part * (last - first)) for part in parts]
+    return tuple(oklch(best + part * (worst - best), 0.125, first + part * (last - first)) for part in parts)
+
+
+def properties(theme: Theme) -> dict[str, str]:
+    """Return the colours of a theme by name: `q3` is a step of the scale, `t3` the colour of text on it."""
+    scale = {f"q{step}": colour for step, colour in enumerate(theme.scale)}
+    return theme.named | scale | {f"t{step}": theme.on_scale(step) for step in range(STEPS)}
 
 
 def style_sheet() -> str:
-    """Return both themes as custom properties: as the system asks, or else the reader; always light on paper."""
-    light, dark = (_properties(theme) for theme in themes())
+    """Return both themes as CSS: the system's choice, then the reader's choice; always light when printed."""
+    light, dark = (";".join(f"--{name}:{value}" for name, value in properties(theme).items()) for theme in themes())
     return (
         f":root{{color-scheme:light;{light}}}\n"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
         f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
         f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}\n"
-        + "".join(f".q{step}{{fill:var(--q{step})}}.chart .t{step}{{fill:var(--t{step})}}" for step in range(STEPS))
+        + "".join(f".q{step}{{fill:var(--q{step})}}\n.chart .t{step}{{fill:var(--t{step})}}\n" for step in range(STEPS))
     )
-
-
-def _properties(theme: Theme) -> str:
-    named = [f"--{name}:{colour}" for name, colour in theme.named.items()]
-    scale = [f"--q{step}:{colour};--t{step}:{theme.on_scale(step)}" for step, colour in enumerate(theme.scale)]
-    return ";".join([*named, *scale])

@@ -1,4 +1,4 @@
-"""One tuning in detail: every candidate, how the best was found, and what made it fast."""
+"""One tuning in detail: every candidate, how the best was found, and which parameters made it fast."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tunebook._report.importance import HeatMap, Importance, axes_of, heat_maps,
 from tunebook._selection.trusted_entries import disturbances_of, environments_verified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from tunebook._report.entry import ReportEntry
 
 FINALISTS: Final = 8
-LATE: Final = 8  # who has as many samples was in the race until late
+LATE: Final = 8  # a candidate with so many samples stayed in the race until late
 HEAT_MAPS: Final = 6
-SAMPLES: Final = 120  # drawn of one candidate; more are a blot
-CANDIDATES: Final = 500  # listed of one tuning, the fastest first
+SAMPLES: Final = 120  # drawn for each candidate; more overlap
+CANDIDATES: Final = 500  # listed for each tuning, the fastest first
 
 
 class CandidateRow(NamedTuple):
-    """What one configuration did. `tried_s` counts from the beginning of the tuning; 0 if it was known before."""
+    """One candidate. `tried_s` counts from the beginning of the tuning; 0 if it was measured before."""
 
     config: str
     axes: dict[str, object]
@@ -36,7 +36,7 @@ class CandidateRow(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """One tuning. `candidates` are the fastest first, then those that failed; `left_out` more are not listed."""
+    """One tuning. `candidates` has the fastest first and failed candidates last; `left_out` more are not listed."""
 
     entry: ReportEntry
     call: tuple[str, ...]
@@ -49,7 +49,7 @@ class Detail(NamedTuple):
 
     @property
     def finalists(self) -> list[CandidateRow]:
-        """Those whose samples are worth a look: the chosen one, the default, and the last ones in the race."""
+        """The candidates whose samples are shown: the chosen one, the default, and the last in the race."""
         shown = [c for c in self.candidates if c.role or len(c.samples_s) >= LATE]
         shown = [c for c in shown if c.samples_s and c.value_s is not None]
         others = [c for c in shown if c.role not in ("chosen", "default")]
@@ -58,7 +58,7 @@ class Detail(NamedTuple):
 
     @property
     def best_so_far(self) -> list[tuple[float, float]]:
-        """When a candidate was tried that was faster than all before, and its time."""
+        """The candidates that were faster than all before: when each was tried, and its time."""
         found: list[tuple[float, float]] = []
         for tried_s, value_s in sorted((c.tried_s, c.value_s) for c in self.candidates if c.value_s is not None):
             if not found or value_s < found[-1][1]:
@@ -93,33 +93,22 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
     began, values_s = _began(facts, entry), facts.values_s()
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
+        samples = () if failure else m.valid_samples_s
+        finalist = "" if m.dropped or failure else "finalist"
         yield CandidateRow(
             config=config_text(m.config),
             axes=axes_of(m.config),
             value_s=values_s.get(m.fingerprint),
-            samples_s=_some(m.valid_samples_s) if m.failure is None else (),
+            samples_s=tuple(samples[:: max(math.ceil(len(samples) / SAMPLES), 1)]),
             compile_s=m.compile_s,
             tried_s=max(m.when - began, 0.0),
             failure=failure,
-            role=_role(facts, m.fingerprint, dropped=m.dropped or m.failure is not None),
+            role={facts.default: "default", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
         )
 
 
-def _role(facts: MeasuredRecord, fingerprint: str, *, dropped: bool) -> str:
-    if fingerprint == facts.chosen:
-        return "chosen"
-    if fingerprint == facts.default:
-        return "default"
-    return "" if dropped else "finalist"
-
-
-def _some(samples: Sequence[float]) -> tuple[float, ...]:
-    step = max(math.ceil(len(samples) / SAMPLES), 1)
-    return tuple(samples[::step])
-
-
 def _began(facts: MeasuredRecord, entry: ReportEntry) -> float:
-    """Return when the tuning began that chose: what was measured before was known by then."""
+    """Return when the tuning began that made the decision; earlier measurements were known by then."""
     whens = [m.when for m in facts.current]
     ended = entry.when or max(whens, default=0.0)
     return ended - entry.seconds if entry.seconds else min(whens, default=0.0)
@@ -128,10 +117,10 @@ def _began(facts: MeasuredRecord, entry: ReportEntry) -> float:
 def _notes(facts: MeasuredRecord) -> Iterable[str]:
     others = len(facts.body.measurements) - len(facts.current)
     if facts.body.provenance.get("complete") is False:
-        yield "The budget ended this tuning: the best so far stands."
+        yield "The budget ended this tuning; the best candidate until then was chosen."
     for reason in disturbances_of(facts.body):
-        yield f"Disturbed while it was measured: {reason}."
+        yield f"Disturbed during measuring: {reason}."
     if environments_verified(facts.body):
-        yield "Verified: the finalists were measured again under other versions, and the choice held."
+        yield "Verified: the finalists were measured again under other versions, and the choice still holds."
     if others:
         yield f"{others} measurements under other versions, or of other code, are kept and not shown."

@@ -1,7 +1,7 @@
-"""Numbers for services: how often the book had an answer, what was tuned, how long that took, and what failed.
+"""Metrics for services: how often the book had an answer, which tunings ran, how long they took, and how many failed.
 
-Nothing is counted until it is switched on, and until then a tuned call costs what it always costs. Switched on, every
-call tells one listener: see docs/metrics.md for what that takes.
+Counting is off by default and then costs nothing. Switched on, every call notifies one listener: docs/metrics.md has
+the cost.
 """
 
 from __future__ import annotations
@@ -22,37 +22,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from http.server import ThreadingHTTPServer
 
-    from tunebook._tuning.job import Step
+    from tunebook._base.vocabulary import Failure
 
 Labels: TypeAlias = tuple[str, ...]
 
 
 class Family(NamedTuple):
-    """One metric: its name and kind as Prometheus has them, what it counts, and the names of its labels."""
+    """One metric, in the words of Prometheus. Every metric has the labels kernel and device; most have one more."""
 
     name: str
-    kind: str
     help: str
-    labels: Labels
+    label: str = ""
     unit: str = "1"
+    kind: str = "counter"
+
+    def named(self, labels: Labels) -> dict[str, str]:
+        """Return the values of the labels by their names."""
+        return dict(zip(("kernel", "device", self.label), labels, strict=False))
 
 
-_BY: Final = ("kernel", "device")
-HITS: Final = Family(
-    "tunebook_hits", "counter", "Calls that memory or the book had an answer for.", (*_BY, "level"), "{call}"
-)
-MISSES: Final = Family(
-    "tunebook_misses", "counter", "Calls that neither had an answer for, by what answered.", (*_BY, "answer"), "{call}"
-)
-OVERRIDES: Final = Family(
-    "tunebook_overrides", "counter", "Calls that were given their configuration.", (*_BY, "by"), "{call}"
-)
-TUNINGS: Final = Family("tunebook_tunings", "counter", "Tunings that ended.", (*_BY, "outcome"), "{tuning}")
-SECONDS: Final = Family("tunebook_tuning_seconds", "counter", "Seconds from their beginning to their end.", _BY, "s")
-FAILURES: Final = Family(
-    "tunebook_candidate_failures", "counter", "Candidates that failed when tried.", (*_BY, "kind"), "{candidate}"
-)
-RUNNING: Final = Family("tunebook_tunings_running", "gauge", "Tunings that have begun and not ended.", _BY, "{tuning}")
+HITS: Final = Family("tunebook_hits", "Calls answered by memory or by the book.", "level", "{call}")
+MISSES: Final = Family("tunebook_misses", "Other calls, by the tier that answered.", "answer", "{call}")
+OVERRIDES: Final = Family("tunebook_overrides", "Calls with a given configuration.", "by", "{call}")
+TUNINGS: Final = Family("tunebook_tunings", "Tunings that ended.", "outcome", "{tuning}")
+SECONDS: Final = Family("tunebook_tuning_seconds", "Seconds spent in tunings that ended.", "", "s")
+FAILURES: Final = Family("tunebook_candidate_failures", "Candidates that failed.", "kind", "{candidate}")
+RUNNING: Final = Family("tunebook_tunings_running", "Tunings that run now.", "", "{tuning}", "gauge")
 FAMILIES: Final = (HITS, MISSES, OVERRIDES, TUNINGS, SECONDS, FAILURES, RUNNING)
 
 _GIVEN: Final = {"override": "override", "overlay_hit": "overlay", "pinned": "pin"}
@@ -61,10 +56,10 @@ _ANSWERED: Final = {"autotune_finish": "autotune", "heuristics": "heuristic", "e
 
 @final
 class Counts:
-    """Counts events, exactly, from any number of threads."""
+    """Counts events exactly, from any number of threads."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        # Re-entrant: a finaliser that runs a kernel may come while this thread holds it.
+        # Re-entrant: a finaliser may run a kernel while this thread holds the lock.
         self._lock = threading.RLock()
         self._clock_s = clock_s
         self._cells: dict[tuple[Family, Labels], list[float]] = defaultdict(lambda: [0])
@@ -73,50 +68,46 @@ class Counts:
         self._watchers: tuple[Callable[..., None], ...] = ()
 
     def renew_lock(self) -> None:
-        """Take a new lock, in a forked child."""
+        """Make a new lock, in a forked child."""
         self._lock = threading.RLock()
 
     def watch(self, watcher: Callable[..., None]) -> None:
-        """Tell `watcher(event, **data)` of every event but hits, after it was counted."""
+        """Call `watcher(event, **data)` for every event except hits, after it was counted."""
         self._watchers = (*self._watchers, watcher)
 
     def hear(
-        self, event: str, *, device: str, op_id: str, call_key: str, cfg: object = None, level: str = "", **told: Any
+        self, event: str, *, device: str, op_id: str, call_key: str, cfg: object = None, level: str = "", **data: Any
     ) -> None:
-        """Count an event; a listener of selectors."""
-        if event == "cache_hit" and not told:
+        """Count an event; selectors call this as a listener."""
+        if event == "cache_hit" and not data:
             # Nearly all events are hits, and a hit must cost little: one lookup and one addition.
             cell = self._hits.get((op_id, device, level)) or self._hit_cell((op_id, device, level))
             with self._lock:
                 cell[0] += 1
             return
-        told |= {"device": device, "op_id": op_id, "call_key": call_key, "cfg": cfg}
-        self._count(event, told)
+        data |= {"device": device, "op_id": op_id, "call_key": call_key, "cfg": cfg}
+        self._count(event, data)
         for watcher in self._watchers:
-            watcher(event, **told)
+            watcher(event, **data)
 
     def _hit_cell(self, labels: tuple[str, str, str]) -> list[float]:
         with self._lock:
             return self._hits.setdefault(labels, self._cells[HITS, labels])
 
-    def _count(self, event: str, told: dict[str, Any]) -> None:
-        by = (told["op_id"], told["device"])
-        problem = (*by, told["call_key"])
-        if event == "autotune_progress":
-            self._failed(by, told["step"])
+    def _count(self, event: str, data: dict[str, Any]) -> None:
+        by = (data["op_id"], data["device"])
+        problem, failed = (*by, data["call_key"]), data.get("error") is not None
+        if event == "autotune_progress" and (failure := _failure(data)) is not None:
+            self.add(FAILURES, (*by, failure.kind))
         elif event == "autotune_start":
             self._start(by, problem)
         elif event == "autotune_finish":
-            self._finish(by, problem, "failed" if told.get("error") is not None else "decided")
+            self._finish(by, problem, "failed" if failed else "decided")
         if event in _GIVEN:
             self.add(OVERRIDES, (*by, _GIVEN[event]))
-        # A tuning that failed has no answer; what is asked next tells its own event.
-        elif event in _ANSWERED and told.get("called", True) and not (event == "autotune_finish" and "error" in told):
+        # A failed tuning has no answer; the next tier sends an event of its own.
+        elif event in _ANSWERED and data.get("called", True) and not (event == "autotune_finish" and "error" in data):
             self.add(MISSES, (*by, _ANSWERED[event]))
-
-    def _failed(self, by: Labels, step: Step) -> None:
-        if step.latest is not None and step.latest.failure is not None:
-            self.add(FAILURES, (*by, step.latest.failure.kind))
 
     def _start(self, by: Labels, problem: Labels) -> None:
         with self._lock:
@@ -129,27 +120,33 @@ class Counts:
         with self._lock:
             began_s = self._began.pop(problem, None)
             if began_s is None:
-                return  # told by whoever waited for it, or asked for a tuning that another process did
+                return  # sent by a caller that waited, or another process did the tuning
             self._cells[RUNNING, by][0] -= 1
             self._cells[SECONDS, by][0] += max(self._clock_s() - began_s, 0.0)
             self._cells[TUNINGS, (*by, outcome)][0] += 1
 
-    def add(self, family: Family, labels: Labels, amount: float = 1) -> None:
-        """Add to a count."""
+    def add(self, family: Family, labels: Labels) -> None:
+        """Add 1 to a count."""
         with self._lock:
-            self._cells[family, labels][0] += amount
+            self._cells[family, labels][0] += 1
 
     def values(self, family: Family) -> dict[Labels, float]:
-        """Return the counts of one family by their labels."""
+        """Return the counts of a family by their labels."""
         with self._lock:
             return {labels: cell[0] for (each, labels), cell in self._cells.items() if each is family}
 
     def reset(self) -> None:
-        """Begin at zero."""
+        """Set every count to zero."""
         with self._lock:
             self._cells.clear()
             self._hits.clear()
             self._began.clear()
+
+
+def _failure(data: dict[str, Any]) -> Failure | None:
+    """Return the failure that an "autotune_progress" event reports, if any."""
+    latest = data["step"].latest
+    return None if latest is None else latest.failure
 
 
 _counts: Final = Counts()
@@ -162,17 +159,17 @@ def on() -> None:
 
 
 def off() -> None:
-    """Count no more; what was counted stays."""
+    """Stop counting and keep the counts."""
     EVERYWHERE.unlisten(_counts.hear)
 
 
 def reset() -> None:
-    """Begin at zero."""
+    """Set every count to zero."""
     _counts.reset()
 
 
 def counts() -> dict[str, dict[Labels, float]]:
-    """Return what was counted, by the metric's name and its labels (kernel, device, and one more of most)."""
+    """Return the counts by the metric's name and its labels (kernel, device, and for most metrics one more)."""
     return {family.name: _counts.values(family) for family in FAMILIES}
 
 
@@ -180,7 +177,7 @@ def counts() -> dict[str, dict[Labels, float]]:
 
 
 def text() -> str:
-    """Return what was counted in Prometheus' text format (0.0.4)."""
+    """Return the counts in Prometheus' text format (0.0.4)."""
     return "".join(_exposed(family, _counts.values(family)) for family in FAMILIES)
 
 
@@ -188,7 +185,7 @@ def _exposed(family: Family, values: dict[Labels, float]) -> str:
     name = family.name + ("_total" if family.kind == "counter" else "")
     lines = [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
     for labels, value in sorted(values.items()):
-        pairs = ",".join(f'{key}="{_escaped(label)}"' for key, label in zip(family.labels, labels, strict=True))
+        pairs = ",".join(f'{key}="{_escaped(label)}"' for key, label in family.named(labels).items())
         lines.append(f"{name}{{{pairs}}} {value!r}")
     return "\n".join(lines) + "\n"
 
@@ -198,17 +195,17 @@ def _escaped(label: str) -> str:
 
 
 def write(path: str | os.PathLike[str]) -> Path:
-    """Switch counting on, and write the text to a file at once, for a collector that reads files."""
+    """Switch counting on, and write the counts to a file now, for a collector that reads files."""
     on()
     target = Path(path)
-    # Replaced whole: a collector that reads half a file drops all of it.
+    # In one step: a collector that reads half a file drops all of it.
     replace_file(target, text().encode())
     return target
 
 
 @final
 class Server:
-    """Answers every GET with the text, from a thread of its own, until it is closed. Also a context manager."""
+    """Answers every GET with the text, in a thread, until it is closed. Also a context manager."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self._server = server
@@ -217,7 +214,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The address of the server."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}/metrics"
 
@@ -235,8 +232,8 @@ class Server:
 
 
 def serve(port: int = 9464, host: str = "127.0.0.1") -> Server:
-    """Switch counting on, and answer on a port, of this machine alone unless `host` says otherwise; 0 is any port."""
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # noqa: PLC0415 - 20 ms that only servers pay
+    """Switch counting on, and serve the counts; port 0 is any free port. Only this machine can connect by default."""
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # noqa: PLC0415 - loaded late: 20 ms
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -248,13 +245,12 @@ def serve(port: int = 9464, host: str = "127.0.0.1") -> Server:
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: the standard handler writes every request to standard error."""
+            """Do nothing: the standard handler writes every request to standard error."""
 
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
         raise DefinitionError(f"cannot serve metrics on {host}:{port}: {error}. Give another port, or 0.") from error
-    server.daemon_threads = True
     on()
     return Server(server)
 
@@ -263,27 +259,24 @@ def serve(port: int = 9464, host: str = "127.0.0.1") -> Server:
 
 
 def opentelemetry(meter_provider: Any = None, tracer_provider: Any = None) -> None:
-    """Switch counting on, and hand the counts to OpenTelemetry; each tuning is a span, with its failures as events.
+    """Switch counting on, and export to OpenTelemetry; each tuning is a span, with its failures as events.
 
-    The providers are those of the process unless they are given. Call it once.
+    Without arguments it uses the providers of the process. Call it once.
     """
     metrics = require("opentelemetry.metrics", extra="otel", feature="exporting")
     trace = require("opentelemetry.trace", extra="otel", feature="exporting")
     meter = metrics.get_meter("tunebook", meter_provider=meter_provider)
     for family in FAMILIES:
         make = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_up_down_counter
+
+        def observe(_options: object, family: Family = family) -> Iterable[Any]:
+            values = _counts.values(family).items()
+            return [metrics.Observation(value, family.named(labels)) for labels, value in values]
+
         name = family.name.replace("tunebook_", "tunebook.")
-        make(name, callbacks=[_observer(family, metrics.Observation)], unit=family.unit, description=family.help)
+        make(name, callbacks=[observe], unit=family.unit, description=family.help)
     _counts.watch(_Spans(trace.get_tracer("tunebook", tracer_provider=tracer_provider)))
     on()
-
-
-def _observer(family: Family, observation: Callable[..., Any]) -> Callable[[object], Iterable[Any]]:
-    def observe(_options: object) -> Iterable[Any]:
-        for labels, value in _counts.values(family).items():
-            yield observation(value, dict(zip(family.labels, labels, strict=True)))
-
-    return observe
 
 
 class _Spans:
@@ -293,20 +286,16 @@ class _Spans:
         self._tracer = tracer
         self._open: dict[tuple[str, str, str], Any] = {}
 
-    def __call__(self, event: str, **told: Any) -> None:
-        key = (told["op_id"], told["device"], told["call_key"])
+    def __call__(self, event: str, **data: Any) -> None:
+        key = (data["op_id"], data["device"], data["call_key"])
         if event == "autotune_start" and key not in self._open:
             attributes = {"tunebook.kernel": key[0], "tunebook.device": key[1], "tunebook.call": key[2]}
             self._open[key] = self._tracer.start_span("tunebook.tune", attributes=attributes)
-        elif event == "autotune_progress":
-            self._note(self._open.get(key), told["step"])
+        elif event == "autotune_progress" and key in self._open and (failure := _failure(data)) is not None:
+            about = {"kind": failure.kind, "message": failure.message[:1000]}
+            self._open[key].add_event("candidate failed", about)
         elif event == "autotune_finish" and (span := self._open.pop(key, None)) is not None:
-            span.set_attribute("tunebook.config", repr(told["cfg"]))
-            if (error := told.get("error")) is not None:
+            span.set_attribute("tunebook.config", repr(data["cfg"]))
+            if (error := data.get("error")) is not None:
                 span.record_exception(error)
             span.end()
-
-    def _note(self, span: Any, step: Step) -> None:
-        failure = None if step.latest is None else step.latest.failure
-        if span is not None and failure is not None:
-            span.add_event("candidate failed", {"kind": failure.kind, "message": failure.message[:1000]})

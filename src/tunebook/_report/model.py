@@ -1,41 +1,37 @@
-"""What a report shows, as values: made once, drawn as a page or as a picture.
+"""The values that a report shows: computed once, drawn as a page or as a picture.
 
-A book may have any number of records, so they are gone through once, and of each only a line is kept. The few that are
-worth a look in detail are chosen by what is in those lines.
+A book may have any number of records, so each record is read once and only a line of it is kept. The few records that
+are shown in detail are chosen by their lines.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.detail import Detail, detail_of
-from tunebook._report.entry import (
-    KernelFailures,
-    MeasuredRecord,
-    ReportEntry,
-    config_text,
-    entry_of,
-    facts_of,
-    failures_of,
-)
+from tunebook._report.entry import KernelFailures, ReportEntry, config_text, entry_of, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
+    from tunebook._report.entry import MeasuredRecord
 
 DETAILS: Final = 12
-FAILURES: Final = 200  # different ones that are listed
-READ_FAILURES: Final = 2000  # entries of which messages are read: they are in the large part of a record
-_MESSAGES: Final = 20_000  # different ones that are counted: each may name an address of its own
+FAILURES: Final = 200  # different failures that are listed
+READ_FAILURES: Final = 2000  # entries whose messages are read: messages are in the large part of a record
+_MESSAGES: Final = 20_000  # different messages that are counted: each may name an address of its own
+
+# Interest, order of reading, kernel and device, record.
+_Ranked: TypeAlias = "tuple[tuple[float, int, float], int, tuple[str, str], Record]"
 
 
 class KernelGroup(NamedTuple):
-    """The entries of one kernel on one device, summed up. `speedups` and `reached` are sorted."""
+    """The entries of a kernel on a device, summed. `speedups` and `reached` are sorted."""
 
     op: str
     device: str
@@ -50,20 +46,15 @@ class KernelGroup(NamedTuple):
 
     @property
     def typical_speedup(self) -> float | None:
-        """The geometric mean of how many times faster than the default the entries are."""
+        """The geometric mean of the speedups over the default."""
         return statistics.geometric_mean(self.speedups) if self.speedups else None
-
-    @property
-    def measuring_s(self) -> float:
-        """The seconds that were not spent waiting for compilers."""
-        return max(self.seconds - self.waiting_s, 0.0)
 
 
 class ReportModel(NamedTuple):
-    """Everything that a report shows. `details` are of at most `DETAILS` entries, chosen as `interest` says.
+    """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by `interest`.
 
-    `failure_kinds` count all failed candidates; `failures` are what was said in the first `READ_FAILURES` entries of
-    the `with_failures` that have any.
+    `failure_kinds` counts all failed candidates. `failures` has the messages of at most `READ_FAILURES` entries;
+    `with_failures` is the number of entries that have failed candidates.
     """
 
     title: str
@@ -78,30 +69,27 @@ class ReportModel(NamedTuple):
 
     @property
     def speedups(self) -> list[float]:
-        """How many times faster than their default the entries are, of those where both times are known."""
+        """How many times faster than its default each entry is, where both times are known."""
         return [speedup for group in self.groups for speedup in group.speedups]
-
-    @property
-    def tuned(self) -> int:
-        """How many entries have something to show in detail."""
-        return sum(entry.measured > 0 for entry in self.entries)
 
 
 def model_of(records: Iterable[Record], *, title: str, where: str, made: float) -> ReportModel:
-    """Go through the records once."""
+    """Return the values of a report; reads the records once."""
     entries: list[ReportEntry] = []
     failures: Counter[tuple[str, str, str]] = Counter()
-    examples: dict[tuple[str, str, str], str] = {}
-    best = _MostInteresting(DETAILS)
+    examples: dict[object, Json] = {}
+    ranked: list[_Ranked] = []
     kinds: Counter[str] = Counter()
     with_failures = 0
     for record in records:
         entry = entry_of(record)
         entries.append(entry)
-        best.offer(entry, record)
+        if entry.measured:
+            ranked.append((interest(entry), -len(entries), (entry.problem.op, entry.problem.device), record))
+        if len(ranked) > 8 * DETAILS:
+            ranked = _most_interesting(ranked)  # a record may be large: few are kept
         if entry.failed:
-            for kind, count in entry.failed.items():
-                kinds[kind] += count
+            kinds.update(entry.failed)
             with_failures += 1
             if with_failures <= READ_FAILURES:
                 _count(facts_of(record), failures, examples)
@@ -113,77 +101,38 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         made=made,
         entries=tuple(entries),
         groups=tuple(_groups(entries)),
-        failures=tuple(KernelFailures(*what, count, examples[what]) for what, count in listed),
+        failures=tuple(KernelFailures(*key, n, config_text(examples[key])) for key, n in listed),
         failure_kinds=tuple(kinds.most_common()),
         with_failures=with_failures,
-        details=tuple(detail_of(facts_of(record)) for record in best.chosen()),
+        details=tuple(detail_of(facts_of(record)) for *_, record in _most_interesting(ranked)[:DETAILS]),
     )
 
 
-def _count(
-    facts: MeasuredRecord, failures: Counter[tuple[str, str, str]], examples: dict[tuple[str, str, str], str]
-) -> None:
-    for what, count in failures_of(facts).items():
-        op, kind, _ = what
-        known = what if what in failures or len(failures) < _MESSAGES else (op, kind, "other messages")
-        failures[known] += count
-        if known not in examples:
-            failed = next(m for m in facts.current if m.failure is not None and m.failure.kind == kind)
-            examples[known] = config_text(failed.config)
+def _count(facts: MeasuredRecord, failures: Counter[tuple[str, str, str]], examples: dict[object, Json]) -> None:
+    for m in facts.current:
+        if m.failure is not None:
+            message = next(iter(m.failure.message.strip().splitlines()), "")[:300]
+            key = (facts.record.problem.op, m.failure.kind, message)
+            if key not in failures and len(failures) >= _MESSAGES:
+                key = (*key[:2], "other messages")
+            failures[key] += 1
+            examples.setdefault(key, m.config)
 
 
 def interest(entry: ReportEntry) -> tuple[float, int, float]:
-    """Order entries by how much there is to see: what was gained over the default, then how much was measured."""
+    """Return a sort key for the details: the gain over the default, then the number of measured candidates."""
     return abs(math.log(entry.speedup or 1.0)), entry.measured, entry.when
 
 
-_Rank: TypeAlias = "tuple[tuple[float, int, float], int, Record | None]"
+def _most_interesting(ranked: list[_Ranked]) -> list[_Ranked]:
+    """Return the best record of each kernel and device, then the best of the rest; at most `DETAILS` of both.
 
-
-class _MostInteresting:
-    """Keeps the records worth a look in detail: the best of each kernel and device, then the best of the rest.
-
-    Never more than twice as many as are asked for: a record may be large, and a book may have any number of kernels.
+    No dropped record could return to the first `DETAILS` later: better records can only push it further back.
     """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._firsts: dict[tuple[str, str], _Rank] = {}
-        self._rest: list[_Rank] = []
-        self._least: _Rank = ((-1.0, 0, 0.0), 0, None)
-        self._seen = 0
-
-    def offer(self, entry: ReportEntry, record: Record) -> None:
-        if not entry.measured:
-            return
-        self._seen += 1
-        mine = (interest(entry), -self._seen, record)
-        # With as many kernels as are wanted, nearly every record ends here.
-        if len(self._firsts) == self._most and mine < self._least:
-            return
-        group = (entry.problem.op, entry.problem.device)
-        first = self._firsts.get(group)
-        if first is not None and first >= mine:
-            self._keep(mine)
-            return
-        self._firsts[group] = mine
-        if first is not None:
-            self._keep(first)
-        elif len(self._firsts) > self._most:
-            # A kernel that leaves here comes back with a better entry, or has none that would be among the best.
-            self._firsts.pop(min(self._firsts, key=self._firsts.__getitem__))
-        self._least = min(self._firsts.values())
-
-    def _keep(self, other: _Rank) -> None:
-        if len(self._rest) < self._most:
-            heapq.heappush(self._rest, other)
-        elif other > self._rest[0]:
-            heapq.heapreplace(self._rest, other)
-
-    def chosen(self) -> list[Record]:
-        firsts = sorted(self._firsts.values(), reverse=True)
-        rest = sorted(self._rest, reverse=True)[: self._most - len(firsts)]
-        return [record for _, _, record in [*firsts, *rest] if record is not None]
+    firsts: dict[tuple[str, str], _Ranked] = {}
+    ordered = sorted(ranked, key=lambda each: each[:2], reverse=True)
+    rest = [each for each in ordered if firsts.setdefault(each[2], each) is not each]
+    return [*list(firsts.values())[:DETAILS], *rest[:DETAILS]]
 
 
 def _groups(entries: Sequence[ReportEntry]) -> Iterable[KernelGroup]:

@@ -68,7 +68,7 @@
       this.next = make("button", { type: "button", "aria-label": "Next page", onclick: () => this.turn(1) }, "→");
       this.heads = this.columns.map((column) =>
         make("th", { scope: "col", class: isText(column.kind) ? null : "number" },
-          make("button", { type: "button", title: column.told || null, onclick: () => this.sort(column) }, column.name)));
+          make("button", { type: "button", title: column.hint || null, onclick: () => this.sort(column) }, column.name)));
       const table = make("table", {}, make("caption", { hidden: true }, label), make("thead", {}, make("tr", {}, ...this.heads)), this.body);
       const bar = make("div", { class: "bar" }, this.filter, ...this.picks.map(([, select]) => select), this.count, this.back, this.next);
       this.place.replaceChildren(bar, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table));

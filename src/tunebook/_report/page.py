@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing but itself: no network, no build, no dependency."""
+"""A report as a self-contained page: no network, no build, no dependency."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from tunebook._report import charts
 from tunebook._report.colours import STEPS, style_sheet
-from tunebook._report.entry import under_roof
-from tunebook._report.markup import Markup, join, tag
+from tunebook._report.entry import UnderRoof
+from tunebook._report.markup import Markup, join, svg_of, tag
 from tunebook._report.model import DETAILS, READ_FAILURES
 from tunebook._report.scales import TIMES, quantile, ratio_text, time_text
 from tunebook._report.tables import tables_of
@@ -23,23 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tunebook._report.detail import Detail
-    from tunebook._report.entry import UnderRoof
     from tunebook._report.model import ReportModel
 
-# Larger tables are packed: 100,000 entries are 20 MB as text, and browsers unpack them in a tenth of a second.
+# Larger tables are compressed: 100,000 entries are 20 MB as text; browsers unpack them in a tenth of a second.
 _PLAIN_BYTES: Final = 1 << 20
-_ROOFS, _POINTS = 4, 400  # devices that get a picture, and entries in it: more are a blot
+_ROOFS, _POINTS = 4, 400  # devices that get a chart, and entries in it: more overlap
 
 _METHODS: Final = (
-    """A time is the typical one of a candidate: a mean of the faster half of its samples, weighted to the fast, or the
-    fastest of the first few. The default is the configuration that the kernel's heuristic gives.""",
-    """Importance is the part of the variance of log time that a parameter explains alone, less what chance would
-    explain with as many values (one-way analysis of variance, epsilon squared), over the candidates that worked. What
-    is missing from 100 % is interaction of parameters, and noise.""",
-    """A heat map shows, for each pair of values, the best time over everything that was measured with both, as a
-    multiple of the best of all. A cross is a pair with which every candidate failed.""",
-    """Best so far: each candidate stands at the moment at which it was first tried, with the time that the whole race
-    found for it. What was known before the tuning began stands at its beginning.""",
+    """A time is the typical time of a candidate: a mean of the faster half of its samples, weighted to the fast, or the
+    fastest of the first few samples. The default is the configuration of the kernel's heuristic.""",
+    """Importance is the part of the variance of log time that a parameter explains alone, minus the part that chance
+    explains with as many values (one-way analysis of variance, epsilon squared), over the candidates that worked. The
+    rest to 100 % is interaction of parameters, and noise.""",
+    """A heat map shows the best time for each pair of values, over all candidates with both values, as a multiple of
+    the best time of all. A cross marks a pair with which every candidate failed.""",
+    """Best so far: each candidate stands at the moment at which it was first tried, with its time at the end of the
+    race. Candidates that were measured earlier stand at the beginning.""",
 )
 
 
@@ -47,7 +46,7 @@ def page_of(model: ReportModel) -> str:
     """Return the whole page."""
     script = _part("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # Nothing is fetched, and no script runs but ours, whatever a record may hold.
+    # Nothing is fetched and no other script runs, whatever text a record holds.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     head = join(
         tag("meta", charset="utf-8"),
@@ -56,8 +55,11 @@ def page_of(model: ReportModel) -> str:
         tag("title", f"{model.title} · tunebook"),
         tag("style", Markup(style_sheet() + _part("page.css"))),
     )
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(model.made))
+    title = tag("div", tag("h1", model.title), tag("div", f"{model.where} · {made}", class_="where"))
+    toggle = tag("button", "Dark", type="button", class_="toggle", title="light or dark")
     body = join(
-        _header(model),
+        tag("header", title, toggle),
         tag("main", *_sections(model)),
         tag("footer", *(tag("p", method) for method in _METHODS)),
         _data(model),
@@ -80,17 +82,10 @@ def _data(model: ReportModel) -> Markup:
     return tag("script", Markup(safe), type="application/json", id="data")
 
 
-def _header(model: ReportModel) -> Markup:
-    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(model.made))
-    title = tag("div", tag("h1", model.title), tag("div", f"{model.where} · {made}", class_="where"))
-    toggle = tag("button", "Dark", type="button", class_="toggle", title="light or dark")
-    return tag("header", title, toggle)
-
-
 def _sections(model: ReportModel) -> Iterable[Markup]:
     yield _figures(model)
     if not model.entries:
-        yield tag("p", "There is nothing in this book yet. Tune a call: tunebook.tune(kernel, ...).", class_="note")
+        yield tag("p", "This book has no entries yet. Tune a call: tunebook.tune(kernel, ...).", class_="note")
         return
     several = len(model.entries) > 1
     if several and model.speedups:
@@ -108,90 +103,84 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
 
 def _figures(model: ReportModel) -> Markup:
     groups = model.groups
-    failed = sum(group.failed for group in groups)
-    seconds = sum(group.seconds for group in groups)
+    failed, seconds = sum(group.failed for group in groups), sum(group.seconds for group in groups)
     kernels, devices, entries = len({g.op for g in groups}), len({g.device for g in groups}), len(model.entries)
+    ordered = sorted(model.speedups)
+    took = f"{seconds / 3600:,.1f} h" if seconds >= 7200 else time_text(seconds)
     found = [
         ("kernel" if kernels == 1 else "kernels", f"{kernels:,}"),
         ("device" if devices == 1 else "devices", f"{devices:,}"),
         ("entry" if entries == 1 else "entries", f"{entries:,}"),
         ("candidates tried", f"{sum(g.measured for g in groups):,}"),
-        ("of them failed", f"{failed:,}" if failed else ""),
-        ("median gain over the default", _gain(model)),
-        ("time of tuning", _long(seconds) if seconds else ""),
+        ("candidates failed", f"{failed:,}" if failed else ""),
+        ("median gain over the default", ratio_text(quantile(ordered, 0.5)) if ordered else ""),
+        ("time of tuning", took if seconds else ""),
     ]
     return tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in found if v), class_="figures")
 
 
-def _gain(model: ReportModel) -> str:
-    ordered = sorted(model.speedups)
-    return ratio_text(quantile(ordered, 0.5)) if ordered else ""
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else time_text(seconds)
+def _heading(title: str, note: str, there: int, kind: str) -> Iterable[Markup]:
+    only = f" Only the {charts.ROWS} {kind} are shown, of {there:,}." if there > charts.ROWS else ""
+    yield tag("h2", title)
+    yield tag("p", note + only, class_="note")
 
 
 def _speedups(model: ReportModel) -> Iterable[Markup]:
+    note = "How many times faster than the heuristic's configuration; the mark is the geometric mean."
     shown = sum(bool(group.speedups) for group in model.groups)
-    yield tag("h2", "Gain over the default")
-    told = "How many times faster than with the heuristic's configuration; the mark is the geometric mean."
-    yield tag("p", told + _only(shown, charts.ROWS, "kernels and devices with the largest gain"), class_="note")
-    yield tag("figure", charts.speedups(model.groups))
+    yield from _heading("Gain over the default", note, shown, "kernels and devices with the largest gain")
+    yield tag("figure", svg_of(charts.speedups(model.groups)))
     yield _table("groups", "kernels and devices")
-
-
-def _only(there: int, shown: int, what: str) -> str:
-    return f" Shown are the {shown} {what}, of {there:,}." if there > shown else ""
 
 
 def _rooflines(model: ReportModel, *, several: bool) -> Iterable[Markup]:
     if not any(group.reached for group in model.groups):
         return
     yield tag("h2", "Roofline")
-    yield tag("p", "The work of a call is what its author stated as flops= and bytes=.", class_="note")
+    yield tag("p", "The author of a kernel states the work of a call with flops= and bytes=.", class_="note")
     if several:
-        yield tag("figure", charts.reached(model.groups))
+        yield tag("figure", svg_of(charts.reached(model.groups)))
     roofs: dict[tuple[str, float, float], list[UnderRoof]] = defaultdict(list)
     for entry in model.entries:
-        if (point := under_roof(entry)) is not None:
-            roofs[entry.problem.device, point.flops_per_s, point.bytes_per_s].append(point)
-    largest = sorted(roofs.items(), key=lambda item: -len(item[1]))[:_ROOFS]
-    for (device, _, _), points in largest:
+        work = entry.roofline
+        if work is not None and entry.best_s and work.flops and work.bytes_moved:
+            flops_per_s, bytes_per_s = work.peak
+            if flops_per_s and bytes_per_s:
+                point = UnderRoof(entry, work.flops / work.bytes_moved, work.flops / entry.best_s)
+                roofs[entry.problem.device, flops_per_s, bytes_per_s].append(point)
+    for roof, points in sorted(roofs.items(), key=lambda item: -len(item[1]))[:_ROOFS]:
         drawn = points[:: -(-len(points) // _POINTS)]
-        told = "" if len(drawn) == len(points) else f": {len(drawn)} of {len(points):,} entries"
-        yield tag("figure", tag("h3", f"{device}{told}"), charts.roofline(device, drawn))
+        only = "" if len(drawn) == len(points) else f": {len(drawn)} of {len(points):,} entries"
+        yield tag("figure", tag("h3", f"{roof[0]}{only}"), svg_of(charts.roofline(*roof, drawn)))
 
 
 def _tuning_time(model: ReportModel) -> Iterable[Markup]:
+    note = "Compilers run in parallel with the measuring and with each other."
     shown = sum(bool(group.seconds) for group in model.groups)
-    yield tag("h2", "Compiling and measuring")
-    told = "Where the time of tuning went. Compilers run beside the measuring, and beside each other."
-    yield tag("p", told + _only(shown, charts.ROWS, "that took longest"), class_="note")
-    keys = [("waiting", "waiting for compilers"), ("measuring", "measuring")]
-    yield tag("div", *(tag("span", tag("i", class_=kind), name) for kind, name in keys), class_="key")
-    yield tag("figure", charts.tuning_time(model.groups))
+    yield from _heading("Compiling and measuring", note, shown, "kernels and devices that took longest")
+    yield tag("div", *(tag("span", tag("i", class_=kind), name) for kind, name in charts.KEY.items()), class_="key")
+    yield tag("figure", svg_of(charts.tuning_time(model.groups)))
 
 
 def _failures(model: ReportModel) -> Iterable[Markup]:
-    yield tag("h2", "Failures")
-    told = "Candidates that have no time, by the first line of what was said."
+    note = "Failed candidates, by the first line of their message."
     if model.with_failures > READ_FAILURES:
-        told += f" The table is of {READ_FAILURES:,} of the {model.with_failures:,} entries with failures."
-    yield tag("p", told, class_="note")
+        note += f" The table covers {READ_FAILURES:,} of the {model.with_failures:,} entries with failures."
+    yield from _heading("Failures", note, 0, "")
     if len(model.failure_kinds) > 1:
-        yield tag("figure", charts.failure_bars(model.failure_kinds))
+        yield tag("figure", svg_of(charts.failure_bars(model.failure_kinds)))
     yield _table("failures", "failures")
 
 
 def _details(model: ReportModel) -> Iterable[Markup]:
     yield tag("h2", "Tunings" if len(model.details) > 1 else "The tuning")
-    if model.tuned > len(model.details):
-        told = (
-            f"{len(model.details)} of {model.tuned:,} in detail: of each kernel and device the one with the largest "
-            f"gain, then others by their gain, at most {DETAILS}. The rest is in the sums above and the table below."
+    tuned = sum(entry.measured > 0 for entry in model.entries)
+    if tuned > len(model.details):
+        note = (
+            f"{len(model.details)} of {tuned:,} in detail: for each kernel and device the entry with the largest gain, "
+            f"then others by their gain, at most {DETAILS}. The sums above and the table below cover all entries."
         )
-        yield tag("p", told, class_="note")
+        yield tag("p", note, class_="note")
     for number, detail in enumerate(model.details):
         yield _detail(number, detail)
 
@@ -206,12 +195,12 @@ def _detail(number: int, detail: Detail) -> Markup:
         tag("span", gain, class_="gain"),
     )
     inside = [_about(detail), *(tag("p", note, class_="note") for note in detail.notes)]
-    pictures = [_section(title, drawn) for title, drawn in _pictures(detail)]
+    pictures = [tag("section", tag("h3", t), tag("figure", svg_of(c))) for t, c in charts.of_tuning(detail)]
     if detail.heat_maps:
         pictures.append(_heat_maps(detail))
     inside.append(tag("div", *pictures, class_="pair"))
     if detail.left_out:
-        inside.append(tag("p", f"{detail.left_out:,} more candidates are slower than those listed.", class_="note"))
+        inside.append(tag("p", f"{detail.left_out:,} slower candidates are not listed.", class_="note"))
     inside.append(_table(f"detail{number}", f"candidates of {entry.problem.op}", 12, 12))
     return tag("details", summary, tag("div", *inside, class_="inside"), open="" if number == 0 else None)
 
@@ -230,37 +219,15 @@ def _about(detail: Detail) -> Markup:
     return tag("dl", *shown, class_="about")
 
 
-def _pictures(detail: Detail) -> Iterable[tuple[str, Markup]]:
-    if detail.best_so_far:
-        yield "Best so far", charts.best_so_far(detail)
-    if detail.finalists:
-        yield "Samples of the finalists", charts.samples(detail)
-    if detail.importances:
-        yield "Importance of the parameters", charts.importance(detail)
-
-
-def _section(title: str, drawn: Markup) -> Markup:
-    return tag("section", tag("h3", title), tag("figure", drawn))
-
-
 def _heat_maps(detail: Detail) -> Markup:
     best, worst = charts.heat_range(detail.heat_maps)
-    maps = [tag("figure", charts.heat_map(shown, best, worst)) for shown in detail.heat_maps]
-    title = tag("h3", "Best time for each pair of values")
-    return tag("section", title, _ramp(worst / best), tag("div", *maps, class_="maps"))
-
-
-def _ramp(most: float) -> Markup:
+    maps = [tag("figure", svg_of(charts.heat_map(shown, best, worst))) for shown in detail.heat_maps]
     steps = [tag("rect", x=10 * s, y=0, width=10, height=10, class_=f"q{s}") for s in range(STEPS)]
-    drawn = tag("svg", *steps, viewBox=f"0 0 {10 * STEPS} 10", width=10 * STEPS, height=10, aria_hidden="true")
-    return tag("div", "best", drawn, f"{most:.2g} {TIMES} and slower", class_="ramp")
+    ramp = tag("svg", *steps, viewBox=f"0 0 {10 * STEPS} 10", width=10 * STEPS, height=10, aria_hidden="true")
+    key = tag("div", "best", ramp, f"{worst / best:.2g} {TIMES} and slower", class_="ramp")
+    return tag("section", tag("h3", "Best time for each pair of values"), key, tag("div", *maps, class_="maps"))
 
 
 def _table(name: str, label: str, rows: int = 25, printed: int = 200) -> Markup:
-    empty = tag("noscript", "This table needs JavaScript, which is in this file and asks for nothing from outside.")
+    empty = tag("noscript", "This table needs JavaScript. The script is part of this file and loads nothing.")
     return tag("figure", empty, class_="table", data_table=name, data_label=label, data_page=rows, data_printed=printed)
-
-
-def framed(page: str, height: int) -> str:
-    """Return a page as a frame in a notebook, whose own style and scripts it does not touch."""
-    return tag("iframe", srcdoc=page, style=f"width:100%;height:{height}px;border:0", title="tunebook report")

@@ -1,4 +1,4 @@
-"""From values to places on a chart, and the round numbers beside its axes."""
+"""From values to places on a chart, and round numbers for its axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMES: Final = "\u00d7"  # the sign, and not the letter
 
 
 class Scale(NamedTuple):
-    """A range of values on a range of pixels, by their logarithms if asked; what is outside is put at the edge."""
+    """Maps a range of values to a range of pixels, linear or logarithmic; values outside map to the edge."""
 
     low: float
     high: float
@@ -23,13 +23,10 @@ class Scale(NamedTuple):
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, max(value, self._least)))
+        value = max(value, self.low) if self.log else value
+        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         part = (at - low) / (high - low) if high > low else 0.5
         return self.start + min(max(part, 0.0), 1.0) * (self.end - self.start)
-
-    @property
-    def _least(self) -> float:
-        return self.low if self.log else -math.inf
 
     def ticks(self, about: int = 5) -> list[float]:
         """Return round values inside the range."""
@@ -37,7 +34,7 @@ class Scale(NamedTuple):
 
 
 def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round values from low to high, about so many.
+    """Return about so many round values from low to high.
 
     >>> linear_ticks(0, 10.3)
     [0.0, 2.5, 5.0, 7.5, 10.0]
@@ -48,9 +45,8 @@ def linear_ticks(low: float, high: float, about: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
-    return [
-        round(n * step, 12 - math.floor(math.log10(step))) for n in range(first, math.floor(high / step + 1e-9) + 1)
-    ]
+    digits = 12 - math.floor(math.log10(step))
+    return [round(n * step, digits) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def _log_ticks(low: float, high: float, about: int) -> list[float]:
@@ -70,7 +66,7 @@ def time_text(seconds: float) -> str:
 
 
 def time_axis(high: float) -> Callable[[float], str]:
-    """Return what writes the ticks of an axis of time up to a value, all in one unit."""
+    """Return a function that formats the ticks of an axis of time, all in one unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if high >= size:
             return lambda seconds: f"{seconds / size:.4g} {unit}"
@@ -78,7 +74,7 @@ def time_axis(high: float) -> Callable[[float], str]:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return how many times.
+    """Return a ratio as text.
 
     >>> [ratio_text(ratio)[:-2] for ratio in (1.042, 13.6, 240.2)]
     ['1.04', '13.6', '240']
@@ -88,7 +84,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def amount_text(amount: float, unit: str) -> str:
-    """Return an amount with the prefix that suits it.
+    """Return an amount with a metric prefix.
 
     >>> amount_text(3.21e12, "B/s")
     '3.21 TB/s'
@@ -100,7 +96,7 @@ def amount_text(amount: float, unit: str) -> str:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return a quantile of sorted values, between two of them where it falls between.
+    """Return a quantile of sorted values, interpolated between neighbours.
 
     >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0], 0.25)
     (2.0, 1.25)

@@ -17,8 +17,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
-from tunebook._tuning.job import Budget, Job, Step, Tuned
-from tunebook._tuning.job_run import FAILURE_LIFETIME_S
+from tunebook._tuning.job import FAILURE_LIFETIME_S, Budget, Job, Step, Tuned
 from tunebook._tuning.plan import job_for, outline, search_for, together
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
@@ -401,7 +400,7 @@ class _ForeignTuner:
 
     def tune(self, job: Job[C]) -> Tuned[C]:
         candidates = job.candidates if job.search is None else job.search.first(job.size)
-        config: C = self._tuner.autotune(job.make_fn, job.args, job.kwargs, candidates)
+        config: C = self._tuner.autotune(*job.parts[0][:3], candidates)
         return Tuned(
             config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
         )

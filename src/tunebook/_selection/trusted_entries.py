@@ -15,8 +15,7 @@ from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
-from tunebook._statistics.decide import Ranked, Verdict, decide
-from tunebook._statistics.objective import OBJECTIVES
+from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 from tunebook._tuning.job import History
 
 if TYPE_CHECKING:

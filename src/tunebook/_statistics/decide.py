@@ -1,25 +1,26 @@
-"""From measurements to a choice: a pure function, so that the same measurements always give the same decision."""
+"""Objectives, and the choice among measurements: pure functions, so equal measurements always give equal decisions."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import canonical_json
-from tunebook._statistics.objective import objective_name
-from tunebook._statistics.race import ENOUGH, Objective, paired, pooled_uncertainty, typical_s
+from tunebook._code.checksum import code_checksum
+from tunebook._statistics.race import ENOUGH, Objective, median_s, paired, pooled_uncertainty, typical_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tunebook._base.vocabulary import Measurement
 
-# Candidates closer than this to the best one may be tied, however quiet the samples look: what the next process would
-# measure differs by as much.
+# Candidates closer than this to the best one may be tied, however quiet the samples look: the next process would
+# measure differences as large.
 TIE: Final = 0.015
 # No rule but the incumbent's may choose a candidate that could be slower than the best by more than this...
 REGRET: Final = 0.02
-# ...or by this, if a device's own clock took the times: those repeat better (0.5 % on an H200)...
+# ...or by this, if a device's own clock took the times, because they repeat better (0.5 % on an H200)...
 REGRET_BY_DEVICE: Final = 0.01
 # ...by so many standard errors of the difference.
 SURE: Final = 3.5
@@ -27,6 +28,55 @@ SURE: Final = 3.5
 CLEAR: Final = 0.004
 # Very noisy measurements must not declare everything tied.
 TIE_CEILING: Final = 0.10
+# How the measurement policy begins if a device's own clock took the times. Stored records have the second one.
+DEVICE_CLOCKS: Final = ("device-", "opencl-events")
+
+
+def p95_s(samples: Sequence[float]) -> float:
+    """Return the sample that 95 of 100 do not exceed.
+
+    >>> p95_s([float(n) for n in range(1, 101)])
+    95.0
+    """
+    return sorted(samples)[math.ceil(0.95 * len(samples)) - 1]
+
+
+def mean_s(samples: Sequence[float]) -> float:
+    """Return the mean.
+
+    >>> mean_s([1.0, 3.0])
+    2.0
+    """
+    return math.fsum(samples) / len(samples)
+
+
+OBJECTIVES: Final[dict[str, Objective]] = {"typical": typical_s, "median": median_s, "mean": mean_s, "p95": p95_s}
+
+
+def objective_for(asked: str | Callable[[Sequence[float]], float]) -> Objective:
+    """Return the objective of a name, or a user's own function of samples, whose NaN ranks last."""
+    if callable(asked):
+        function = asked
+
+        def checked(samples: Sequence[float]) -> float:
+            value = float(function(samples))
+            return math.inf if math.isnan(value) else value
+
+        checked.given = function  # type: ignore[attr-defined] # for `objective_name`
+        return checked
+    if asked not in OBJECTIVES:
+        raise DefinitionError(
+            f"objective={asked!r}: choose one of {', '.join(map(repr, OBJECTIVES))}, or give a function of samples"
+        )
+    return OBJECTIVES[asked]
+
+
+def objective_name(asked: str | Callable[[Sequence[float]], float]) -> str:
+    """Return the name of an objective; of the author's own function, the checksum of its code."""
+    if isinstance(asked, str):
+        return asked
+    names = (name for name, function in OBJECTIVES.items() if function is asked)
+    return next(names, None) or code_checksum(getattr(asked, "given", asked))
 
 
 class Ranked(NamedTuple):
@@ -37,10 +87,10 @@ class Ranked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The choice and what it rests on. `tied` cannot be told apart: they are within `band` of the fastest.
+    """The choice and its grounds. `tied` are the candidates within `band` of the fastest: they cannot be told apart.
 
-    `ranking` is fastest first, finalists before those that were dropped from the race. `objective` names the function
-    that made the values.
+    `ranking` is fastest first, finalists before candidates that were dropped from the race. `objective` names the
+    function that made the values.
     """
 
     winner: Ranked
@@ -58,11 +108,11 @@ def decide(
     heuristic: str | None = None,
     objective: Objective = typical_s,
 ) -> Verdict | None:
-    """Choose among measurements, or return None if none has a valid time.
+    """Choose among measurements; return None if all failed.
 
-    `incumbent` and `heuristic` are fingerprints. An incumbent that cannot be told apart from the fastest stays. Else,
-    among those that are surely as good as the fastest, it is the heuristic, or the first by the text of the
-    configuration, so that neither noise nor the order of the candidates decides.
+    `incumbent` and `heuristic` are fingerprints. An incumbent that cannot be told apart from the fastest stays.
+    Otherwise the heuristic wins, or the first candidate by the text of its configuration, among the candidates that are
+    surely as good as the fastest: neither noise nor the order of the candidates decides.
     """
     ranking = sorted(
         (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
@@ -72,21 +122,20 @@ def decide(
         return None
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
     others = ranking[len(finalists) :]
-    finalists, error = _compared(finalists, objective)
-    bands = _bands(finalists, objective, error)
-    tied = [r for r in finalists if _behind(r, finalists[0]) <= bands.alike]
-    good = [r for r in tied if _behind(r, finalists[0]) <= bands.as_good]
+    finalists, error = _compare(finalists, objective)
+    alike, as_good = _bands(finalists, objective, error)
+    tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
+    good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
     winner, rule = _break_tie(tied, good, incumbent, heuristic)
-    name = objective_name(objective)
-    return Verdict(winner, rule, bands.alike, tuple(tied), (*finalists, *others), name)
+    return Verdict(winner, rule, alike, tuple(tied), (*finalists, *others), objective_name(objective))
 
 
-def _compared(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
-    """Return finalists by their samples beside those of the others, with the error of that, if it is more certain.
+def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
+    """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain.
 
-    Their race took them in rounds: the i-th samples of all are neighbours in time.
+    The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
     """
-    # Candidates that compile to the same program have the same samples: they say nothing about each other.
+    # Candidates that compile to the same program share their samples, which say nothing about each other.
     distinct = list(dict.fromkeys(r.measurement.valid_samples_s for r in finalists))
     counts = set(map(len, distinct))
     found = None
@@ -94,37 +143,31 @@ def _compared(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[R
         found = paired([run for taken in zip(*distinct, strict=True) for run in enumerate(taken)], range(len(distinct)))
     if found is None:
         return list(finalists), None
-    # The fastest by its samples keeps its time, and so the others have times like it.
+    # The finalist with the fastest samples keeps its time, and the others get times on its scale.
     scale = finalists[0].value_s / found.times[0]
     times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
     compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
     return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
 
 
-class _Bands(NamedTuple):
-    """How far behind the fastest a candidate may be and still not be told apart from it, or surely be as good."""
-
-    alike: float
-    as_good: float
-
-
-def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> _Bands:
+def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> tuple[float, float]:
+    """Return how far behind the fastest a candidate may be to be not told apart from it, and to be surely as good."""
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     # Of a difference, hence the square root.
     error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
     alike = min(max(TIE, 2 * error), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
-        # Too few to tell noise: what is nearly as fast is as good.
-        return _Bands(_edge(behind, alike, alike), _edge(behind, TIE, TIE))
+        # Too few samples to tell noise: nearly as fast counts as equally good.
+        return _edge(behind, alike, alike), _edge(behind, TIE, TIE)
     clear = max(CLEAR, 2 * error)
-    by_device = ranking[0].measurement.policy.startswith("device-events")
-    as_good = min(max(0.0, (REGRET_BY_DEVICE if by_device else REGRET) - SURE * error), TIE)
-    return _Bands(_edge(behind, alike, clear), _edge(behind, as_good, clear))
+    regret = REGRET_BY_DEVICE if ranking[0].measurement.policy.startswith(DEVICE_CLOCKS) else REGRET
+    as_good = min(max(0.0, regret - SURE * error), TIE)
+    return _edge(behind, alike, clear), _edge(behind, as_good, clear)
 
 
 def _edge(behind: Sequence[float], limit: float, clear: float) -> float:
-    """Return how far behind the last one is before the first clear gap between neighbours, or before the limit.
+    """Return how far behind the last candidate is before the first clear gap between neighbours, or before the limit.
 
     At a fixed edge, a candidate that happens to lie there would be tied in one tuning and not in the next.
     """
@@ -137,7 +180,7 @@ def _edge(behind: Sequence[float], limit: float, clear: float) -> float:
 
 
 def _behind(ranked: Ranked, best: Ranked) -> float:
-    """Return how much slower than the best one it is, as a part of the best one's time."""
+    """Return how much slower than the best a candidate is, as a fraction of the best time."""
     if ranked.value_s == best.value_s:
         return 0.0
     return (ranked.value_s - best.value_s) / abs(best.value_s) if best.value_s else math.inf

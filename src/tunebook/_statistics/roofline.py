@@ -1,4 +1,4 @@
-"""How fast a kernel could be at best: when that is reached, there is nothing left to find."""
+"""How fast a kernel could be at best: a candidate that reaches this bound ends the tuning."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError
 
-# A kernel that runs at this part of what the device can do is as good as any: the rest is launch and tail.
+# A kernel that reaches this fraction of the device's peak counts as optimal: the rest is launch and tail.
 NEAR: Final = 0.9
 
 
 class Peak(NamedTuple):
-    """What a device can do at best: operations and bytes per second; None is not known.
+    """The peak rates of a device: operations and bytes per second; None is unknown.
 
     >>> Peak(flops_per_s=1e12, bytes_per_s=1e11).least_s(flops=2e9, bytes_moved=1e9)
     0.01
@@ -21,13 +21,13 @@ class Peak(NamedTuple):
     bytes_per_s: float | None = None
 
     def least_s(self, flops: float | None, bytes_moved: float | None) -> float:
-        """Return the seconds below which nothing can do this work; 0 where nothing is known."""
+        """Return the lower bound of the seconds for some work; 0 if unknown."""
         needs = [(flops, self.flops_per_s), (bytes_moved, self.bytes_per_s)]
         return max((amount / rate for amount, rate in needs if amount and rate), default=0.0)
 
 
 class Roofline(NamedTuple):
-    """The work of one call beside what its device can do; amounts of None are not known."""
+    """The work of a call and the peak of its device; an amount of None is unknown."""
 
     flops: float | None
     bytes_moved: float | None
@@ -35,11 +35,11 @@ class Roofline(NamedTuple):
 
     @property
     def least_s(self) -> float:
-        """The seconds below which nothing can do this work; 0 where nothing is known."""
+        """The lower bound of the seconds for this work; 0 if unknown."""
         return self.peak.least_s(self.flops, self.bytes_moved)
 
 
-# By a part of the device's name, the most specific first. What their makers state for dense matrices in the narrowest
+# By a part of the device's name, the most specific first. The makers' numbers for dense matrices in the narrowest
 # floating-point format, so that no wider format can beat the bound. Where several memory sizes are sold, the fastest.
 _PEAKS: Final = (
     ("b200", Peak(9000e12, 8.0e12)),
@@ -54,7 +54,7 @@ _PEAKS: Final = (
 
 
 def peak_of(device: str) -> Peak:
-    """Return what is known of a device by its fingerprint; processors differ too much to be listed.
+    """Return the peak of a device by its fingerprint; processors differ too much to be listed.
 
     >>> peak_of("cuda:NVIDIA H200:sm_90").bytes_per_s
     4800000000000.0
@@ -66,7 +66,7 @@ def peak_of(device: str) -> Peak:
 
 
 def check_peak(peak: object) -> Peak | None:
-    """Return a peak that a user gave; `DefinitionError` if it is none."""
+    """Return a user's peak; raise `DefinitionError` for any other value."""
     if peak is None or isinstance(peak, Peak):
         return peak
     raise DefinitionError(f"peak={peak!r}: write tunebook.Peak(flops_per_s=..., bytes_per_s=...)")

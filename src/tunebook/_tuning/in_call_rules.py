@@ -1,7 +1,7 @@
-"""Tuning by the user's own calls: each runs at most one candidate, and together they keep to a stated slow-down.
+"""The rules of tuning by the user's own calls: each runs at most one candidate, and together they keep to a slow-down.
 
-A state machine that neither runs nor times anything: it says who runs next, and is told what that took. The rules are
-those of `_race`: rounds in a new order each time, and a margin that is wide at first and never below the noise.
+A state machine that neither runs nor times anything: it names the next candidate, and learns its time. The rules of the
+race apply: rounds in a new order each time, and a margin that is wide at first and never below the noise.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Iterator, Sequence
 
-# One sample each instead of two before the hopeless leave: here it is the user who waits for the second.
+# One sample each instead of two before the hopeless leave: here the user waits for the second.
 _STAGES: Final = (RaceStage(1, HOPELESS, few=10**6), *QUALIFYING[1:], *STAGES)
-# Timed calls of the heuristic before anything else runs. The first of all is not among them: it may compile.
+# Timed calls of the heuristic before anything else runs, without the very first call: it may compile.
 _BASELINE: Final = 5
 _RECENT: Final = 32
-# A candidate that has not run yet is expected to take this many times as long as the heuristic: half of those of a
-# matmul's space take less than that.
+# The expected time of a candidate that has not run yet, in times of the heuristic: half of a matmul's space take less.
 _UNSEEN: Final = 2.0
 
 
@@ -44,24 +43,20 @@ class _LiveCandidate:
         self.first_s = math.nan
         self.samples_s: list[float] = []
 
-    @property
-    def value_s(self) -> float:
-        return typical_s(self.samples_s)
-
     def expected_s(self, usual_s: float) -> float:
-        """Return what its next run is expected to take, if the heuristic takes `usual_s`."""
+        """Return the expected time of the next run, if the heuristic takes `usual_s`."""
         if self.samples_s:
-            return self.value_s
+            return typical_s(self.samples_s)
         # The first run may have compiled something, and says little about the second.
         return _UNSEEN * usual_s if not self.runs else min(self.first_s, HOPELESS * usual_s)
 
 
 class InCallRules:
-    """Which candidate the next call runs, so that all calls together take at most `slowdown` times the heuristic's.
+    """Chooses the candidate of each call, so that all calls together take at most `slowdown` times the heuristic.
 
-    `names` are the candidates, the heuristic's among them. What a call takes beyond the heuristic's usual time is
-    saved up for: a candidate runs when the calls so far, with it, are expected to keep to the slow-down. One that then
-    takes longer than expected overdraws by its own run, and only the heuristic runs until that is made up for.
+    `names` are the candidates, the heuristic's among them. A candidate runs if the calls so far, with it, are expected
+    to keep to the slow-down. If it then takes longer than expected, the account is overdrawn by one run, and only the
+    heuristic runs until it is balanced.
     """
 
     def __init__(self, names: Iterable[str], heuristic: str, *, slowdown: float, rng: random.Random) -> None:
@@ -71,8 +66,8 @@ class InCallRules:
         self._rng: Final = rng
         self._lanes = list(self._all.values())
         self._usual: deque[float] = deque(maxlen=_RECENT)
-        self.usual_s = math.nan  # what a call takes with the heuristic
-        self._calls = 0
+        self.usual_s = math.nan  # the time of a call with the heuristic
+        self.calls = 0
         self._tried = 0
         self._tried_s = 0.0
         self._turns = self._plan()
@@ -80,31 +75,26 @@ class InCallRules:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to find out."""
+        """Whether all candidates are compared."""
         return self._due is None
 
     @property
     def finalists(self) -> list[str]:
-        """The candidates that are still in it."""
+        """The candidates still in the race."""
         return [lane.name for lane in self._lanes]
 
     @property
-    def calls(self) -> int:
-        """How many calls there were."""
-        return self._calls
-
-    @property
     def times_served(self) -> bool:
-        """Whether the next call that the heuristic serves is to be timed."""
+        """Whether the next call of the heuristic is timed."""
         return len(self._usual) < _BASELINE
 
     @property
     def overdrawn_s(self) -> float:
-        """What the calls so far took beyond the slow-down; below zero is what may yet be spent."""
-        return self._tried_s - (self._tried + (self._slowdown - 1) * self._calls) * self.usual_s
+        """The time of the calls so far beyond the slow-down; a negative time may still be spent."""
+        return self._tried_s - (self._tried + (self._slowdown - 1) * self.calls) * self.usual_s
 
     def samples_s(self, name: str) -> Sequence[float]:
-        """Return the samples of a candidate; its first run is not one of them."""
+        """Return the samples of a candidate, without its first run."""
         return self._all[name].samples_s
 
     def is_new(self, name: str) -> bool:
@@ -112,23 +102,23 @@ class InCallRules:
         return not self._all[name].runs
 
     def next(self) -> str | None:
-        """Return the candidate that the next call is to run, or None if the heuristic serves it."""
+        """Return the candidate of the next call, or None if the heuristic serves it."""
         if self._due is None or self.times_served:
             return None
-        # A call that the heuristic serves must not take long to decide on: what is overdrawn is known without the rest.
+        # Calls of the heuristic must be decided fast: an overdrawn account is seen without an expected time.
         saved_s = (self._slowdown - 1) * self.usual_s - self.overdrawn_s
         affordable = saved_s > -self.usual_s and self._due.expected_s(self.usual_s) - self.usual_s <= saved_s
         return self._due.name if affordable else None
 
     def served(self, seconds: float | None = None) -> None:
-        """Learn that the heuristic served a call, and how long that took if it was timed."""
-        self._calls += 1
-        if seconds is not None and self._calls > 1:
+        """Count a call that the heuristic served, and learn its time if it was timed."""
+        self.calls += 1
+        if seconds is not None and self.calls > 1:
             self._note_usual(seconds)
 
     def tried(self, name: str, *, call_s: float, sample_s: float | None) -> None:
-        """Learn how long a call took in all, and its candidate in it; None if that failed."""
-        self._calls += 1
+        """Learn the time of a whole call, and of its candidate, or None if that failed."""
+        self.calls += 1
         self._tried += 1
         self._tried_s += call_s if _is_time(call_s) else 0.0
         candidate = self._all[name]
@@ -151,13 +141,16 @@ class InCallRules:
     def _plan(self) -> Iterator[_LiveCandidate]:
         for stage in _STAGES:
             yield from self._rounds_until(stage.samples)
-            self._drop(stage)
+            self._lanes = survivors(self._lanes, stage, len(self._all))
             if stage is not _STAGES[0] and is_settled(self._lanes):
                 return
         most = SAMPLES_PER_CANDIDATE * len(self._all)
-        while not is_settled(self._lanes) and self._taken() + len(self._lanes) <= most:
+        while not is_settled(self._lanes):
+            taken = sum(len(candidate.samples_s) for candidate in self._all.values())
+            if taken + len(self._lanes) > most:
+                return
             yield from self._rounds_until(1 + min(len(lane.samples_s) for lane in self._lanes))
-            self._drop(STAGES[-1])
+            self._lanes = survivors(self._lanes, STAGES[-1], len(self._all))
 
     def _rounds_until(self, samples: int) -> Iterator[_LiveCandidate]:
         while short := [lane for lane in self._lanes if len(lane.samples_s) < samples]:
@@ -165,13 +158,7 @@ class InCallRules:
             for lane in short:
                 yield lane
                 if lane.runs == 1 and lane in self._lanes:
-                    yield lane  # at once after its first run, which was no sample
-
-    def _drop(self, stage: RaceStage) -> None:
-        self._lanes = survivors(self._lanes, stage, len(self._all))
-
-    def _taken(self) -> int:
-        return sum(len(candidate.samples_s) for candidate in self._all.values())
+                    yield lane  # a sample at once after its first run
 
 
 def _is_time(seconds: float) -> bool:

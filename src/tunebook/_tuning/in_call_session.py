@@ -1,9 +1,8 @@
-"""Candidates tried in the user's own calls: runs each call, says what it took, and decides in the end."""
+"""Candidates tried in the user's own calls: runs each call, reports its time to the rules, and decides in the end."""
 
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from dataclasses import replace
@@ -12,26 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays.describe import arrays_in, root_module
 from tunebook._arrays.operations import ops_of, timer_for
-from tunebook._base.vocabulary import Measurement
-from tunebook._measure.candidate_runner import AgainstModel, Launches
-from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
-from tunebook._statistics.decide import decide
-from tunebook._statistics.objective import objective_for
+from tunebook._measure.stopwatch import AgainstModel, Attempt, Launches, Stopwatch, Trial, first_trial, sample
+from tunebook._statistics.decide import objective_for
 from tunebook._tuning.in_call_rules import InCallRules
-from tunebook._tuning.job import Tuned
-from tunebook._tuning.job_run import FAILURE_LIFETIME_S, identify
+from tunebook._tuning.job import CandidateSet, Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Json
     from tunebook._kernel.kernel import Invocation
-    from tunebook._tuning.job import Call
+    from tunebook._tuning.job import Call, Tuned
 
 C = TypeVar("C")
 
-# Its samples are of calls on ever new values, between whatever else the program does: never to be compared with those
-# of a race.
+# Samples of calls on ever new values, between other work of the program, never compare with the samples of a race.
 POLICY: Final = "host-clock/real-calls/forward"
 
 
@@ -49,7 +42,7 @@ def why_not_in_calls(arguments: object) -> str | None:
 
 def _can_be_put_back(array: Any, library: str) -> bool:
     if library == "jax":
-        # Its arrays do not change. A tracer's class lives in jax, not in jaxlib: in a trace there is nothing to time.
+        # Its arrays do not change. A tracer's class is in jax, not in jaxlib: a trace has no runs to time.
         return type(array).__module__.startswith("jaxlib")
     if library == "numpy":
         return type(array).__name__ == "ndarray" and not array.dtype.hasobject
@@ -61,11 +54,10 @@ def _shapes(inv: Invocation[Any, Any]) -> tuple[Any, ...]:
 
 
 class InCallSession(Generic[C]):
-    """One problem that is tuned by its calls. Safe to share between threads: while one of them tries, others do not.
+    """One problem that is tuned by its calls. Threads may share it: one at a time tries a candidate.
 
-    Calls of other shapes than the first, which a bucket makes the same problem, run with the heuristic: their times
-    could not be compared. `on_found` is called with what was found, again at every call until it says that it will use
-    that; meanwhile calls run with it already.
+    Calls of other shapes than the first, which a bucket makes the same problem, run with the heuristic, because their
+    times do not compare. Calls use the result at once; `on_found` gets it, at every call until it returns True.
     """
 
     def __init__(
@@ -78,25 +70,21 @@ class InCallSession(Generic[C]):
         stopwatch: Stopwatch,
         on_found: Callable[[Tuned[C]], bool],
     ) -> None:
-        """Begin with the call `inv`, which `call` describes without its arrays; the heuristic's is the first config."""
+        """Begin with the call `inv`, which `call` describes without its arrays; the first config is the heuristic's."""
         self._call, self._shapes = call, _shapes(inv)
-        self._here = replace(call.inv, surroundings=None)  # whatever is in force where a call is run
+        self._here = replace(call.inv, surroundings=None)  # the settings of the thread that runs a call apply
         self._serve = call.kernel.bind(self._here, configs[0])
-        self._configs: dict[str, C] = {}
-        self._encoded: dict[str, Json] = {}
-        for number, config in enumerate(configs):
-            name, encoded = identify(config, number)
-            self._configs.setdefault(name, config)
-            self._encoded[name] = encoded
-        self._heuristic = next(iter(self._configs))
-        # The order in which candidates run must not depend on where they stand in a list, but be the same each time.
-        rng = random.Random("".join(sorted(self._configs)))  # noqa: S311 - to shuffle
-        self._explorer = InCallRules(self._configs, self._heuristic, slowdown=slowdown, rng=rng)
-        # By the host's clock, because that is what callers wait by; but a device has to be waited for in its own way.
+        conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
+        self._candidates = CandidateSet(conditions, POLICY, configs[0])
+        for config in configs[1:]:
+            self._candidates.admit(config)
+        self._heuristic = next(iter(self._candidates.configs))
+        rng = self._candidates.shuffler()
+        self._rules = InCallRules(self._candidates.configs, self._heuristic, slowdown=slowdown, rng=rng)
+        # By the host's clock, because callers wait by it; but every device has its own way to wait for its work.
         timer = timer_for((inv.args, inv.kwargs))
         self._stopwatch = stopwatch if timer is None else stopwatch._replace(wait=timer.wait)
         self._on_found = on_found
-        self._failures: dict[str, Measurement] = {}
         self._started_s = time.monotonic()
         self._found: Tuned[C] | None = None
         self._handed_over = False
@@ -105,8 +93,8 @@ class InCallSession(Generic[C]):
 
     @property
     def candidates(self) -> int:
-        """How many configurations are tried."""
-        return len(self._configs)
+        """The number of candidates."""
+        return len(self._candidates.configs)
 
     @property
     def is_finished(self) -> bool:
@@ -114,13 +102,13 @@ class InCallSession(Generic[C]):
         return self._found is not None
 
     def __str__(self) -> str:
-        left = len(self._explorer.finalists)
-        return f"trying one candidate per call: after {self._explorer.calls} calls {left} of {self.candidates} are left"
+        left = len(self._rules.finalists)
+        return f"trying one candidate per call: after {self._rules.calls} calls {left} of {self.candidates} are left"
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call, with a candidate if it is time for one, and return its result."""
         turn = self._turn
-        # Not waiting: whoever has the turn may be running a kernel.
+        # Without waiting: the thread that has the turn may be running a kernel.
         if turn.acquire(blocking=False):
             try:
                 if self._found is not None:
@@ -129,146 +117,97 @@ class InCallSession(Generic[C]):
                     return self._take_turn(args, kwargs)
             finally:
                 turn.release()
-        else:
-            self._free_turn_of_parent()
+        elif self._pid != os.getpid():  # a thread of the parent process had the turn at the fork
+            self._pid, self._turn = os.getpid(), threading.Lock()
         found = self._found
-        return self._serve(*args, **kwargs) if found is None else self._bind(found.config)(*args, **kwargs)
+        run = self._serve if found is None else self._call.kernel.bind(self._here, found.config)
+        return run(*args, **kwargs)
 
     def _hand_over(self, found: Tuned[C]) -> None:
-        # Once: handed over again after it has taken effect, it would be news again.
+        # Once: a second hand-over after it has taken effect would count as news.
         self._handed_over = self._handed_over or self._on_found(found)
 
-    def _free_turn_of_parent(self) -> None:
-        """Forget the turn that a thread of the parent process had when this process was forked from it."""
-        if self._pid != os.getpid():
-            self._pid, self._turn = os.getpid(), threading.Lock()
-
-    def _bind(self, config: C) -> Callable[..., Any]:
-        return self._call.kernel.bind(self._here, config)
-
     def _is_timed(self) -> bool:
-        """Whether there is something to learn from the next call; if not, it is counted. That is nearly all of them."""
-        timed = self._explorer.times_served or self._explorer.next() is not None
+        """Whether the next call is timed; if not, as for nearly all calls, it is counted."""
+        timed = self._rules.times_served or self._rules.next() is not None
         if not timed:
-            self._explorer.served()
+            self._rules.served()
         return timed
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         inv = replace(self._here, args=args, kwargs=kwargs)
         if _shapes(inv) != self._shapes or why_not_in_calls((args, dict(kwargs))) is not None:
             return self._serve(*args, **kwargs)
-        name = self._explorer.next()
+        name = self._rules.next()
         if name is not None:
             return self._try(name, inv)
         start = self._stopwatch.clock_ns()
         result = self._serve(*args, **kwargs)
         self._stopwatch.wait(result)
-        self._explorer.served(self._seconds_since(start))
+        self._rules.served(self._seconds_since(start))
         return result
 
     def _seconds_since(self, start_ns: int) -> float:
         return (self._stopwatch.clock_ns() - start_ns) * 1e-9
 
     def _try(self, name: str, inv: Invocation[C, Any]) -> Any:
-        """Run a call with a candidate; if that fails or is wrong, with the heuristic, on arguments as they were."""
-        kernel, start = self._call.kernel, self._stopwatch.clock_ns()
-        configs = [self._configs[self._heuristic], self._configs[name]]
+        """Run a call with a candidate; if it fails or is wrong, with the heuristic, on the original arguments."""
+        kernel, start, output = self._call.kernel, self._stopwatch.clock_ns(), None
+        configs = [self._candidates.configs[fingerprint] for fingerprint in (self._heuristic, name)]
         launches = Launches(configs, partial(kernel.bind, inv), inv.args, inv.kwargs, kernel.mutated(inv))
-        attempt = _Attempt(launches, self._stopwatch)
         is_heuristic = name == self._heuristic
-        if self._explorer.is_new(name):
-            trial = attempt.first(None if is_heuristic else _Check(kernel, inv, self._stopwatch))
-        else:
-            trial = attempt.again()
+
+        def run() -> Any:
+            nonlocal output
+            output = launches(1)()
+            return output
+
+        # One run, because the user made one call; more runs to warm up would have more effects.
+        once = self._stopwatch._replace(warmup=1)
+        with Attempt() as attempt:  # an error of the author's reference fails this candidate and not the call
+            if self._rules.is_new(name):
+                attempt.trial = first_trial(run, once, None if is_heuristic else self._check(launches, inv))
+            else:
+                attempt.trial = sample(run, once, batch=False)
+        trial = attempt.trial
         if trial.failure is not None and is_heuristic:
-            # The call's own error, as it would be without us.
+            # The call's own error, as without tuning.
             raise trial.error or RuntimeError(trial.failure.message)
         if trial.failure is not None:
             launches.arguments.notice()
-            # If this raises too, the call is at fault and not the candidate, which gets another turn.
-            attempt.output = self._serve(*inv.args, **inv.kwargs)
-            self._stopwatch.wait(attempt.output)
-            self._failures[name] = self._measurement(name, trial)
+            # If this raises too, the call is at fault, and the candidate gets another turn.
+            output = self._serve(*inv.args, **inv.kwargs)
+            self._stopwatch.wait(output)
+            self._candidates.record(name, trial)
         sample_s = None if trial.failure is not None else trial.sample_s
-        self._explorer.tried(name, call_s=self._seconds_since(start), sample_s=sample_s)
-        if self._explorer.finished:
+        self._rules.tried(name, call_s=self._seconds_since(start), sample_s=sample_s)
+        if self._rules.finished:
             self._found = self._decide()
             self._hand_over(self._found)
-        return attempt.output
+        return output
 
-    def _measurement(self, name: str, trial: Trial | None = None) -> Measurement:
-        now, inv, kernel = time.time(), self._call.inv, self._call.kernel
-        failure = None if trial is None or trial.failure is None else trial.failure
-        return Measurement(
-            config=self._encoded[name],
-            fingerprint=name,
-            code=kernel.code_checksum,
-            policy=POLICY,
-            environment=kernel.environment(inv),
-            samples_s=() if failure is not None else tuple(self._explorer.samples_s(name)),
-            failure=None if failure is None else failure._replace(expires=now + FAILURE_LIFETIME_S),
-            when=now,
-            dropped=failure is None and name not in self._explorer.finalists,
-        )
+    def _check(self, launches: Launches[C], inv: Invocation[C, Any]) -> Callable[[Any], Any] | None:
+        """Return the check of an output: by the reference, or else against the heuristic's output for the call.
 
-    def _decide(self) -> Tuned[C]:
-        measured = [self._failures.get(name) or self._measurement(name) for name in self._configs]
-        verdict = decide(measured, heuristic=self._heuristic, objective=objective_for(self._call.kernel.objective))
-        winner = self._heuristic if verdict is None else verdict.winner.measurement.fingerprint
-        return Tuned(
-            config=self._configs[winner],
-            verdict=verdict,
-            measurements=tuple(measured),
-            ran=len(measured),
-            complete=True,
-            seconds=time.monotonic() - self._started_s,
-            configs=self._configs,
-            when=time.time(),
-            default=self._heuristic,
-        )
-
-
-class _Check:
-    """Says whether a candidate's output is right: by the reference, or else by what the heuristic makes of the call."""
-
-    def __init__(self, kernel: Any, inv: Invocation[Any, Any], stopwatch: Stopwatch) -> None:
-        self._kernel, self._inv, self._stopwatch = kernel, inv, stopwatch
-
-    def prepare(self, launches: Launches[Any]) -> Callable[[Any], Any] | None:
-        """Return what checks an output. Called before the candidate can write to the arguments, and may raise."""
-        checker: Callable[[Any], Any] | None = self._kernel.checker(self._inv)
-        if checker is not None or not self._kernel.checks:
+        Called before the candidate can write to the arguments.
+        """
+        kernel = self._call.kernel
+        checker = kernel.checker(inv)
+        if checker is not None or not kernel.checks:
             return checker
-        model = AgainstModel(0, self._kernel.compare, self._stopwatch)
+        model = AgainstModel(0, kernel.compare, self._stopwatch)
         model(launches, 0, launches(0)())
         launches.arguments.notice()
         return partial(model, launches, 1)
 
-
-class _Attempt:
-    """Runs a candidate and keeps its output, which is the user's."""
-
-    def __init__(self, launches: Launches[Any], stopwatch: Stopwatch) -> None:
-        self._launches = launches
-        # One run, because it is the user's; further ones to warm up would be further effects.
-        self._stopwatch = stopwatch._replace(warmup=1)
-        self._check: Callable[[Any], Any] | None = None
-        self.output: Any = None
-
-    def first(self, check: _Check | None) -> Trial:
-        def run() -> Any:
-            # In here, where whatever an author's reference raises is a failure of this candidate, and of no call.
-            self._check = None if check is None else check.prepare(self._launches)
-            return self._run()
-
-        return first_trial(run, self._stopwatch, self._checked)
-
-    def again(self) -> Trial:
-        return sample(self._run, self._stopwatch, batch=False)
-
-    def _run(self) -> Any:
-        self.output = self._launches(1)()
-        return self.output
-
-    def _checked(self, output: Any) -> Any:
-        return None if self._check is None else self._check(output)
+    def _decide(self) -> Tuned[C]:
+        candidates, rules = self._candidates, self._rules
+        for name in [name for name in candidates.configs if name not in candidates.results]:
+            dropped = name not in rules.finalists
+            candidates.record(name, Trial(), samples_s=rules.samples_s(name), dropped=dropped)
+        return candidates.decide(
+            objective=objective_for(self._call.kernel.objective),
+            ran=len(candidates.results),
+            complete=True,
+            seconds=time.monotonic() - self._started_s,
+        )

@@ -1,25 +1,32 @@
-"""What a tuning job is asked, what it says on the way, and what it found."""
+"""A tuning job: its inputs, its progress, its candidates with their measurements, and its result."""
 
 from __future__ import annotations
 
+import math
+import random
 import re
+import time
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.config_codec import TAG, encode, fingerprint_of
+from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
+from tunebook._base.vocabulary import Measurement
 from tunebook._measure.disturbance import Disturbances
+from tunebook._statistics.decide import decide
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tunebook._arrays.operations import Timer
-    from tunebook._base.vocabulary import FailureKind, Measurement, Problem, StrategyLike
+    from tunebook._base.vocabulary import FailureKind, Json, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare
-    from tunebook._measure.candidate_runner import Runner
+    from tunebook._measure.compile_pool import Compiled
+    from tunebook._measure.stopwatch import Runner, Trial
     from tunebook._statistics.decide import Verdict
     from tunebook._statistics.race import Objective
     from tunebook._statistics.roofline import Roofline
@@ -27,12 +34,16 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg")
 
+# A failure is remembered so that it does not cost time at every start, but not for ever: a driver update, free memory
+# or a fixed compiler makes the candidate worth another try.
+FAILURE_LIFETIME_S: Final = 7 * 24 * 3600.0
+PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[Cfg]):
-    """A call that needs a configuration, with what the tiers ask about it."""
+    """A call that needs a configuration, with its kernel, problem and search strategy."""
 
     inv: Invocation[Cfg, Any]
     kernel: Kernel[Cfg, Any]
@@ -41,9 +52,9 @@ class Call(Generic[Cfg]):
 
 
 class History(NamedTuple):
-    """What is known about a problem: measurements under whatever conditions, the winner's fingerprint, a generation.
+    """The past of a problem: measurements under any conditions, the winner's fingerprint, a generation.
 
-    `complete` is False if a budget ended the last tuning, or something disturbed it: its finalists then race again.
+    `complete` is False if the last tuning was disturbed, or a budget ended it: its finalists then race again.
     """
 
     measurements: tuple[Measurement, ...] = ()
@@ -53,18 +64,22 @@ class History(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What a tuning may cost: seconds, or how many candidates are tried; None is no limit."""
+    """The limits of a tuning: its seconds, and the number of candidates tried; None is unlimited."""
 
     seconds: float | None = None
     trials: int | None = None
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left of it."""
+        """Whether nothing is left."""
         return self.seconds == 0 or self.trials == 0
 
+    def left_s(self, elapsed_s: float, share: float = 1.0) -> float:
+        """Return the rest of a share of the seconds."""
+        return math.inf if self.seconds is None else share * self.seconds - elapsed_s
+
     def less(self, tuned: Tuned[Any]) -> Budget:
-        """Return what a tuning has left of it."""
+        """Return the rest of the budget after a tuning."""
         return Budget(
             None if self.seconds is None else max(self.seconds - tuned.seconds, 0.0),
             None if self.trials is None else max(self.trials - tuned.ran, 0),
@@ -72,7 +87,7 @@ class Budget(NamedTuple):
 
 
 def parse_budget(budget: Budget | float | str | None) -> Budget:
-    """Return a budget from what a user wrote.
+    """Return a budget from a user's value.
 
     >>> parse_budget("1.5m"), parse_budget(20), parse_budget("200 trials")
     (Budget(seconds=90.0, trials=None), Budget(seconds=20.0, trials=None), Budget(seconds=None, trials=200))
@@ -88,9 +103,7 @@ def parse_budget(budget: Budget | float | str | None) -> Budget:
     else:
         seconds = float(budget)
     if not seconds > 0:
-        raise DefinitionError(
-            f'budget={budget!r} is no amount of tuning; write "500ms", "30s", "10m", "2h", seconds, or "200 trials"'
-        )
+        raise DefinitionError(f'invalid budget={budget!r}: write "500ms", "30s", "10m", "2h", seconds, or "200 trials"')
     return Budget(seconds=seconds)
 
 
@@ -100,11 +113,11 @@ _NO_FAILURES: Final[Mapping[FailureKind, int]] = MappingProxyType({})
 
 
 class Step(NamedTuple):
-    """Where a tuning job is; what a progress bar shows.
+    """The progress of a tuning job, for a progress bar.
 
-    Candidates are tried one by one, as they are compiled, and then raced against each other; they are compiled before
-    only where they cannot be meanwhile. `done` of `total` counts candidates, and of a race percent: it may end early.
-    The last step of a job has all of its race done. `left_s` is a guess, or None before there is anything to guess by.
+    Candidates are tried one by one, as they are compiled, and then race each other; they are compiled before only if
+    they cannot be compiled meanwhile. `done` of `total` counts candidates, and percent in a race, which may end early.
+    The last step of a job has its race at 100 percent. `left_s` is an estimate, or None if it is too early for one.
     """
 
     doing: Doing
@@ -118,98 +131,118 @@ class Step(NamedTuple):
     left_s: float | None = None
 
 
-class Order(NamedTuple, Generic[Cfg]):
-    """In which order candidates are tried: groups from the lowest number, in each the highest priority first.
+class Part(NamedTuple, Generic[Cfg]):
+    """One problem of a job: the calls that are timed.
 
-    A group is tried only if nothing in the groups before it was valid.
+    `check` returns an error for a wrong output. `mutated` lists the arguments that runs write to; None is to find out.
+    """
+
+    make_fn: Callable[[Cfg], Callable[..., object]]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    check: Callable[[Any], Any] | None = None
+    mutated: Sequence[object] | None = None
+    weight: float = 1.0
+
+
+class Order(NamedTuple, Generic[Cfg]):
+    """The order in which candidates are tried: groups from the lowest number, in each the highest priority first.
+
+    A group is tried only if no candidate of the groups before it was valid.
     """
 
     group: Callable[[Cfg], int] = lambda _config: 0
     priority: Callable[[Cfg], int] = lambda _config: 0
 
 
-class Part(NamedTuple, Generic[Cfg]):
-    """One of the problems that a job is about."""
+class Setup(NamedTuple, Generic[Cfg]):
+    """How candidates are built, and where they run.
 
-    make_fn: Callable[[Cfg], Callable[..., object]]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    check: Callable[[Any], Any] | None = None
-    mutated: Sequence[object] | None = None
-    weight: float = 1.0
-
-
-class Job(NamedTuple, Generic[Cfg]):
-    """What is to be tuned. `known` are measurements to reuse; `incumbent` is the fingerprint of an earlier choice.
-
-    `compile` prepares a candidate, from several threads at once, and may return what it made: the path of a file, or
-    bytes. Candidates that compile to the same content are measured once, unless they differ on `launch_axes`, and those
-    that differ on nothing else are compiled once. `check` says what is wrong with an output;
-    without one, `compare` compares it with that of the heuristic's configuration. `isolate` runs the candidates in a
-    worker process, where each step of one may take `timeout_s`. `unfinished` says that a budget ended the tuning that
-    `known` is from: those that were still in the race go on. A candidate that takes `enough_s` or less ends the job.
-    `mutated` are the arguments that runs write to; None is to find out. `timer` is the clock of the device that they
-    run on; None is the host's. `others` are further problems, which get the
-    same configuration: the one with the smallest weighted mean over all. `runner` makes what runs the candidates, where
-    an adapter has a place for them that is neither this process nor a fork of it. With a `search`, candidates are those
-    that it proposes (see `_searching`). A `brief` job takes the first samples of its race only. `ordinal` is the number
-    of the GPU that the candidates run on, where the arguments do not say.
+    `compile` prepares a candidate, from several threads at once, and may return its product: the path of a file, or
+    bytes. Candidates with equal products are measured once, unless they differ on `launch_axes`; candidates that
+    differ on nothing else are compiled once. `timer` is the clock of the device; None is the host's. `ordinal` is the
+    number of the GPU, if the arguments do not tell. `isolate` runs the candidates in a worker process, where each step
+    may take `timeout_s`. `runner` runs them elsewhere: neither in this process nor in a fork of it.
     """
 
-    make_fn: Callable[[Cfg], Callable[..., object]]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    candidates: Sequence[Cfg]
-    heuristic: Cfg | None = None
-    incumbent: str | None = None
-    known: Sequence[Measurement] = ()
-    unfinished: bool = False
-    code: str = ""
-    environment: str = ""
-    mode: str = "forward"
-    platform: str = "cpu"
     compile: Callable[[Cfg], object] | None = None
     launch_axes: frozenset[str] = frozenset()
-    check: Callable[[Any], Any] | None = None
-    compare: Compare | None = None
-    mutated: Sequence[object] | None = None
-    weight: float = 1.0
-    others: Sequence[Part[Cfg]] = ()
+    order: Order[Cfg] = Order()
+    platform: str = "cpu"
+    ordinal: int | None = None
     timer: Timer | None = None
     isolate: bool = False
     timeout_s: float = 60.0
-    budget: Budget = Budget()
-    order: Order[Cfg] = Order()
+    runner: Callable[[Sequence[Cfg]], Runner] | None = None
+
+
+class Goal(NamedTuple):
+    """When a candidate is correct and fast. A candidate that takes `enough_s` or less ends the job.
+
+    `compare` compares an output with the output of the heuristic's configuration, for problems without a check.
+    """
+
     objective: Objective = typical_s
     enough_s: float = 0.0
-    on_step: Callable[[Step], None] | None = None
-    runner: Callable[[Sequence[Cfg]], Runner] | None = None
-    search: Search | None = None
-    brief: bool = False
-    ordinal: int | None = None
+    compare: Compare | None = None
     roofline: Roofline | None = None
+
+
+class Conditions(NamedTuple):
+    """The conditions of measurements: only measurements under equal conditions and an equal policy are comparable."""
+
+    code: str = ""
+    environment: str = ""
+    mode: str = "forward"
+
+
+class Job(NamedTuple, Generic[Cfg]):
+    """A tuning job: finds the configuration with the smallest weighted mean time over all parts.
+
+    The candidates are listed, or proposed by a `search` (see `search_run`). A `brief` job takes only the first samples
+    of its race. If a budget ended the tuning that `history` is from, the finalists of that tuning go on.
+    """
+
+    parts: Sequence[Part[Cfg]]
+    candidates: Sequence[Cfg]
+    heuristic: Cfg | None = None
+    search: Search | None = None
+    history: History = History()
+    conditions: Conditions = Conditions()
+    setup: Setup[Cfg] = Setup()
+    goal: Goal = Goal()
+    budget: Budget = Budget()
+    brief: bool = False
+    on_step: Callable[[Step], None] | None = None
 
     @property
     def size(self) -> int:
-        """How many candidates it may have to try."""
+        """The largest number of candidates that may be tried."""
         return len(self.candidates) if self.search is None else self.search.trials
 
     @property
-    def parts(self) -> tuple[Part[Cfg], ...]:
-        """The problems that it is about."""
-        return (
-            Part(self.make_fn, self.args, self.kwargs, self.check, self.mutated, self.weight),
-            *self.others,
-        )
+    def known(self) -> tuple[Measurement, ...]:
+        """The measurements that may be reused."""
+        return self.history.measurements
+
+    @property
+    def incumbent(self) -> str | None:
+        """The fingerprint of the earlier choice."""
+        return self.history.winner
+
+    @property
+    def code(self) -> str:
+        """The checksum of the kernel's code."""
+        return self.conditions.code
 
 
 class Tuned(NamedTuple, Generic[Cfg]):
-    """What a tuning job found. `complete` is False if the budget ended it: the best so far stands.
+    """The result of a tuning job. `complete` is False if the budget ended it: the best so far stands.
 
-    `verdict` is None if a tuner that is not ours chose. `configs` are the candidates by fingerprint. `ground` says what
-    disturbed the measurements. It ended at `when`, a Unix time, and for `waiting_s` only waited for compilers.
-    `default` is the fingerprint of the heuristic's configuration, `problem` what was tuned if it was one, and
-    `roofline` its work, where that is known. In a notebook it shows itself as a report.
+    The result of another library's tuner has no `verdict`. `configs` are the candidates by fingerprint. The job ended
+    at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
+    heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known. In a
+    notebook a result shows as a report.
     """
 
     config: Cfg
@@ -236,3 +269,103 @@ class Tuned(NamedTuple, Generic[Cfg]):
         # By name, because reports stand above tuning: only a notebook that shows a result needs them.
         shown: str = import_module("tunebook._report").report(self)._repr_html_()
         return shown
+
+
+class CandidateSet(Generic[Cfg]):
+    """The candidates of a tuning by fingerprint, with the measurement of each, and the decision among them."""
+
+    def __init__(
+        self, conditions: Conditions, policy: str, heuristic: Cfg | None, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self.configs: dict[str, Cfg] = {}
+        self.results: dict[str, Measurement] = {}
+        self._conditions, self._policy, self._now_s = conditions, policy, now_s
+        self._encoded: dict[str, Json] = {}
+        self._errors: dict[str, Exception] = {}
+        self.heuristic = None if heuristic is None else self.admit(heuristic)
+
+    def admit(self, config: Cfg) -> str:
+        """Add a candidate, and return its fingerprint."""
+        try:
+            encoded = encode(config)
+        except CodecError:
+            # It can still be tuned and used in this process; only storing it will fail.
+            encoded = {TAG: "unwritable", "v": len(self.configs)}
+        name = fingerprint_of(encoded)
+        self.configs.setdefault(name, config)
+        self._encoded[name] = encoded
+        return name
+
+    def shuffler(self) -> random.Random:
+        """Return a generator for the order of runs: equal each time, whatever the order of the candidates."""
+        return random.Random("".join(sorted(self.configs)))  # noqa: S311 - to shuffle
+
+    def is_comparable(self, m: Measurement) -> bool:
+        """Whether a measurement was made under the conditions of this tuning."""
+        return (m.code, m.policy, m.environment) == (self._conditions.code, self._policy, self._conditions.environment)
+
+    def record(
+        self,
+        name: str,
+        trial: Trial,
+        *,
+        samples_s: Sequence[float] | None = None,
+        dropped: bool = False,
+        compiled: Compiled | None = None,
+    ) -> Measurement:
+        """Keep the outcome of a candidate, with the samples of the trial unless others are given, and return it."""
+        now_s, failure = self._now_s(), trial.failure
+        if trial.error is not None:
+            trial.error.add_note(f"candidate {self.configs[name]!r}")
+            self._errors[name] = trial.error
+        samples_s = (trial.sample_s,) if samples_s is None else samples_s
+        self.results[name] = Measurement(
+            config=self._encoded[name],
+            fingerprint=name,
+            code=self._conditions.code,
+            policy=self._policy,
+            environment=self._conditions.environment,
+            samples_s=() if failure is not None else tuple(samples_s),
+            failure=None if failure is None else failure._replace(expires=now_s + FAILURE_LIFETIME_S),
+            compile_s=None if compiled is None else compiled.seconds,
+            when=now_s,
+            dropped=dropped,
+            extra={} if compiled is None or compiled.program is None else {PROGRAM: compiled.program},
+        )
+        return self.results[name]
+
+    def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
+        """Keep the measurement of a candidate for another that compiles to the same program, and return it."""
+        m = self.results[original]
+        extra = {**m.extra, "same_program_as": original}
+        self.results[name] = m._replace(config=self._encoded[name], fingerprint=name, compile_s=compile_s, extra=extra)
+        return self.results[name]
+
+    def decide(self, incumbent: str | None = None, objective: Objective = typical_s, **outcome: Any) -> Tuned[Cfg]:
+        """Return the result of the tuning. If every candidate failed, it is the heuristic, without a verdict."""
+        verdict = decide(self.results.values(), incumbent=incumbent, heuristic=self.heuristic, objective=objective)
+        winner = self.heuristic if verdict is None else verdict.winner.measurement.fingerprint
+        if winner is None:
+            raise self.failure()
+        return Tuned(
+            config=self.configs[winner],
+            verdict=verdict,
+            measurements=tuple(self.results.values()),
+            configs=self.configs,
+            when=self._now_s(),
+            default=self.heuristic,
+            **outcome,
+        )
+
+    def failure(self) -> TuningFailed:
+        """Return the error of a tuning in which every candidate failed, in their order, now or in the past."""
+        found: list[Exception] = []
+        for name, config in self.configs.items():
+            failure = self.results[name].failure if name in self.results else None
+            if name in self._errors:
+                found.append(self._errors[name])
+            elif failure is not None:
+                found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
+        measured = tuple(self.results.values())
+        errors = found or [ValueError("no candidate gave a valid time")]
+        return TuningFailed(f"all {len(measured)} candidates failed", errors, measured)

@@ -14,8 +14,8 @@ from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
-from tunebook._statistics.objective import objective_for
-from tunebook._tuning.job import Job, Order
+from tunebook._statistics.decide import objective_for
+from tunebook._tuning.job import Conditions, Goal, Job, Order, Part, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# A space with more configurations than this is searched, and up to so many are tried unless a budget says otherwise.
+# A space with more configurations than this is searched, and TRIALS of them are tried unless a budget says otherwise.
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
 RACED_WHOLE: Final = 1000
 TRIALS: Final = 300
@@ -39,17 +39,17 @@ class _ForwardOnly:
     """Marks that backward passes are not measured."""
 
     def content(self) -> str:
-        """Return what is equal for all of them."""
+        """Return a constant text: all of these blocks are alike."""
         return "forward only"
 
 
 def forward_autotune_only() -> Scope:
-    """Measure forward passes only inside a with-block, whatever `validate_backward` says."""
+    """Measure forward passes only inside a with-block, also if `validate_backward` is set."""
     return Scope(_ForwardOnly())
 
 
 def is_forward_only() -> bool:
-    """Whether this thread or task is inside such a block."""
+    """Whether this thread or task is inside a block of `forward_autotune_only`."""
     return any(scoped(_ForwardOnly))
 
 
@@ -61,67 +61,77 @@ def job_for(
     on_step: Callable[[Step], None] | None,
     stage: TuningSite | None = None,
 ) -> Job[C]:
-    """Return what has to be measured to tune a call, given what is known; `stage` is where, if that is not here."""
-    stage = _with_inputs(stage, call.kernel)
+    """Return the job that tunes a call, given its history; `stage` is the place of its runs, if it is not here."""
+    kernel = call.kernel
+    if stage is not None and stage.with_inputs is not None:
+        made = kernel.make_inputs(stage.inv)
+        stage = stage if made is None else stage.with_inputs(*made)
     call = call if stage is None else replace(call, inv=stage.inv)
-    kernel, inv = call.kernel, call.inv
+    inv = call.inv
     job = outline(call, policy, history)
-    forward = job.mode == "forward"
+    forward = job.conditions.mode == "forward"
     if stage is not None and policy.validate_backward and not is_forward_only():
         forward = not job.candidates or not stage.differentiable(stage.bind(kernel, inv, job.candidates[0]))
+    check = kernel.checker(inv) if forward else None
     job = job._replace(
-        platform=inv.platform,
-        compile=partial(kernel.compile_cfg, inv) if kernel.compiles else None,
-        check=kernel.checker(inv) if forward else None,
-        compare=kernel.compare if kernel.checks and forward else None,
-        mutated=kernel.mutated(inv),
-        timer=timer_for((inv.args, inv.kwargs)),
-        isolate=_isolates(policy, kernel, inv),
-        timeout_s=policy.candidate_timeout_s,
+        parts=[job.parts[0]._replace(check=check, mutated=kernel.mutated(inv))],
+        setup=job.setup._replace(
+            compile=partial(kernel.compile_cfg, inv) if kernel.compiles else None,
+            platform=inv.platform,
+            timer=timer_for((inv.args, inv.kwargs)),
+            isolate=_isolates(policy, kernel, inv),
+            timeout_s=policy.candidate_timeout_s,
+        ),
+        goal=Goal(
+            objective=objective_for(kernel.objective),
+            enough_s=kernel.enough_s(inv) if forward else 0.0,
+            compare=kernel.compare if kernel.checks and forward else None,
+            roofline=kernel.roofline(inv) if forward else None,
+        ),
         budget=budget,
-        objective=objective_for(kernel.objective),
-        enough_s=kernel.enough_s(inv) if forward else 0.0,
-        roofline=kernel.roofline(inv) if forward else None,
         on_step=on_step,
     )
     return job if stage is None else _on_stage(job, stage, kernel, forward=forward)
 
 
-def _with_inputs(stage: TuningSite | None, kernel: Kernel[Any, Any]) -> TuningSite | None:
-    if stage is None or stage.with_inputs is None:
-        return stage
-    made = kernel.make_inputs(stage.inv)
-    return stage if made is None else stage.with_inputs(*made)
-
-
 def _on_stage(job: Job[C], stage: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
     make_fn, compile_one = stage.programs(partial(stage.bind, kernel, stage.inv), not forward)
-    check = job.check
-    return job._replace(
-        make_fn=make_fn,
-        args=stage.args,
-        kwargs=stage.kwargs,
-        mode="forward" if forward else stage.passes,
-        compile=compile_one or job.compile,
+    (part,) = job.parts
+    check = part.check
+    part = Part(
+        make_fn,
+        stage.args,
+        stage.kwargs,
         check=None if check is None else lambda output: check(stage.one_of(output)),
-        mutated=job.mutated if stage.in_place else (),
-        isolate=False,  # a fork of a process with a framework's threads in it would wait for their locks for ever
+        mutated=part.mutated if stage.in_place else (),
+    )
+    return job._replace(
+        parts=[part],
+        conditions=job.conditions._replace(mode="forward" if forward else stage.passes),
+        # A fork of a process with a framework's threads in it would wait for their locks for ever.
+        setup=job.setup._replace(compile=compile_one or job.setup.compile, isolate=False),
     )
 
 
 def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Sequence[float]) -> Job[C]:
     """Return the job that finds one configuration for several problems, by the weighted mean of their times."""
-    first, *rest = (job._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True))
+    first = jobs[0]
     share = [weight / math.fsum(weights) for weight in weights]
-    bounds = [job.enough_s for job in jobs]
-    parts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
+    bounds = [job.goal.enough_s for job in jobs]
+    texts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
+    compilers = [job.setup.compile for job in jobs if job.setup.compile]
+    # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
+    mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
-        others=[part for job in rest for part in job.parts],
-        # Times of several problems are no times of one: the policy says so, and they are never compared.
-        mode=f"{first.mode}/together={blake2b(';'.join(parts).encode(), digest_size=8).hexdigest()}",
-        compile=None if first.compile is None else partial(_compile_for_all, [j.compile for j in jobs if j.compile]),
-        roofline=None,
-        enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
+        parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
+        conditions=first.conditions._replace(mode=mode),
+        setup=first.setup._replace(
+            compile=None if first.setup.compile is None else partial(_compile_for_all, compilers)
+        ),
+        goal=first.goal._replace(
+            roofline=None,
+            enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
+        ),
     )
 
 
@@ -131,12 +141,12 @@ def _compile_for_all(compilers: Sequence[Callable[[C], object]], config: C) -> o
 
 
 def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> Search | None:
-    """Return how the candidates of a call are searched; None if they are few enough to be raced whole."""
+    """Return the search over the candidates of a call; None if they are few enough to race all of them."""
     asked = strategy or kernel.strategy
     candidates = kernel.candidates(inv)
     if asked is None and not (isinstance(candidates, Space) and candidates.size > RACED_WHOLE):
         return None  # without a look at the candidates, which may be a generator
-    from tunebook.search._by_name import Search, listed  # noqa: PLC0415 - only big spaces need it
+    from tunebook.search._by_name import Search, listed  # noqa: PLC0415 - loaded late: for big spaces only
 
     whole = isinstance(candidates, Space) and not kernel.prunes
     space = candidates if whole else listed(candidates_to_try(kernel, inv))
@@ -148,37 +158,32 @@ def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: Strate
 
 
 def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
-    """Return as much of a job as tells what would have to run; the kernel's reference, which may be slow, does not."""
+    """Return the part of a job that tells which candidates would run, without the reference, which may be slow."""
     kernel, inv = call.kernel, call.inv
     backward = policy.validate_backward and not is_forward_only() and kernel.has_backward(inv)
     search = search_for(kernel, inv, call.strategy)
     space = kernel.candidates(inv)
+    order = Order(partial(kernel.cfg_group, inv), partial(kernel.cfg_priority, inv))
+    mode = "forward+backward" if backward else "forward"
     return Job(
-        make_fn=lambda config: kernel.bind(inv, config, backward=backward),
-        args=inv.args,
-        kwargs=inv.kwargs,
+        parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
         candidates=candidates_to_try(kernel, inv) if search is None else _known_in(search, history),
-        search=search,
-        launch_axes=space.launch_axes if isinstance(space, Space) else frozenset(),
         heuristic=kernel.heuristic(inv),
-        incumbent=history.winner,
-        known=history.measurements,
-        unfinished=not history.complete,
-        code=kernel.code_checksum,
-        environment=kernel.environment(inv),
-        mode="forward+backward" if backward else "forward",
-        order=Order(partial(kernel.cfg_group, inv), partial(kernel.cfg_priority, inv)),
+        search=search,
+        history=history,
+        conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode),
+        setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
     )
 
 
 def _known_in(search: Search, history: History) -> list[Any]:
-    """Return the configurations of a space that were measured before; any one if there are none."""
+    """Return the configurations of a space that were measured before, or else its first one."""
     known = (search.space.decoded(m.config) for m in history.measurements)
     return list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
 
 
 def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C]:
-    """Return the candidates that the author's hook leaves; `TuningFailed` if that is none."""
+    """Return the candidates that the author's hook leaves; raise `TuningFailed` if it leaves none."""
     candidates = list(kernel.candidates(inv))
     left = list(kernel.prune_cfgs(inv, candidates))
     if candidates and not left:

@@ -1,4 +1,4 @@
-"""What is seen of a tuning while it runs: on a terminal, in a notebook, in a log."""
+"""Shows the progress of a tuning: on a terminal, in a notebook, in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress: TypeAlias = "Callable[[Step], None]"
 
 _BAR: Final = 24
 _LOGGED_S: Final = 10.0
-_DRAWN_S: Final = 0.05  # faster than this nobody reads, and drawing takes from the measuring
+_DRAWN_S: Final = 0.05  # nobody reads faster, and drawing takes time from measuring
 FAILED: Final[Mapping[FailureKind, str]] = {
     "compile": "did not compile",
     "launch": "did not run",
@@ -32,14 +32,14 @@ FAILED: Final[Mapping[FailureKind, str]] = {
 
 
 def progress_for(
-    asked: Progress | bool | None,  # noqa: FBT001 - True, False and a function are what users pass
+    asked: Progress | bool | None,  # noqa: FBT001 - users pass True, False or a function
     title: str,
     stream: TextIO | None = None,
 ) -> Progress | None:
-    """Return what shows progress: a function is used as it is, True shows it, None does so where somebody looks.
+    """Return a function that shows progress, or None: a function is used as it is, False shows nothing.
 
-    On a terminal that is a line drawn over itself, in colour where rich is installed; in a notebook an output that
-    changes. Elsewhere there is a line every ten seconds, if asked for, and one at the end.
+    On a terminal it redraws a line, in colour if rich is installed; in a notebook it changes an output. Elsewhere True
+    writes a line every ten seconds and at the end, and None writes nothing.
     """
     stream = stream or sys.stderr
     if callable(asked):
@@ -47,11 +47,11 @@ def progress_for(
     if asked is False:
         return None
     if stream.isatty():
-        return _rich_line(title, stream) or ProgressLine(title, stream)
+        return _rich_line(title, stream) or progress_line(title, stream)
     display = _notebook_display() if stream is sys.stderr else None
     if display is not None:
-        return NotebookLine(title, display)
-    return LogLines(title, stream) if asked else None
+        return _notebook_line(title, display)
+    return log_lines(title, stream) if asked else None
 
 
 def is_last(step: Step) -> bool:
@@ -59,95 +59,83 @@ def is_last(step: Step) -> bool:
     return step.done == step.total and step.doing == "racing"
 
 
-class _Pace:
-    """Says when enough time has passed to show something again."""
+def _paced(draw: Progress, every_s: float, clock_s: Callable[[], float], *, at_once: bool = True) -> Progress:
+    """Return a function that draws a step if enough time has passed, and always the last step."""
+    due_s = clock_s() + (0.0 if at_once else every_s)
 
-    def __init__(self, every_s: float, clock_s: Callable[[], float], *, at_once: bool) -> None:
-        self._every_s, self._clock_s = every_s, clock_s
-        self._due_s = clock_s() + (0.0 if at_once else every_s)
+    def draw_if_due(step: Step) -> None:
+        nonlocal due_s
+        if clock_s() >= due_s or is_last(step):
+            due_s = clock_s() + every_s
+            draw(step)
 
-    def __call__(self, step: Step) -> bool:
-        if self._clock_s() < self._due_s and not is_last(step):
-            return False
-        self._due_s = self._clock_s() + self._every_s
-        return True
-
-
-class ProgressLine:
-    """Draws `title racing ━━━━━     40/100  best 1.24 ms  2 wrong  3 s  about 5 s left` over itself."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        self._title, self._stream = title, stream
-
-    def __call__(self, step: Step) -> None:
-        self._stream.write(f"\r\x1b[2K{progress_text(self._title, step)}" + ("\n" if is_last(step) else ""))
-        self._stream.flush()
+    return draw_if_due
 
 
-class LogLines:
-    """Writes such a line, without the bar, now and then: what is logged is not drawn over."""
+def progress_line(title: str, stream: TextIO) -> Progress:
+    """Return a function that draws `title racing ━━━━     40/100  best 1.24 ms  2 wrong  3 s` in place."""
 
-    def __init__(self, title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._title, self._stream = title, stream
-        self._is_due = _Pace(_LOGGED_S, clock_s, at_once=False)
+    def draw(step: Step) -> None:
+        stream.write(f"\r\x1b[2K{progress_text(title, step)}" + ("\n" if is_last(step) else ""))
+        stream.flush()
 
-    def __call__(self, step: Step) -> None:
-        if self._is_due(step):
-            self._stream.write("  ".join(text for text, _ in _parts(self._title, step)) + "\n")
-            self._stream.flush()
+    return draw
 
 
-class NotebookLine:
-    """Changes one output of a notebook's cell. `display` is IPython's."""
+def log_lines(title: str, stream: TextIO, clock_s: Callable[[], float] = time.monotonic) -> Progress:
+    """Return a function that writes a line without a bar now and then, for logs."""
 
-    def __init__(self, title: str, display: Callable[..., Any], clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._title, self._display = title, display
-        self._handle: Any = None
-        self._is_due = _Pace(_DRAWN_S, clock_s, at_once=True)
+    def write(step: Step) -> None:
+        stream.write("  ".join(text for text, _ in _parts(title, step)) + "\n")
+        stream.flush()
 
-    def __call__(self, step: Step) -> None:
-        if not self._is_due(step):
-            return
-        content = {"text/plain": progress_text(self._title, step)}
-        if self._handle is None:
-            self._handle = self._display(content, raw=True, display_id=True)
+    return _paced(write, _LOGGED_S, clock_s, at_once=False)
+
+
+def _notebook_line(title: str, display: Callable[..., Any]) -> Progress:
+    """Return a function that changes one output of a notebook cell. `display` is IPython's."""
+    handle: Any = None
+
+    def draw(step: Step) -> None:
+        nonlocal handle
+        content = {"text/plain": progress_text(title, step)}
+        if handle is None:
+            handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(content, raw=True)
+            handle.update(content, raw=True)
+
+    return _paced(draw, _DRAWN_S, time.monotonic)
 
 
 def _notebook_display() -> Callable[..., Any] | None:
-    """Return what shows an output in a notebook, or None where there is none; IPython is loaded there already."""
+    """Return IPython's `display` in a notebook, which has loaded it; None elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    # A console's shell has its own terminal, and is not meant.
+    # Not in IPython's console, which is a terminal.
     if all(kind.__name__ != "ZMQInteractiveShell" for kind in type(shell).__mro__):
         return None
-    from IPython.display import display  # noqa: PLC0415 - it is there
+    from IPython.display import display  # noqa: PLC0415 - loaded already
 
-    return display  # type: ignore[no-any-return] # a function of theirs
+    return display  # type: ignore[no-any-return] # untyped
 
 
 def _rich_line(title: str, stream: TextIO) -> Progress | None:
-    """Return a line in colour, cut to the width of the terminal; None where rich is not installed."""
+    """Return a function that draws a line in colour, cut to the width of the terminal; None without rich."""
     try:
         Console = require("rich.console", extra="rich", feature="a line in colour").Console  # noqa: N806 - a class
         Text = require("rich.text", extra="rich", feature="a line in colour").Text  # noqa: N806 - a class
     except MissingDependency:
         return None
-    # Not rich's own progress bar: it hides the cursor and runs a thread until it is stopped, and a tuning that ends in
-    # an error has no last step.
+    # Not rich's own progress bar: it hides the cursor and runs a thread until a last step, and an error has none.
     console = Console(file=stream, highlight=False)
-    is_due = _Pace(_DRAWN_S, time.monotonic, at_once=True)
 
     def draw(step: Step) -> None:
-        if not is_due(step):
-            return
         line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _bar(step)))
         stream.write("\r\x1b[2K")
         console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
         stream.flush()
 
-    return draw
+    return _paced(draw, _DRAWN_S, time.monotonic)
 
 
 def _bar(step: Step) -> str:
@@ -156,7 +144,7 @@ def _bar(step: Step) -> str:
 
 
 def _parts(title: str, step: Step, bar: str = "") -> list[tuple[str, str]]:
-    """Return what is to be said of a step, each part with its style."""
+    """Return the parts of the line for one step, each with its style."""
     heading = " ".join(filter(None, (title, step.doing, bar, f"{step.done}/{step.total}")))
     parts = [(heading, "bold" if is_last(step) else "")]
     if step.best_s is not None:
@@ -174,7 +162,7 @@ def progress_text(title: str, step: Step) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as people say it.
+    """Return a duration for people.
 
     >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
     ('1.23 ms', '250 ms', '1 min 15 s')

@@ -1,33 +1,33 @@
-"""Verification: measure the few that could have won again, instead of everything.
+"""Verification: measures only the finalists again, instead of all candidates.
 
-After an update of a driver or a library the old times are worth nothing, but the order among candidates mostly holds.
+After an update of a driver or a library the old times are void, but the order among candidates mostly holds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tunebook._base.config_codec import encode, fingerprint_of
+from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, TuningFailed
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._tuning.job import Job, Tuned
 
 C = TypeVar("C")
 
-# A choice that was made alone is measured against so many all the same: those that came closest to it.
+# A lone finalist is measured against the closest of the others, until they are so many.
 FEWEST: Final = 3
 
 
 class Verified(NamedTuple, Generic[C]):
-    """What a verification found. `held` says that the earlier choice stands, on fresh measurements; else `reason`.
+    """The result of a verification. `held` says that the earlier choice stands on fresh measurements.
 
-    `tuned` is what was measured for it: the finalists, or everything if the choice did not hold or there was none.
+    `tuned` has the measurements: of the finalists, or of all candidates if the choice did not hold or was missing.
     """
 
     held: bool
@@ -41,9 +41,9 @@ class Verified(NamedTuple, Generic[C]):
 
 
 def finalists(known: Iterable[Measurement], *, code: str, environment: str, winner: str) -> frozenset[str]:
-    """Return the fingerprints of those that could have won under these conditions: the last ones in the race.
+    """Return the fingerprints of the winner and the other finalists of a race under some conditions.
 
-    The winner is among them; if they are fewer than `FEWEST`, so are the fastest of the others.
+    If they are fewer than `FEWEST`, the fastest of the dropped candidates are added.
     """
     measured = [m for m in known if (m.code, m.environment) == (code, environment) and m.failure is None]
     closest = sorted(
@@ -58,38 +58,41 @@ def finalists(known: Iterable[Measurement], *, code: str, environment: str, winn
 
 
 class TuneOrVerify(Protocol[C]):
-    """Runs a job; `verifying` is for whoever is told that it begins."""
+    """Runs a job; `verifying` is for the listeners of its start."""
 
     def __call__(self, job: Job[C], *, verifying: bool = False) -> Tuned[C]:
-        """Return what was found; `TuningFailed` if every candidate fails."""
+        """Return the result; raise `TuningFailed` if every candidate fails."""
 
 
 def verify(job: Job[C], tune: TuneOrVerify[C], among: frozenset[str]) -> Verified[C]:
-    """Measure `among` and the heuristic's again; if the job's incumbent does not win or tie, tune everything.
+    """Measure the candidates `among` and the heuristic's again; tune all if the job's incumbent does not win or tie.
 
     Ties go to the incumbent, as in every decision.
     """
+    failures = tuple(m for m in job.known if m.failure is not None)
+    finished = job.history._replace(complete=True)
     few = job._replace(
-        candidates=_with_fingerprints(job.candidates, among), known=_failures(job), unfinished=False, search=None
+        candidates=[config for config in job.candidates if _fingerprint(config) in among],
+        history=finished._replace(measurements=failures),
+        search=None,
     )
     try:
         fresh = tune(few, verifying=True)
     except TuningFailed as error:
-        whole = job._replace(known=error.measurements, incumbent=None, unfinished=False)
+        whole = job._replace(history=finished._replace(measurements=error.measurements, winner=None))
         return Verified(held=False, reason=f"all finalists failed: {error}", tuned=tune(whole))
     winner = None if fresh.verdict is None else fresh.verdict.winner.measurement.fingerprint
     if not fresh.complete:
         return Verified(held=False, reason="the budget ended before all finalists were measured", tuned=fresh)
     if winner == job.incumbent:
         return Verified(held=True, reason=f"{len(fresh.measurements)} finalists were measured again", tuned=fresh)
-    # The newcomers are raced against the one that won just now; those that lost to it need not run a third time.
+    # The newcomers race against the new winner; the finalists that lost to it need not run a third time.
     reason = f"{fresh.config!r} is faster now"
     left = job.budget.less(fresh)
     if left.is_spent:
         return Verified(held=False, reason=reason, tuned=fresh._replace(complete=False))
-    known = (*_failures(job), *fresh.measurements)
-    whole = job._replace(known=known, incumbent=winner, unfinished=False, budget=left)
-    tuned = tune(whole)
+    known = (*failures, *fresh.measurements)
+    tuned = tune(job._replace(history=finished._replace(measurements=known, winner=winner), budget=left))
     both = tuned._replace(
         ran=fresh.ran + tuned.ran,
         seconds=fresh.seconds + tuned.seconds,
@@ -98,16 +101,8 @@ def verify(job: Job[C], tune: TuneOrVerify[C], among: frozenset[str]) -> Verifie
     return Verified(held=False, reason=reason, tuned=both)
 
 
-def _with_fingerprints(candidates: Sequence[C], wanted: frozenset[str]) -> list[C]:
-    return [config for config in candidates if _fingerprint(config) in wanted]
-
-
 def _fingerprint(config: object) -> str | None:
     try:
-        return fingerprint_of(encode(config))
+        return fingerprint(config)
     except CodecError:
-        return None  # what cannot be written is not in the book, so it was no finalist there
-
-
-def _failures(job: Job[Any]) -> tuple[Measurement, ...]:
-    return tuple(m for m in job.known if m.failure is not None)
+        return None  # it cannot be stored, so it was not a stored finalist

@@ -1,21 +1,20 @@
-"""Tuning by search, where the space is too big to race whole.
+"""Tuning by search, for spaces that are too big to race whole.
 
-A strategy proposes batches. Each is compiled in parallel, checked, and sampled a few times: the first rounds of a race,
-in which those that are clearly behind stop. Then the fastest of all batches race each other to the end, and the choice
-is made over everything that was measured.
+A strategy proposes batches. Each batch is compiled in parallel, checked, and sampled a few times: the first rounds of
+a race, in which candidates that are clearly behind stop. Then the fastest of all batches race each other to the end,
+and the decision is made over all measurements.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
-from tunebook._statistics.decide import decide
 from tunebook._statistics.race import typical_s
-from tunebook._tuning.job import Budget, Job, Step, Tuned
-from tunebook._tuning.job_run import TRYING, identify
+from tunebook._tuning.job import Budget, CandidateSet, History, Job, Step, Tuned
+from tunebook._tuning.tuner import TRYING
 from tunebook.search import Observation
 
 if TYPE_CHECKING:
@@ -27,18 +26,11 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg")
 
-# How many are compiled at once, and proposed on the same knowledge: with fewer, compilers wait for the clock; with
-# more, the strategy learns later.
+# The number of candidates compiled at once, and proposed on the same knowledge: with fewer, compilers wait for the
+# clock; with more, the strategy learns later.
 BATCH: Final = 16
-# How many of all that were tried race each other in the end.
+# The number of tried candidates that race each other in the end.
 FINALISTS: Final = 16
-
-
-class TuneListed(Protocol[Cfg]):
-    """Runs a job that lists its candidates."""
-
-    def __call__(self, job: Job[Cfg]) -> Tuned[Cfg]:
-        """Return what was found; `TuningFailed` if every candidate fails."""
 
 
 class Searching(Generic[Cfg]):
@@ -49,49 +41,45 @@ class Searching(Generic[Cfg]):
         job: Job[Cfg],
         search: Search,
         policy: str,
-        tune: TuneListed[Cfg],
+        tune: Callable[[Job[Cfg]], Tuned[Cfg]],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        once = None if job.compile is None else _CompileOnce(job.compile, job.launch_axes)
-        self._job = job._replace(search=None, compile=once)
+        setup = job.setup
+        once = None if setup.compile is None else _CompileOnce(setup.compile, setup.launch_axes)
+        self._job = job._replace(search=None, setup=setup._replace(compile=once))
         self._search, self._tune, self._clock_s = search, tune, clock_s
         self._started_s = clock_s()
-        self._configs: dict[str, Any] = {}
-        self._measured: dict[str, Measurement] = {}
+        self._candidates: CandidateSet[Any] = CandidateSet(job.conditions, policy, None)
         self._ran = 0
         self._waiting_s = 0.0
-        here = (job.code, policy, job.environment)
         for m in job.known:
-            if (m.code, m.policy, m.environment) == here and (config := search.space.decoded(m.config)) is not None:
-                self._measured[m.fingerprint], self._configs[m.fingerprint] = m, config
+            if self._candidates.is_comparable(m) and (config := search.space.decoded(m.config)) is not None:
+                self._candidates.results[self._candidates.admit(config)] = m
 
     def run(self) -> Tuned[Cfg]:
-        strategy = self._search.begin()
-        strategy.observe(self._observations(self._measured))
-        trials = self._search.trials - len(self._measured)
+        strategy, measured = self._search.begin(), self._candidates.results
+        strategy.observe(self._observations(measured))
+        trials = self._search.trials - len(measured)
         trials = trials if self._job.budget.trials is None else self._job.budget.trials
         ended = False
         while self._ran < trials and not ended:
             batch = strategy.propose(min(BATCH, trials - self._ran))
             if not batch:
                 break
-            fresh = self._batch(batch)
+            fresh = self._measure(batch)
             strategy.observe(self._observations(fresh))
             ended = len(fresh) < len(batch) or self._left_s(TRYING) <= 0
         return self._finals(complete=not ended)
 
-    def _batch(self, batch: list[Config]) -> list[str]:
-        """Measure a batch briefly, and return the fingerprints of those that were."""
-        known = tuple(self._measured.values())
-        budget = Budget(None if self._job.budget.seconds is None else max(self._left_s(), 1e-3))
+    def _measure(self, batch: list[Config]) -> list[str]:
+        """Measure a batch briefly, and return the fingerprints of its measured candidates."""
+        measured = self._candidates.results
         job = self._job._replace(
             candidates=cast("list[Cfg]", batch),
-            known=known,
-            incumbent=None,
-            unfinished=False,
+            history=History(tuple(measured.values())),
             brief=True,
-            budget=budget,
-            on_step=self._told,
+            budget=self._budget(),
+            on_step=self._tell,
         )
         try:
             tuned = self._tune(job)
@@ -100,71 +88,67 @@ class Searching(Generic[Cfg]):
         else:
             found = tuned.measurements
             self._waiting_s += tuned.waiting_s
-        before = set(self._measured)
+        before = set(measured)
         for m in found:
-            self._measured.setdefault(m.fingerprint, m)
-        for number, config in enumerate(batch):
-            self._configs.setdefault(identify(config, number)[0], config)
-        wanted = [identify(config, number)[0] for number, config in enumerate(batch)]
-        measured = [fp for fp in wanted if fp in self._measured]
-        self._ran += len(set(measured) - before)
-        return measured
+            measured.setdefault(m.fingerprint, m)
+        names = [name for name in map(self._candidates.admit, batch) if name in measured]
+        self._ran += len(set(names) - before)
+        return names
 
     def _finals(self, *, complete: bool) -> Tuned[Cfg]:
-        """Race the fastest to the end, and decide over everything."""
-        valid = {fp: m for fp, m in self._measured.items() if m.failure is None and m.valid_samples_s}
-        fastest = sorted(valid, key=lambda fp: typical_s(valid[fp].valid_samples_s))[:FINALISTS]
-        names = dict.fromkeys([*fastest, *([self._job.incumbent] if self._job.incumbent in valid else [])])
-        candidates = [self._configs[fp] for fp in names if fp in self._configs]
-        failures = tuple(m for m in self._measured.values() if m.failure is not None)
-        job = self._job._replace(
-            candidates=candidates,
-            known=failures if self._ran else tuple(self._measured.values()),
-            unfinished=bool(self._ran) or self._job.unfinished,
-            budget=Budget(None if self._job.budget.seconds is None else max(self._left_s(), 1e-3)),
-        )
-        if not candidates and self._job.heuristic is None:
+        """Race the fastest to the end, and decide over all measurements."""
+        job, configs, measured = self._job, self._candidates.configs, self._candidates.results
+        valid = {name: m for name, m in measured.items() if m.failure is None and m.valid_samples_s}
+        fastest = sorted(valid, key=lambda name: typical_s(valid[name].valid_samples_s))[:FINALISTS]
+        names = dict.fromkeys([*fastest, *([job.incumbent] if job.incumbent in valid else [])])
+        finalists = [configs[name] for name in names if name in configs]
+        failures = tuple(m for m in measured.values() if m.failure is not None)
+        if not finalists and job.heuristic is None:
             raise TuningFailed(f"all {len(failures)} candidates failed", _errors(failures), failures)
-        final = self._tune(job)
-        measured = {fp: m._replace(dropped=True) for fp, m in self._measured.items()}
-        measured |= {m.fingerprint: m for m in final.measurements}
-        heuristic = None if self._job.heuristic is None else identify(self._job.heuristic, 0)[0]
-        verdict = decide(
-            measured.values(), incumbent=self._job.incumbent, heuristic=heuristic, objective=self._job.objective
+        history = job.history._replace(
+            measurements=failures if self._ran else tuple(measured.values()),
+            complete=not self._ran and job.history.complete,
         )
-        configs = {**self._configs, **final.configs}
-        return final._replace(
-            config=final.config if verdict is None else configs[verdict.winner.measurement.fingerprint],
-            verdict=verdict,
-            measurements=tuple(measured.values()),
+        final = self._tune(job._replace(candidates=finalists, history=history, budget=self._budget()))
+        measured.update({name: m._replace(dropped=True) for name, m in measured.items()})
+        measured.update({m.fingerprint: m for m in final.measurements})
+        configs.update(final.configs)
+        self._candidates.heuristic = final.default
+        decided = self._candidates.decide(
+            job.incumbent,
+            job.goal.objective,
             ran=self._ran,
             complete=complete and final.complete,
             seconds=self._clock_s() - self._started_s,
-            configs=configs,
+            disturbances=final.disturbances,
             waiting_s=self._waiting_s + final.waiting_s,
+            roofline=final.roofline,
         )
+        return decided._replace(when=final.when)
 
-    def _observations(self, fingerprints: Iterable[str]) -> list[Observation]:
+    def _observations(self, names: Iterable[str]) -> list[Observation]:
         found = []
-        for fp in fingerprints:
-            m = self._measured[fp]
+        for name in names:
+            m = self._candidates.results[name]
             valid = m.failure is None and m.valid_samples_s
-            found.append(Observation(self._configs[fp], typical_s(m.valid_samples_s) if valid else None))
+            found.append(Observation(self._candidates.configs[name], typical_s(m.valid_samples_s) if valid else None))
         return found
 
     def _left_s(self, share: float = 1.0) -> float:
-        seconds = self._job.budget.seconds
-        return float("inf") if seconds is None else share * seconds - (self._clock_s() - self._started_s)
+        return self._job.budget.left_s(self._clock_s() - self._started_s, share)
 
-    def _told(self, step: Step) -> None:
-        """Tell of candidates that were tried; each batch's race is no race of the whole."""
+    def _budget(self) -> Budget:
+        return Budget(None if self._job.budget.seconds is None else max(self._left_s(), 1e-3))
+
+    def _tell(self, step: Step) -> None:
+        """Report tried candidates; the race of a batch is not the race of the whole."""
         if self._job.on_step is not None and step.doing == "trying":
             done = self._ran + step.done
             self._job.on_step(step._replace(done=done, total=max(self._search.trials, done)))
 
 
 class _CompileOnce(Generic[Cfg]):
-    """Compiles each program once: batches share some, and finalists are asked for again; not for threads that do."""
+    """Compiles each program once: batches share some, and finalists run again. Threads may compile one twice."""
 
     def __init__(self, compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> None:
         self._compile_one, self._launch_axes = compile_one, launch_axes
@@ -181,4 +165,4 @@ class _CompileOnce(Generic[Cfg]):
 
 def _errors(failures: Iterable[Measurement]) -> list[Exception]:
     said = [RuntimeError(f"{m.failure.kind}: {m.failure.message}") for m in failures if m.failure is not None]
-    return [*said] or [ValueError("the search proposed nothing")]
+    return [*said] or [ValueError("the search proposed no candidates")]

@@ -1,40 +1,58 @@
-"""Finding the fastest of some candidates."""
+"""Finding the fastest candidate: tries each once, within the budget, races the valid ones, and decides."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections import Counter
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays.framework import at_tuning_site
 from tunebook._arrays.operations import timer_for
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
-from tunebook._measure.disturbance import probes_for
-from tunebook._measure.stopwatch import Stopwatch, first_trial, sample
-from tunebook._tuning.job import Job, Tuned
-from tunebook._tuning.job_run import JobRun
+from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
+from tunebook._measure.stopwatch import (
+    AgainstModel,
+    InProcess,
+    Launches,
+    Runner,
+    Stopwatch,
+    TimedPart,
+    failed,
+    first_trial,
+    sample,
+)
+from tunebook._statistics.race import Lane, Race, typical_s
+from tunebook._tuning.job import PROGRAM, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from tunebook._arrays.framework import TuningSite
     from tunebook._arrays.operations import Timer
-    from tunebook._base.errors import TuningFailed
-    from tunebook._measure.compile_pool import Compiling
+    from tunebook._base.vocabulary import Measurement
+    from tunebook._measure.compile_pool import Compiled, Compiling
     from tunebook._measure.device_lock import DeviceTurn
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
 
+# The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
+TRYING: Final = 0.6
+
 
 class Tuner:
-    """Finds the fastest candidate: each is tried and checked once, then they race (see `_race`).
+    """Finds the fastest candidate: each is tried and checked once, then they race (see `_statistics.race`).
 
-    `warmup` is how often a candidate runs untimed before, and `iters` how often `measure` times a function. Processes
-    that tune on one device take turns while they measure: `device_wait_s` is how long one waits for the others before
-    it measures all the same, and says that the ground was shared. With 0 it does not wait.
+    `warmup` is the number of untimed runs of a candidate, and `iters` the number of runs that `measure` times.
+    Processes that tune on one device take turns while they measure. A process waits for at most `device_wait_s` for the
+    others; then it measures all the same, and reports a disturbance.
 
     >>> tuner = Tuner(warmup=1, iters=3)
     >>> tuner.autotune(lambda n: lambda: sum(range(n)), (), {}, [200_000, 10])
@@ -59,15 +77,15 @@ class Tuner:
         self._compile_threads = compile_threads or os.cpu_count() or 1
         self._clock_s = clock_s
         self._now_s = now_s
-        # Times by a clock that is not the machine's say nothing about the machine.
+        # Times by another clock than the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
-        self._probes = probes or (probes_for if self._real else lambda _platform: ())
+        self._probes = probes
         self._device_wait_s = device_wait_s
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
-        """Return the seconds of the fastest of `iters` runs; what the function raises is raised.
+        """Return the seconds of the fastest of `iters` runs; errors of the function pass.
 
-        With arrays of a framework that compiles whole functions, as jax does, it is compiled for them first.
+        With arrays of a framework that compiles whole functions, as jax does, the function is compiled for them first.
         """
 
         def measure(stage: TuningSite | None) -> float:
@@ -80,7 +98,7 @@ class Tuner:
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
     def _stopwatch_by(self, timer: Timer | None) -> Stopwatch:
-        """Return the stopwatch, with the clock of a device unless it was given a clock of its own."""
+        """Return the stopwatch, with a device's timer unless the stopwatch came with a clock or timer."""
         plain = type(self.stopwatch) is Stopwatch and self._real and self.stopwatch.timer is None
         return self.stopwatch.by(timer) if plain else self.stopwatch
 
@@ -91,58 +109,82 @@ class Tuner:
         kwargs: Mapping[str, Any],
         candidates: Iterable[Cfg],
     ) -> Cfg:
-        """Return the fastest candidate; `TuningFailed` with each candidate's error if all fail."""
-        timer = timer_for((args, kwargs))
-        job = Job(make_fn=make_fn, args=args, kwargs=kwargs, candidates=list(candidates), timer=timer)
+        """Return the fastest candidate; raise `TuningFailed` with each candidate's error if all fail."""
+        setup: Setup[Cfg] = Setup(timer=timer_for((args, kwargs)))
+        listed = list(candidates)
 
         def tune(stage: TuningSite | None) -> Cfg:
             if stage is None:
-                return self.tune(job).config
+                return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
             made, compile_one = stage.programs(make_fn, False)  # noqa: FBT003 - forward only
-            mutated = None if stage.in_place else ()
-            there = job._replace(
-                make_fn=made, compile=compile_one, args=stage.args, kwargs=stage.kwargs, mutated=mutated
-            )
-            return self.tune(there).config
+            part = Part(made, stage.args, stage.kwargs, mutated=None if stage.in_place else ())
+            return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
         return at_tuning_site(Invocation("tuned", args, kwargs), tune)
 
     def foregone(self, job: Job[Cfg]) -> TuningFailed | None:
-        """Return what tuning would raise at once, because every candidate is known to fail; None if it would run."""
+        """Return the error of a tuning whose candidates are all known to fail; None if something would run."""
         if job.search is not None and len(job.known) < job.search.trials:
             return None
-        run = JobRun(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
-        known_to_fail = run.live and not run.reuse_known() and all(m.failure is not None for m in run.results.values())
-        return run.failure() if known_to_fail else None
+        run = JobRun(job, self._stopwatch_by(job.setup.timer), self._clock_s, self._now_s)
+        if not run.candidates.configs or run.todo():
+            return None
+        failed_all = all(m.failure is not None for m in run.candidates.results.values())
+        return run.candidates.failure() if failed_all else None
 
     def tune(self, job: Job[Cfg]) -> Tuned[Cfg]:
-        """Measure what is not known yet, and decide over all of it."""
+        """Measure the candidates without a known measurement, and decide over all of them."""
+        stopwatch = self._stopwatch_by(job.setup.timer)
         if job.search is not None:
-            from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - only big spaces need it
+            from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
 
-            policy = f"{self._stopwatch_by(job.timer).name}/{job.mode}"
-            return Searching(job, job.search, policy, self.tune, self._clock_s).run()
-        compiling: Compiling[Cfg] | None = None
-        run = JobRun(job, self._stopwatch_by(job.timer), self._clock_s, self._now_s)
-        if job.compile is not None:
-            from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
-
-            compiling = Compiling(job.compile, run.live, self._compile_threads, self._clock_s, job.launch_axes)
-        try:
-            return run.finish(compiling, self._probes(job.platform), self._turn(job))
-        finally:
-            # Not as a with-block: at Ctrl-C that would compile all the rest before it lets go.
-            if compiling is not None:
-                compiling.close()
-
-    def _turn(self, job: Job[Any]) -> DeviceTurn | None:
-        if not self._real:
-            return None
-        from tunebook._measure.device_lock import turn_for  # noqa: PLC0415 - only who measures needs it
-
-        return turn_for(
-            [(part.args, part.kwargs) for part in job.parts], job.platform, job.ordinal, self._device_wait_s
+            return Searching(job, job.search, policy_of(job, stopwatch), self.tune, self._clock_s).run()
+        turn, probes = self._watch(job)
+        run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
+        if not run.candidates.configs:
+            raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
+        todo = run.todo()
+        with ExitStack() as stack:
+            compiling = self._compiling(job, run.candidates.configs, stack)
+            calm = nullcontext if compiling is None else compiling.quiet
+            runner = stack.enter_context(_runner_for(job, list(run.candidates.configs.values()), stopwatch, calm))
+            tried = CandidateTrials(run, runner, compiling).run(todo)
+            with run.alone() if run.lanes else nullcontext():
+                raced, disturbances = _race(run, probes)
+        tuned = run.candidates.decide(
+            job.incumbent,
+            job.goal.objective,
+            ran=run.ran,
+            complete=raced and tried,
+            seconds=run.elapsed_s,
+            disturbances=disturbances,
+            waiting_s=run.waiting_s,
+            roofline=job.goal.roofline,
         )
+        if tuned.verdict is None:
+            raise run.candidates.failure()
+        return tuned
+
+    def _compiling(self, job: Job[Cfg], configs: Mapping[str, Cfg], stack: ExitStack) -> Compiling[Cfg] | None:
+        setup = job.setup
+        if setup.compile is None:
+            return None
+        from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
+
+        compiling = Compiling(setup.compile, configs, self._compile_threads, self._clock_s, setup.launch_axes)
+        stack.callback(compiling.close)
+        return compiling
+
+    def _watch(self, job: Job[Any]) -> tuple[DeviceTurn | None, tuple[Probe, ...]]:
+        """Return the turn on the devices of a job, and the probes that watch them."""
+        platform = job.setup.platform
+        if not self._real:
+            return None, () if self._probes is None else tuple(self._probes(platform))
+        from tunebook._measure.device_lock import DeviceTurn, physical_devices  # noqa: PLC0415 - for measuring only
+
+        devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
+        turn = DeviceTurn(devices, self._device_wait_s)
+        return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
 
 
 def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
@@ -154,3 +196,275 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     if trial.error is not None:
         raise trial.error
     return min(samples)
+
+
+def _runner_for(
+    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, calm: Callable[[], AbstractContextManager[None]]
+) -> Runner:
+    if job.setup.runner is not None:
+        return job.setup.runner(configs)
+    compare = None if job.heuristic is None else job.goal.compare
+    total = math.fsum(part.weight for part in job.parts)
+    parts = [
+        TimedPart(
+            Launches(configs, part.make_fn, part.args, part.kwargs, part.mutated),
+            part.check,
+            None if compare is None else AgainstModel(0, compare, stopwatch),  # the heuristic's is the first one
+            part.weight / total,
+        )
+        for part in job.parts
+    ]
+    runner = InProcess(parts, stopwatch)
+    if not job.setup.isolate:
+        return runner
+    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
+
+    return Isolated(runner, job.setup.timeout_s, calm)
+
+
+def policy_of(job: Job[Any], stopwatch: Stopwatch) -> str:
+    """Return the measurement policy of a job."""
+    return f"{stopwatch.name}/{job.conditions.mode}"
+
+
+class JobRun(Generic[Cfg]):
+    """The state of a job while it runs: its candidates, the lanes of its race, and its time."""
+
+    def __init__(
+        self,
+        job: Job[Cfg],
+        stopwatch: Stopwatch,
+        clock_s: Callable[[], float],
+        now_s: Callable[[], float],
+        turn: DeviceTurn | None = None,
+    ) -> None:
+        self.job, self.clock_s, self.started_s = job, clock_s, clock_s()
+        self.candidates = CandidateSet(job.conditions, policy_of(job, stopwatch), job.heuristic, now_s)
+        for config in job.candidates:
+            self.candidates.admit(config)
+        self.rng = self.candidates.shuffler()
+        self.lanes: list[Lane] = []
+        self.programs: dict[str, str] = {}  # the first candidate of each compiled program
+        self.twins: dict[str, str] = {}
+        self.ran = 0
+        self.waiting_s = 0.0
+        self._now_s, self._turn = now_s, turn
+
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds since the start."""
+        return self.clock_s() - self.started_s
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Return the rest of a share of the budget."""
+        return self.job.budget.left_s(self.elapsed_s, share)
+
+    def todo(self) -> list[str]:
+        """Reuse known measurements under the same conditions; return the fingerprints left to run, in order."""
+        configs, results, order = self.candidates.configs, self.candidates.results, self.job.setup.order
+        for m in self.job.known:
+            expired = m.failure is not None and (m.failure.expires or 0.0) < self._now_s()
+            if m.fingerprint in configs and self.candidates.is_comparable(m) and not expired:
+                results[m.fingerprint] = m
+                if isinstance(program := m.extra.get(PROGRAM), str):
+                    self.programs.setdefault(program, m.fingerprint)
+        going_on = set()
+        if not self.job.history.complete:
+            going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
+        todo = [name for name in configs if name not in results or name in going_on]
+        self.rng.shuffle(todo)
+        todo.sort(key=lambda name: (order.group(configs[name]), -order.priority(configs[name])))
+        incumbent = self.job.incumbent
+        if incumbent in results and incumbent not in todo and any(map(self.is_wanted, todo)):
+            # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is compared
+            # with them on equal terms. The others lost to it then, so their old times need not compete now.
+            todo.insert(0, incumbent)
+            results.update({name: m._replace(dropped=True) for name, m in results.items()})
+        return todo
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether no candidate in the groups before a candidate's was valid."""
+        configs, group = self.candidates.configs, self.job.setup.order.group
+        number = group(configs[name])
+        valid = (other for other, m in self.candidates.results.items() if m.failure is None)
+        return not any(group(configs[other]) < number for other in valid)
+
+    def is_good(self, lane: Lane) -> bool:
+        """Whether a candidate is as fast as the job needs."""
+        return len(lane.samples_s) >= 3 and typical_s(lane.samples_s) <= self.job.goal.enough_s
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes of this host from measuring on the same device inside the block, if possible."""
+        # For at most half of the rest of a budget: a longer wait would leave too little of it to measure in.
+        return nullcontext() if self._turn is None else self._turn.taken(self.left_s() / 2)
+
+    def tell(
+        self, doing: Doing, done: int, total: int, latest: Measurement | None = None, since_s: float | None = None
+    ) -> None:
+        """Report progress; `since_s` is the start of the phase, if it is not the start of the job."""
+        if self.job.on_step is None:
+            return
+        now_s = self.clock_s()
+        raced = {lane.name: lane.value_s for lane in self.lanes if lane.samples_s}
+        name = min(raced, key=raced.__getitem__, default=None)
+        best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
+        spent_s = now_s - (self.started_s if since_s is None else since_s)
+        left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
+        failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
+        elapsed_s = now_s - self.started_s
+        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s))
+
+
+class CandidateTrials(Generic[Cfg]):
+    """Tries each candidate of a job once, and adds the valid ones to its race."""
+
+    def __init__(self, run: JobRun[Cfg], runner: Runner, compiling: Compiling[Cfg] | None) -> None:
+        self._run, self._runner, self._compiling = run, runner, compiling
+        self._index = {name: index for index, name in enumerate(run.candidates.configs)}
+
+    def run(self, todo: list[str]) -> bool:
+        """Try candidates until one is fast enough; return False if the budget ended first."""
+        run, trials = self._run, self._run.job.budget.trials
+        for names in self._groups(todo):
+            allowed = names if trials is None else names[: trials - run.ran]
+            self._start_compiling(allowed)
+            for name in allowed:
+                if run.ran and run.left_s(TRYING) <= 0:
+                    return False
+                compiled = self._wait_for(name)
+                if compiled is None and self._compiling is not None:
+                    return False  # the budget ended while it compiled
+                measurement = self._try(name, compiled)
+                run.ran += 1
+                run.tell("trying", run.ran, len(todo), measurement)
+                if self._is_enough(name):
+                    return True
+            if len(allowed) < len(names):
+                return False
+        return True
+
+    def _groups(self, todo: list[str]) -> Iterator[list[str]]:
+        """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
+        run = self._run
+        group, configs = run.job.setup.order.group, run.candidates.configs
+        # These go first: if the budget ends early, they at least have been measured.
+        ahead = {name: None for name in (run.job.incumbent, run.candidates.heuristic) if name in todo}
+        yield [name for name in ahead if name is not None]
+        rest = [name for name in todo if name not in ahead]
+        for _, members in groupby(rest, key=lambda name: group(configs[name])):
+            yield [name for name in members if run.is_wanted(name)]
+
+    def _start_compiling(self, names: list[str]) -> None:
+        if self._compiling is None:
+            return
+        self._compiling.start(names)
+        if not self._run.job.setup.isolate or not names:
+            return
+        first = self._wait_for(names[0])
+        if first is None or (not isinstance(first, Exception) and first.on_disk):
+            return
+        # A worker does not see programs that this process compiles in memory after the fork.
+        for done, name in enumerate(names, 1):
+            if self._wait_for(name) is None:
+                break
+            self._run.tell("compiling", done, len(names))
+
+    def _wait_for(self, name: str) -> Compiled | Exception | None:
+        """Return the outcome of a build; None if it takes too long. The first of a job may take any time."""
+        run = self._run
+        if self._compiling is None:
+            return None
+        unlimited = run.job.budget.seconds is None or not run.ran
+        began_s = run.clock_s()
+        compiled = self._compiling.result(name, None if unlimited else max(run.left_s(TRYING), 0.0))
+        run.waiting_s += run.clock_s() - began_s
+        return compiled
+
+    def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
+        run = self._run
+        if isinstance(compiled, Exception):
+            return run.candidates.record(name, failed(compiled))
+        if compiled is not None and compiled.program is not None:
+            twin = run.programs.setdefault(compiled.program, name)
+            if twin != name:
+                run.twins[name] = twin
+                return run.candidates.copy(twin, name, compiled.seconds)
+        with run.alone():
+            trial = self._runner.first(self._index[name])
+        if trial.failure is None:
+            run.lanes.append(self._lane(name, trial.sample_s))
+        return run.candidates.record(name, trial, compiled=compiled)
+
+    def _lane(self, name: str, first_s: float) -> Lane:
+        runs = 1  # of a sample: as many as the clock needs
+
+        def take() -> float | None:
+            nonlocal runs
+            trial = self._runner.sample(self._index[name], runs)
+            runs = trial.runs
+            if trial.failure is None:
+                return trial.sample_s
+            results = self._run.candidates.results
+            known = results[name]
+            found = self._run.candidates.record(name, trial)
+            results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
+            return None
+
+        return Lane(name, take, first_s)
+
+    def _is_enough(self, name: str) -> bool:
+        """Whether a candidate that was just tried is as fast as the job needs; sampled only if it may be."""
+        run = self._run
+        if not run.lanes or run.lanes[-1].name != name:
+            return False
+        lane = run.lanes[-1]
+        if lane.first_s > 3 * run.job.goal.enough_s:
+            return False
+        with run.alone():
+            return all(lane.run_once() for _ in range(3)) and run.is_good(lane)
+
+
+def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
+    """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
+    job, results = run.job, run.candidates.results
+    ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
+    since_s = run.clock_s()
+    race = Race(
+        run.lanes,
+        run.rng,
+        run.clock_s,
+        ends_s=ends_s,
+        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100, since_s=since_s),
+        is_good=run.is_good,
+        objective=job.goal.objective,
+    )
+    watch = DisturbanceWatch(probes)
+    finished = race.qualify() if job.brief else race.run(spent_s=run.elapsed_s)
+    disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
+    if not disturbances.quiet and not job.brief:
+        finished = _sample_again(run, race.finalists, ends_s) and finished
+        disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
+    finalists = {lane.name for lane in race.finalists}
+    for lane in run.lanes:
+        known = results[lane.name]
+        if known.failure is None and lane.samples_s:
+            dropped = lane.name not in finalists
+            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
+    for name, twin in run.twins.items():
+        run.candidates.copy(twin, name, results[name].compile_s)
+    if run.ran:
+        run.tell("racing", 100, 100, since_s=since_s)
+    return finished, disturbances
+
+
+def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
+    """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
+    lanes = list(finalists)
+    for _ in range(max((len(lane.samples_s) for lane in lanes), default=0) if len(lanes) > 1 else 0):
+        run.rng.shuffle(lanes)
+        for lane in tuple(lanes):
+            if run.clock_s() >= ends_s:
+                return False
+            if not lane.run_once():
+                lanes.remove(lane)
+    return True

@@ -172,6 +172,8 @@ class CudaKernels:
 class CupyTimer:
     """Times runs on one GPU by its own clock, each with a cold cache. `cupy` is CuPy, or stands in for it."""
 
+    is_device_clock: Final = True
+
     def __init__(self, device: Any, cupy: Any) -> None:
         self._device = device
         cache = lambda: _Cache(cupy.empty(CACHE_BYTES, "int8"))  # noqa: E731 - one line, where it is used

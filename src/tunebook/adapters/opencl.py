@@ -159,11 +159,16 @@ class QueueTimer(NamedTuple):
     @property
     def name(self) -> str:
         """The clock: the device's, or the host's for a queue without profiling."""
-        return "opencl-events" if self.queue.properties & _PROFILING else "host-clock"
+        return "opencl-events" if self.is_device_clock else "host-clock"
+
+    @property
+    def is_device_clock(self) -> bool:
+        """Whether the queue takes times by the device's clock."""
+        return bool(self.queue.properties & _PROFILING)
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
         """Return the seconds of one run."""
-        if not self.queue.properties & _PROFILING:
+        if not self.is_device_clock:
             return Stopwatch(wait=self.wait).sample_s(launch, runs)
         start = cl.enqueue_marker(self.queue)
         for _ in range(runs):

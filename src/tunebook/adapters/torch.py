@@ -266,6 +266,8 @@ def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
 class CudaTimer:
     """Times runs on one GPU by its own clock, each with a cold cache. `cuda` is `torch.cuda`, or stands in for it."""
 
+    is_device_clock: Final = True
+
     def __init__(self, device: Any, cuda: Any = torch.cuda, cache: Callable[[], Any] | None = None) -> None:
         self._device, self._cuda = device, cuda
         make = cache or partial(torch.empty, CACHE_BYTES, dtype=torch.int8, device=device)

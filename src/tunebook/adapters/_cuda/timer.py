@@ -36,6 +36,8 @@ class EventTimer:
     calls `begin` and `end` itself, so that what it does before and after is not timed. For one thread at a time.
     """
 
+    is_device_clock: Final = True
+
     def __init__(
         self,
         device: Callable[[], Any],

@@ -117,6 +117,7 @@ class ProfilerTimer:
     """A `Timer` by the profiler. `record(work)` does some work and returns the profile of it."""
 
     name: Final = "device-profiler/warm-cache"
+    is_device_clock: Final = True
 
     def __init__(
         self,

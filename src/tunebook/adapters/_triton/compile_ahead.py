@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._measure.forked_worker import ChildTask, ForkedWorker, Limits
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,18 +92,16 @@ class CompileForks:
     def __enter__(self) -> Self:
         stand_in = _NoDevice()
 
-        def build(index: int) -> Callable[[], object]:
+        def first(index: int) -> tuple[float, ...]:
             driver.set_active(stand_in)
-            return lambda: index < _GREETING and self._compile_one(self._candidates[index])
-
-        def first(run: Callable[[], object]) -> tuple[float, ...]:
-            run()
+            if index < _GREETING:
+                self._compile_one(self._candidates[index])
             return ()
 
-        job = ChildTask(build=build, first=first, sample=lambda _run, _number: ())
+        job = ChildTask(first=first, sample=lambda _index, _number: ())
         for number in range(min(os.cpu_count() or 1, len(self._candidates))):
             start = time.perf_counter()
-            worker = self._open.enter_context(ForkedWorker(job, Limits(timeout_s=_PATIENCE_S)))
+            worker = self._open.enter_context(ForkedWorker(job, _PATIENCE_S))
             if worker.prepare(_GREETING + number).failure is not None:
                 break
             self._free.put(worker)

@@ -28,7 +28,7 @@ def spread(
         found = [m for part in pool.map(_measured, [share] * len(devices), devices, parts) for m in part]
     lost = [m._replace(dropped=m.failure is None) for m in found if m.failure is not None or m.dropped]
     spent = job.budget if job.budget.seconds is None else Budget(job.budget.seconds / 2, job.budget.trials)
-    return job._replace(known=[*job.known, *lost], budget=spent)
+    return job._replace(history=job.history._replace(measurements=(*job.known, *lost)), budget=spent)
 
 
 def _measured(

@@ -45,6 +45,7 @@ class BenchTimer:
     """Believes what the user's `do_bench` says: a run returns its seconds."""
 
     name: Final = "do_bench"
+    is_device_clock: Final = False  # the user's function may read any clock
 
     def wait(self, _result: object) -> None:
         """Return at once: `do_bench` has waited."""
@@ -90,7 +91,7 @@ class DeviceTuner(Tuner):
 
     def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # of such kernels alone
         """Measure what is not known yet, and decide over all of it; the launch's arguments are as before then."""
-        launch: Launch = job.args[0]
+        launch: Launch = job.parts[0].args[0]
         if self._kernel.interpreted:
             tuned = self._measured(job, launch)
         else:
@@ -99,20 +100,22 @@ class DeviceTuner(Tuner):
             if others:  # before the lock, which each of them takes for its own device
                 job = spread(job, [index, *others], partial(self._share, launch))
             with self._lock, _measuring.setdefault(index, threading.RLock()):
-                tuned = self._compiled_and_measured(job._replace(platform="gpu", ordinal=index), launch, index)
+                there = job._replace(setup=job.setup._replace(platform="gpu", ordinal=index))
+                tuned = self._compiled_and_measured(there, launch, index)
         self._on_tuned(launch, tuned)
         return tuned
 
     def _compiled_and_measured(self, job: Job[LaunchConfig], launch: Launch, index: int) -> Tuned[LaunchConfig]:
-        if job.compile is None:
+        setup = job.setup
+        if setup.compile is None:
             return self._measured(job, launch)
-        compile_one = partial(_on_device, index, job.compile)
+        compile_one = partial(_on_device, index, setup.compile)
         unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
         if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
             extra = [] if job.heuristic is None else [job.heuristic]
             with CompileForks(compile_one, [*job.candidates, *extra]) as forks:
-                return self._measured(job._replace(compile=forks.compile), launch)
-        return self._measured(job._replace(compile=compile_one), launch)
+                return self._measured(job._replace(setup=setup._replace(compile=forks.compile)), launch)
+        return self._measured(job._replace(setup=setup._replace(compile=compile_one)), launch)
 
     def _devices(self, index: int) -> list[int]:
         """Return the other devices that candidates may run on."""
@@ -127,10 +130,11 @@ class DeviceTuner(Tuner):
         there = Launch(launch.grid, *moved(launch, tensor_device()))
         alone = DeviceTuner(self._kernel, graph=self._graph, do_bench=self._do_bench, processes=False)
         compile_one = partial(self._kernel.compile_cfg, self._kernel.invocation(there))
-        return alone.tune(job._replace(args=(there,), compile=compile_one))
+        part = job.parts[0]._replace(args=(there,))
+        return alone.tune(job._replace(parts=[part], setup=job.setup._replace(compile=compile_one)))
 
     def _measured(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
-        if job.isolate and not self._kernel.interpreted:
+        if job.setup.isolate and not self._kernel.interpreted:
             obstacle = self._obstacle(job, launch)
             if obstacle is None:
                 return self._isolated(job, launch)
@@ -138,11 +142,11 @@ class DeviceTuner(Tuner):
                 raise Unsupported(
                     f"{self._kernel.op_id} cannot run in a worker process: {obstacle}. Use isolate='auto'."
                 )
-            job = job._replace(isolate=False)
+            job = job._replace(setup=job.setup._replace(isolate=False))
         runs = _Runs(self._kernel, launch, self._timer, graph=self._graph, do_bench=self._do_bench)
         best: LaunchConfig | None = None
         try:
-            tuned = super().tune(job._replace(make_fn=runs.make, args=(), kwargs={}))
+            tuned = super().tune(job._replace(parts=[job.parts[0]._replace(make_fn=runs.make, args=(), kwargs={})]))
             best = tuned.config
             return tuned
         finally:
@@ -164,11 +168,11 @@ class DeviceTuner(Tuner):
                 launch,
                 candidates,
                 device=current_device(),
-                timeout_s=job.timeout_s,
+                timeout_s=job.setup.timeout_s,
                 setup=self._worker_setup,
             )
 
-        tuned = super().tune(job._replace(isolate=False, runner=remote))
+        tuned = super().tune(job._replace(setup=job.setup._replace(isolate=False, runner=remote)))
         for name in self._kernel.reset_to_zero:
             launch.named(self._kernel.names)[name].data.zero_()
         return tuned
