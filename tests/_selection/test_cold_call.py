@@ -121,13 +121,14 @@ def test_a_pin_that_is_written_while_a_tuning_runs_without_a_lease_stands(tmp_pa
 
 
 def told_events():
-    """The events that are told anywhere in the source: literal first arguments of `tell`, and `event=` of answers."""
+    """The events that are told anywhere in the source: first arguments of `request.tell`, and `event=` of answers."""
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            first = node.args[0] if name == "tell" and node.args else None
+            told = name == "tell" and getattr(getattr(node.func, "value", None), "id", "") == "request"
+            first = node.args[0] if told and node.args else None
             given = [k.value for k in node.keywords if k.arg == "event" and name in {"Found", "_replace"}]
             for value in [*([] if first is None else [first]), *given]:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
