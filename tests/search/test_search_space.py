@@ -190,6 +190,16 @@ def test_t1_is_read_and_written_again_the_same():
     assert list(read_t1(document)) == list(space)
 
 
+def test_every_operator_of_a_condition_means_the_same_as_in_python():
+    config = {"x": 6, "y": 4, "none": None, "s": "a"}
+    for text in (
+        "none is None", "x is not None", "none is not None", "not x % 4", "-x < ~y", "x in (1, 6)", "s not in ['a']",
+        "1 < y < x", "1 < x < y", "x if y > 4 else s == 'a'", "x // y + x / y - x ** 2 * 3 > 1", "max(x, y, 9) == 9",
+        "(x & y | 1) ^ 2 == 7", "1 << x > y >> 1", "ceil(x / y) == 2", "x > 9 or y <= 4 and s != 'b'", "log2(y) == 2",
+    ):  # fmt: skip
+        assert Expression(text)(config) == bool(eval(text, {**vars(math)}, config)), text
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -197,11 +207,12 @@ def test_t1_is_read_and_written_again_the_same():
         (lambda: Expression("__import__('os')"), "only min, max"),
         (lambda: Expression("x.real > 1"), "not understood: 'x.real'"),
         (lambda: Expression("[y for y in x]"), "not understood"),
+        (lambda: Expression("x @ x"), "not understood: 'x @ x'"),
         (lambda: read_t1({}), "not a T1 document"),
         (lambda: write_t1(Space(x=[1]).where(lambda c: c.x)), "is Python code"),
-        (lambda: write_t1(Space(x=[True])), "no type for"),
+        (lambda: write_t1(Space(x=[True])), "T1 cannot hold"),
     ],
 )
-def test_what_other_tools_forms_cannot_hold_is_an_error(make, message):
+def test_a_space_or_condition_that_other_formats_cannot_hold_is_an_error(make, message):
     with pytest.raises(DefinitionError, match=message):
         make()
