@@ -39,7 +39,7 @@ _STEP: Final = 4
 _RELAUNCHED: Final = 10
 _ANYWHERE: Final = 60
 # Before this many times are known, every turn looks near and everywhere, and none walks: points near two random points
-# are no better, and a point that the model would not choose can cost as much as all that it does.
+# are not better than others, and one bad point can cost as much as all that the model chooses.
 _EARLY: Final = 30
 _CLIMBS: Final = 3
 # A launch of a compiled program is worth a try if it may be faster than the fastest by this many standard deviations.
@@ -78,7 +78,7 @@ class Guided:
 
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
         self._np = load_numpy()
-        # With times elsewhere, the model itself finds what else was fast there, and stops when that is of no use here.
+        # With times elsewhere, the model itself finds other points that were fast there, and stops when they are slow.
         straight = min(_FROM_EACH * len(start.elsewhere), STRAIGHT)
         first = start.first[:straight] if start.elsewhere else start.first
         self._history = TrialHistory(space, seed, start._replace(first=first))

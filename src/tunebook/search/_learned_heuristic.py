@@ -89,7 +89,7 @@ def fit(
 
 
 def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int = 4) -> Fit:
-    """Learn a heuristic from the records of one kernel on one device."""
+    """Learn a heuristic from the records of a kernel on one device."""
     examples: list[Example] = []
     configs: dict[str, Mapping[str, Any]] = {}
     devices: set[str] = set()

@@ -31,7 +31,7 @@ class Start(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Proposes configurations of one space. `tunebook.testing.StrategyContract` checks an implementation.
+    """Proposes configurations of a space. `tunebook.testing.StrategyContract` checks an implementation.
 
     It never proposes a configuration twice, nor an observed one, nor one outside the space. The same seed and the same
     calls give the same proposals. Observations need not be of its own proposals: to continue an interrupted search, a

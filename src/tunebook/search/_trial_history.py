@@ -23,7 +23,7 @@ _TRIES: Final = 50
 # Whether a constraint accepts a point is remembered for this many points: 100 bytes each.
 _REMEMBERED: Final = 200_000
 # This many of `Start.first` are proposed one after the other; the rest alternates with the strategy's own proposals.
-# The best of one device are often alike, and if they are bad here, the search must not have to try them all first.
+# The best of a device are often alike, and if they are bad here, the search must not have to try them all first.
 STRAIGHT: Final = 6
 
 

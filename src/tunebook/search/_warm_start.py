@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# This many of the fastest of one record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
+# This many of the fastest of a record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
 # another device than its best.
 FROM_EACH: Final = 40
-# At most this many times of one record are read: more say little that is new, and take longer to read.
+# At most this many times of a record are read: more say little that is new, and take longer to read.
 _READ: Final = 1000
 # At most this many records, the nearest, are used.
 _RECORDS: Final = 8
@@ -34,7 +34,7 @@ _UNKNOWN_WORTH: Final = 0.5
 
 
 class Times(NamedTuple):
-    """The measurements of one problem: seconds by fingerprint, fastest first, and the candidates that failed."""
+    """The measurements of a problem: seconds by fingerprint, fastest first, and the candidates that failed."""
 
     problem: Problem
     seconds: Mapping[str, float]
@@ -174,7 +174,7 @@ def thin(ranked: Sequence[T]) -> Sequence[T]:
 
 
 def _observations(space: Space, times: Times) -> list[Observation]:
-    """Return the times of one record, if there are enough of them to compare."""
+    """Return the times of a record, if there are enough of them to compare."""
     timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
     decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
     found = [Observation(config, seconds) for config, seconds in decoded if config is not None]

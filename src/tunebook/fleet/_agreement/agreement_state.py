@@ -1,4 +1,4 @@
-"""The decisions of a job as one rank holds them, and the entry point of the selector.
+"""The decisions of a job in one rank, and the entry point of the selector.
 
 `JobAgreement.ask` answers a decided problem from memory. A new problem starts an `AgreementRound` with the other ranks,
 one per problem however many threads ask. If the board fails, this rank uses its heuristic for a while.

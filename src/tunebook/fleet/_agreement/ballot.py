@@ -22,7 +22,7 @@ Share: TypeAlias = Literal["leader", "split"]
 Kind: TypeAlias = Literal["open", "lead", "left", "decided", "nothing"]
 Origin: TypeAlias = Literal["cache", "tuned", "heuristics", ""]
 
-# Ranks of one job run on machines of one kind, whose times differ by less than this. A candidate further behind the
+# Ranks of a job run on machines of the same kind, whose times differ by less than this. A candidate further behind the
 # fastest of all parts could not win on any of them, and does not race again.
 _COULD_WIN: Final = 1.25
 

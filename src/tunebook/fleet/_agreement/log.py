@@ -97,7 +97,7 @@ class Log:
             nonlocal seen_s, beats
             count = self._board.add(f"{self._name}/{turn}/beats", 0)
             if count != beats:
-                # The first look finds some count, and is no sign of life: the wait before it counts.
+                # The first look finds some count, which proves no life: the wait before it counts.
                 seen_s = clock_s() if beats >= 0 else seen_s
                 beats = count
             return clock_s() - seen_s

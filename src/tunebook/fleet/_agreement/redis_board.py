@@ -16,7 +16,7 @@ _BLOCK_S: Final = 5.0
 
 @final
 class RedisBoard:
-    """The keys of one job on a Redis or Valkey server.
+    """The keys of a job on a Redis or Valkey server.
 
     A value is the only entry of a stream, under an id that can be added once: any number of clients can wait at a
     stream in one command.
@@ -66,7 +66,7 @@ class RedisBoard:
         return self._redis.Redis.from_url(url, decode_responses=True, protocol=2, retry=retry, **timeouts)
 
     def _send(self, key: str, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands on a key together, renew its expiry, and return the answers; "is there already" is no error."""
+        """Send commands on a key together, renew its expiry, and return the answers; an existing value is not an error."""
         with self._quick.pipeline(transaction=False) as pipe:
             for name, *arguments in (*commands, ("expire", _KEPT_S)):
                 getattr(pipe, name)(self._prefix + key, *arguments)

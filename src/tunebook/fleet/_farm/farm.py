@@ -39,7 +39,7 @@ _VACANT_S: Final = 60.0
 
 
 class FarmResult(NamedTuple):
-    """The result of one recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
+    """The result of a recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
 
     `tuned_as` is the problem on the worker: its device may differ from the device of the recording.
     """
@@ -96,7 +96,7 @@ def tune_recording(
 ) -> FarmReport:
     """Tune the calls of a recording, or of its file, on many devices; known problems are not tuned again.
 
-    `over` names the workers: None or "local" for the devices of this machine, the address of a cluster such as
+    `over` names the workers: None or "local" for the devices of this machine, the address of a cluster, as in
     "dask://host:port" (docs/fleet-tuning.md lists all kinds), or any executor of `concurrent.futures`. Workers import
     `modules`, then the modules that the calls name. The kernel's own selector tunes each problem into the worker's
     book; this process merges the result into `book` (by default the user's). A device tunes `at_once` problems at a
@@ -104,8 +104,8 @@ def tune_recording(
     problems in all.
 
     A call whose worker dies is tried once more. `budget` is for all calls: seconds from now, or candidates, shared out
-    evenly. `kernel` is a pattern such as "attention*"; `device` is a pattern for a part of the recorded device's name,
-    such as "h200". A `dry_run` measures nothing: calls that it would tune are "new".
+    evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the recorded device's name, as in
+    "h200". A `dry_run` measures nothing: calls that it would tune are "new".
     """
     calls = [call for call in saved_calls(recording) if _is_selected(call, kernel, device)]
     if not calls:

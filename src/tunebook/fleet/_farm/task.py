@@ -1,4 +1,4 @@
-"""The work of one worker: tune one recorded call, and return its record as bytes.
+"""The work of a worker: tune one recorded call, and return its record as bytes.
 
 Only plain values travel, and the call as the text of a recording's file: the sender need not be able to import the
 kernel. The worker tunes with the kernel's own selector, into its own book. That makes runs resumable: a result is kept

@@ -1,6 +1,6 @@
 """Workers, and the base of every kind of cluster.
 
-The one seam is `concurrent.futures.Executor`: a cluster returns one `FarmWorker` per executor and device, and replaces
+The only seam is `concurrent.futures.Executor`: a cluster returns one `FarmWorker` per executor and device, and replaces
 the workers that it lost. `on_dask` and `on_ray` build on this module; `clusters` is the table of all kinds.
 """
 
@@ -34,7 +34,7 @@ class FarmWorker(NamedTuple):
 
 
 class Cluster:
-    """The workers of one kind. One thread calls it.
+    """The workers of a kind. Only one thread calls it.
 
     A device has one worker, unless `at_once` asks for more: then one compiles while another measures, because workers
     take turns at measuring (see `_measure.device_lock`).
