@@ -52,19 +52,13 @@ class AgreedDecision(NamedTuple):
 class JobAgreement:
     """The agreement of the ranks on one board; see `agree`."""
 
-    def __init__(
-        self,
-        board: Board,
-        options: AgreementOptions = AgreementOptions(),  # noqa: B008 - immutable
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, board: Board, options: AgreementOptions) -> None:
         self.board: Final = RetryingBoard(board)
         self.options: Final = options
         self.decisions: Final[dict[tuple[Problem, str], AgreedDecision]] = {}
         self.voters: Final[dict[str, frozenset[int]]] = {}
         self._by: Final = os.urandom(8).hex()
         self._calls: Final = itertools.count()
-        self._clock_s: Final = clock_s
         self._flights: Final[Flights[Found[Any] | Skipped]] = Flights()
         self._lost_until_s = -math.inf
 
@@ -82,7 +76,7 @@ class JobAgreement:
         return self._flights.run(request.problem, partial(self._ask_ranks, request, alone))[0]
 
     def _ask_ranks(self, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
-        if self._clock_s() < self._lost_until_s:
+        if time.monotonic() < self._lost_until_s:
             return Skipped(f"{self.board.where} does not answer", transient=True)
         log, op = Log(self.board, problem_id(request.problem)), request.problem.op
         token = _in_progress.set((*_in_progress.get(), request.problem))
@@ -94,7 +88,7 @@ class JobAgreement:
             warn_once("agreement", op, f"{op}: {said}; each rank uses its heuristic")
             return Skipped(said)
         except StoreError as error:
-            self._lost_until_s = self._clock_s() + _LOST_S
+            self._lost_until_s = time.monotonic() + _LOST_S
             warn_once(
                 "agreement",
                 self.board.where,
@@ -106,18 +100,9 @@ class JobAgreement:
             _in_progress.reset(token)
 
     def _decide(self, log: Log, request: Request[C], alone: LocalTiers[C]) -> Found[C] | Skipped:
-        round_ = AgreementRound(
-            board=self.board,
-            # One name per call: a call that is repeated after an error must not take its old entries for new ones.
-            by=f"{self._by}-{next(self._calls)}",
-            options=self.options,
-            log=log,
-            request=request,
-            alone=alone,
-            position=self._position(request, alone),
-            voters=self.voters,
-            clock_s=self._clock_s,
-        )
+        # One name per call: a call that is repeated after an error must not take its old entries for new ones.
+        by, position = f"{self._by}-{next(self._calls)}", self._position(request, alone)
+        round_ = AgreementRound(log, request, alone, position, by=by, options=self.options, voters=self.voters)
         entry = round_.decide()
         answer = self._accept(entry, request, alone, round_.own)
         if entry.origin == "tuned" and round_.own is None and alone.autotune.writes:

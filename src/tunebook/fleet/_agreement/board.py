@@ -8,7 +8,7 @@ short outage; after that, ranks fall back to their heuristics.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from tunebook._base.errors import StoreError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # A server that restarts is back by then. An outage costs the first problem this long, and later problems nothing.
 _RETRY_S: Final = 3.0
@@ -58,48 +59,40 @@ class RetryingBoard:
     """Repeats each operation of a board for a while when it fails; every operation may safely run twice."""
 
     def __init__(self, board: Board) -> None:
-        self._board: Final = board
         self.rank: Final = board.rank
         self.world: Final = board.world
         self.where: Final = board.where
-
-    def first(self, key: str, value: str) -> str:
-        return _retry(self._board.first, key, value)
-
-    def wait(self, key: str, timeout_s: float) -> str | None:
-        return _retry(self._board.wait, key, timeout_s)
-
-    def post(self, topic: str, value: str) -> None:
-        _retry(self._board.post, topic, value)
-
-    def posted(self, topic: str) -> list[str]:
-        return _retry(self._board.posted, topic)
-
-    def add(self, key: str, amount: int) -> int:
-        return _retry(self._board.add, key, amount)
+        self.first: Final = _retrying(board.first)
+        self.wait: Final = _retrying(board.wait)
+        self.post: Final = _retrying(board.post)
+        self.posted: Final = _retrying(board.posted)
+        self.add: Final = _retrying(board.add)
 
 
-def _retry(call: Callable[..., T], *args: Any) -> T:
-    gives_up_s = time.monotonic() + _RETRY_S
-    pause_s, longest_s = _PAUSES_S
-    while True:
-        try:
-            return call(*args)
-        except StoreError:
-            if time.monotonic() + pause_s > gives_up_s:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, longest_s)
+def _retrying(call: Callable[P, T]) -> Callable[P, T]:
+    def retry(*args: P.args, **kwargs: P.kwargs) -> T:
+        gives_up_s = time.monotonic() + _RETRY_S
+        pause_s, longest_s = _PAUSES_S
+        while True:
+            try:
+                return call(*args, **kwargs)
+            except StoreError:
+                if time.monotonic() + pause_s > gives_up_s:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    return retry
 
 
-def poll(look: Callable[[], T | None], timeout_s: float, clock_s: Callable[[], float] = time.monotonic) -> T | None:
+def poll(look: Callable[[], T | None], timeout_s: float) -> T | None:
     """Call `look` until it returns a value, ever less often; None after the timeout.
 
     A value is noticed late by at most a tenth of the time waited so far: a wait ten times as long costs 24 more calls.
     """
-    began_s = clock_s()
+    began_s = time.monotonic()
     while (found := look()) is None:
-        waited_s = clock_s() - began_s
+        waited_s = time.monotonic() - began_s
         if waited_s >= timeout_s:
             return None
         time.sleep(min(max(waited_s / 10, 0.001), 1.0, timeout_s - waited_s))

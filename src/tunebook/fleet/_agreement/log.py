@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -31,43 +32,43 @@ class Log:
     """One problem's log and votes, and the measurements and the record that ranks share about it."""
 
     def __init__(self, board: Board, problem: str) -> None:
-        self._board, self._name = board, f"agree/{problem}"
+        self.board, self._name = board, f"agree/{problem}"
 
     def write(self, turn: int, entry: LogEntry) -> LogEntry:
         """Write an entry at a place unless it has one, and return the entry of the place."""
-        return entry_from(self._board.first(f"{self._name}/{turn}", entry.text()))
+        return entry_from(self.board.first(f"{self._name}/{turn}", entry.text()))
 
     def read(self, turn: int, timeout_s: float) -> LogEntry | None:
         """Return the entry of a place as soon as it has one; None after the timeout."""
-        text = self._board.wait(f"{self._name}/{turn}", timeout_s)
+        text = self.board.wait(f"{self._name}/{turn}", timeout_s)
         return None if text is None else entry_from(text)
 
     def vote(self, vote: Vote) -> None:
-        self._board.post(f"{self._name}/votes", vote.text())
+        self.board.post(f"{self._name}/votes", vote.text())
 
     def votes(self) -> dict[int, Vote]:
         """Return the votes so far by rank."""
-        return {vote.rank: vote for vote in map(vote_from, self._board.posted(f"{self._name}/votes"))}
+        return {vote.rank: vote for vote in map(vote_from, self.board.posted(f"{self._name}/votes"))}
 
     def post_part(self, problem: Problem, measurements: tuple[Measurement, ...]) -> None:
         """Send this rank's measurements to the leader."""
         head = Head(problem=problem, config=None, checksum="", origin="tuned")
         record = _record_text(Record(head, Body(measurements=measurements)))
-        self._board.post(f"{self._name}/parts", f"{self._board.rank} {record}")
+        self.board.post(f"{self._name}/parts", f"{self.board.rank} {record}")
 
     def parts(self) -> dict[int, tuple[Measurement, ...]]:
         """Return the measurements so far by rank."""
-        texts = (text.partition(" ") for text in self._board.posted(f"{self._name}/parts"))
+        texts = (text.partition(" ") for text in self.board.posted(f"{self._name}/parts"))
         return {int(rank): _record_from(record).body.measurements for rank, _, record in texts}
 
     def publish_record(self, record: Record) -> None:
         """Send the leader's record to the other ranks, for their books."""
         text = _record_text(record)
         if len(text) <= _LONGEST_RECORD:
-            self._board.first(f"{self._name}/record", text)
+            self.board.first(f"{self._name}/record", text)
 
     def published_record(self) -> Record | None:
-        text = self._board.wait(f"{self._name}/record", 0.0)
+        text = self.board.wait(f"{self._name}/record", 0.0)
         return None if text is None else _record_from(text)
 
     @contextmanager
@@ -79,7 +80,7 @@ class Log:
             while not over.wait(lease_s / _BEATS):
                 # A failed beat is not worth a warning: the next may succeed, and a takeover does no harm.
                 with suppress(StoreError):
-                    self._board.add(key, 1)
+                    self.board.add(key, 1)
 
         # At interpreter exit no thread can be started. Another rank may then tune too, which does no harm.
         with suppress(RuntimeError):
@@ -89,18 +90,18 @@ class Log:
         finally:
             over.set()
 
-    def watch(self, turn: int, clock_s: Callable[[], float]) -> Callable[[], float]:
+    def watch(self, turn: int) -> Callable[[], float]:
         """Return a function that tells for how long the heartbeat of an entry has stood still, by this rank's clock."""
-        seen_s, beats = clock_s(), -1
+        seen_s, beats = time.monotonic(), -1
 
         def silent_s() -> float:
             nonlocal seen_s, beats
-            count = self._board.add(f"{self._name}/{turn}/beats", 0)
+            count = self.board.add(f"{self._name}/{turn}/beats", 0)
             if count != beats:
                 # The first look finds some count, which proves no life: the wait before it counts.
-                seen_s = clock_s() if beats >= 0 else seen_s
+                seen_s = time.monotonic() if beats >= 0 else seen_s
                 beats = count
-            return clock_s() - seen_s
+            return time.monotonic() - seen_s
 
         return silent_s
 

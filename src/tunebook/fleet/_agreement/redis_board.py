@@ -66,7 +66,7 @@ class RedisBoard:
         return self._redis.Redis.from_url(url, decode_responses=True, protocol=2, retry=retry, **timeouts)
 
     def _send(self, key: str, *commands: tuple[Any, ...]) -> list[Any]:
-        """Send commands on a key together, renew its expiry, and return the answers; an existing value is not an error."""
+        """Send commands on a key, renew its expiry, and return the answers; an existing value is not an error."""
         with self._quick.pipeline(transaction=False) as pipe:
             for name, *arguments in (*commands, ("expire", _KEPT_S)):
                 getattr(pipe, name)(self._prefix + key, *arguments)

@@ -7,8 +7,8 @@ shows no heartbeat for a lease, another takes its place. After the deadline, one
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
@@ -22,12 +22,11 @@ from tunebook.fleet._agreement.ballot import LogEntry, Origin, Share, Vote, cont
 from tunebook.fleet._agreement.board import poll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from tunebook._base.vocabulary import Json, Measurement
     from tunebook._selection.agreement_hook import LocalTiers
     from tunebook._selection.tiers import Tier
-    from tunebook.fleet._agreement.board import Board
     from tunebook.fleet._agreement.log import Log
 
 C = TypeVar("C")
@@ -49,36 +48,36 @@ class Position(NamedTuple, Generic[C]):
     """This rank's vote, the answer that it knows, and the reason if it has no answer and may not tune."""
 
     vote: Vote
-    answer: Found[C] | None
+    own: Found[C] | None
     why: str
 
 
-@dataclass(kw_only=True)
 class AgreementRound(Generic[C]):
     """This rank's part in deciding one problem. `voters` are the ranks that voted last time, by operation."""
 
-    board: Board
-    by: str
-    options: AgreementOptions
-    log: Log
-    request: Request[C]
-    alone: LocalTiers[C]
-    position: Position[C]
-    voters: dict[str, frozenset[int]]
-    clock_s: Callable[[], float]
-    own: Found[C] | None = field(init=False)
-    deadline_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.own = self.position.answer
-        self.deadline_s = self.clock_s() + self.options.deadline_s
+    def __init__(
+        self,
+        log: Log,
+        request: Request[C],
+        alone: LocalTiers[C],
+        position: Position[C],
+        *,
+        by: str,
+        options: AgreementOptions,
+        voters: dict[str, frozenset[int]],
+    ) -> None:
+        self.log, self.request, self.alone = log, request, alone
+        self.vote, self.own, self.why = position
+        self.by, self.options, self.voters = by, options, voters
+        self.board = log.board
+        self.deadline_s = time.monotonic() + options.deadline_s
 
     def decide(self) -> LogEntry:
         """Vote, follow the log to its end, and return its last entry."""
         opening = self._entry("open")
         entry, turn = self.log.write(0, opening), 0
         if entry != opening:
-            self.log.vote(self.position.vote)
+            self.log.vote(self.vote)
         while not entry.is_last:
             mine = self._next_entry(entry, turn)
             entry = self._wait(entry, turn) if mine is None else self.log.write(turn + 1, mine)
@@ -95,7 +94,7 @@ class AgreementRound(Generic[C]):
             return self._take_over()
         concerned = self.board.rank == entry.rank or self.board.rank in entry.split
         # A rank that was started again, or whose call failed, meets entries that were followed long ago.
-        if not concerned or not self.position.vote.able or self.log.read(turn + 1, 0.0) is not None:
+        if not concerned or not self.vote.able or self.log.read(turn + 1, 0.0) is not None:
             return None
         if entry.rank == self.board.rank:
             return self._lead(entry, turn)
@@ -114,8 +113,8 @@ class AgreementRound(Generic[C]):
             return votes if expected <= votes.keys() | {self.board.rank} else None
 
         with self.log.heartbeat(turn, self.options.lease_s):
-            votes = poll(look, self.options.vote_s, self.clock_s) or self.log.votes()
-        votes[self.board.rank] = self.position.vote
+            votes = poll(look, self.options.vote_s) or self.log.votes()
+        votes[self.board.rank] = self.vote
         self.voters[op] = frozenset(votes)
         parts = self.alone.autotune.parts_of(self.request) if self.options.share == "split" else 1
         counted = count_votes(votes, by=self.by, parts=parts)
@@ -123,7 +122,7 @@ class AgreementRound(Generic[C]):
             return counted
         if counted.warn:
             warn_once("agreement", op, f"{op}: {counted.why}, so all take the heuristic")
-        return self._fallback(self.position.why or counted.why)
+        return self._fallback(self.why or counted.why)
 
     # --------------------------------------------------------------------------------------------------- the tuning
 
@@ -148,7 +147,7 @@ class AgreementRound(Generic[C]):
             self.log.write(turn + 1, self._entry("left"))
 
     def _budget(self) -> Budget:
-        return Budget(seconds=max(_TUNING * (self.deadline_s - self.clock_s()), 0.001))
+        return Budget(seconds=max(_TUNING * (self.deadline_s - time.monotonic()), 0.001))
 
     def _measure(self, entry: LogEntry) -> tuple[Measurement, ...]:
         part, parts = entry.split.index(self.board.rank), len(entry.split)
@@ -156,27 +155,27 @@ class AgreementRound(Generic[C]):
 
     def _gather(self, entry: LogEntry) -> tuple[Measurement, ...]:
         """Measure this rank's part, and return it with the parts that the other ranks have measured meanwhile."""
-        began_s = self.clock_s()
+        began_s = time.monotonic()
         parts = {self.board.rank: self._measure(entry)}
-        took_s = self.clock_s() - began_s
+        took_s = time.monotonic() - began_s
 
         def look() -> dict[int, tuple[Measurement, ...]] | None:
             parts.update(self.log.parts())
             return parts if parts.keys() >= set(entry.split) else None
 
         # Parts are about equal. A part that does not come in twice the time of this one is measured here, in the race.
-        patience_s = min(self.options.vote_s + 2 * took_s, (self.deadline_s - self.clock_s()) / 2)
-        poll(look, patience_s, self.clock_s)
+        patience_s = min(self.options.vote_s + 2 * took_s, (self.deadline_s - time.monotonic()) / 2)
+        poll(look, patience_s)
         return contenders(parts.values())
 
     # -------------------------------------------------------------------------------------------------- the waiting
 
     def _wait(self, entry: LogEntry, turn: int) -> LogEntry:
         """Wait for another rank's next entry; take over from a dead rank, and give up after the deadline."""
-        silent_s = self.log.watch(turn, self.clock_s)
+        silent_s = self.log.watch(turn)
         lease_s = self.options.lease_s
         while True:
-            left_s = self.deadline_s - self.clock_s()
+            left_s = self.deadline_s - time.monotonic()
             if left_s <= 0:
                 return self._give_up(turn, f"rank {entry.rank} did not tune it in {self.options.deadline_s:g} s")
             found = self.log.read(turn + 1, min(lease_s / 2, left_s))
@@ -192,7 +191,7 @@ class AgreementRound(Generic[C]):
         """Return this rank's entry in place of a dead or failed rank; None if it neither knows nor may tune."""
         if self.own is not None:
             return self._decision(self.own, "cache")
-        return self._entry("lead") if self.position.vote.able else None
+        return self._entry("lead") if self.vote.able else None
 
     def _give_up(self, turn: int, why: str) -> LogEntry:
         """End the log with the heuristic, unless another rank has written something better by now."""

@@ -104,7 +104,7 @@ def tune_recording(
     problems in all.
 
     A call whose worker dies is tried once more. `budget` is for all calls: seconds from now, or candidates, shared out
-    evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the recorded device's name, as in
+    evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the device's name, as in
     "h200". A `dry_run` measures nothing: calls that it would tune are "new".
     """
     calls = [call for call in saved_calls(recording) if _is_selected(call, kernel, device)]
