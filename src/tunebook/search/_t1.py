@@ -171,9 +171,7 @@ def write_t1(space: Space) -> dict[str, Any]:
 
 def _type_of(name: str, values: Sequence[Any]) -> str:
     kinds = {type(value) for value in values}
-    for kind, word in ((int, "int"), (str, "string")):
-        if kinds == {kind}:
+    for allowed, word in (({int}, "int"), ({str}, "string"), ({int, float}, "float")):
+        if kinds <= allowed:
             return word
-    if kinds <= {int, float}:
-        return "float"
     raise DefinitionError(f"axis {name!r} has values that T1 cannot hold; its types are int, float and string")

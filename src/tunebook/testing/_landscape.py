@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tunebook._base.errors import CompileError, DefinitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 # Noise has the shape of a log-normal: runs bunch up just below the median, none is much faster, and a few are far
 # slower. With 0.6 its skewness is 2.3, near an exponential's (2), but without the exponential's hard lower edge: with
@@ -86,9 +86,9 @@ class Landscape:
         self._drift, self._horizon_s = drift, horizon_s
         self._ramp, self._ramp_s, self._first_run = ramp, ramp_s or horizon_s / 20, first_run
         # A stream of their own: how long a burst lasts must not depend on which candidates ran before it.
-        self._bursts = _Bursts(_stream("bursts", seed), bursts, burst_s or horizon_s / 20)
-        self._burst_factor = burst_factor
-        self._levels = _ClockLevels(_stream("levels", seed), levels, level_s or 10 * min(self.costs.values()))
+        self._bursts = _Steps(_bursts(_stream("bursts", seed), bursts, burst_factor, burst_s or horizon_s / 20))
+        level_s = level_s or 10 * min(self.costs.values())
+        self._levels = _Steps(_levels(_stream("levels", seed), levels, level_s))
         self._overhead_s, self._compile_s = overhead_s, compile_s
         self._random = _stream("runs", seed)
         self._made: set[Hashable] = set()
@@ -154,8 +154,7 @@ class Landscape:
         factor *= 1 + self._ramp * math.exp(-now_s / self._ramp_s)
         if self._random.random() < self._spikes:
             factor *= self._spike_factor
-        if self._bursts.at(now_s):
-            factor *= self._burst_factor
+        factor *= self._bursts.at(now_s)
         factor *= self._levels.at(now_s)
         return factor * self._first_run if first else factor
 
@@ -167,41 +166,38 @@ class Landscape:
         return max(1 + self._cv * above, 0.1)  # only a cv beyond 0.7 gets there: every run takes some time
 
 
-class _Bursts:
-    """Random intervals of contention; `at` is called with increasing times."""
+class _Steps:
+    """A value that changes at random times; `at` is called with increasing times."""
 
-    def __init__(self, random: Random, part: float, length_s: float) -> None:
-        self._random = random
-        self._lengths_s = {True: length_s, False: length_s * (1 - part) / part if part else math.inf}
-        self._on = random.random() < part
-        self._until_s = self._draw_s()
-
-    def _draw_s(self) -> float:
-        mean_s = self._lengths_s[self._on]
-        return self._random.expovariate(1 / mean_s) if math.isfinite(mean_s) and mean_s > 0 else mean_s
-
-    def at(self, now_s: float) -> bool:
-        while now_s >= self._until_s:
-            self._on = not self._on
-            self._until_s += self._draw_s()
-        return self._on
-
-
-class _ClockLevels:
-    """A device clock that moves randomly among a few levels; `at` is called with increasing times."""
-
-    def __init__(self, random: Random, factors: Sequence[float], length_s: float) -> None:
-        self._random = random
-        self._factors = factors
-        self._length_s = length_s
-        self._factor = 1.0
-        self._until_s = 0.0 if factors else math.inf
+    def __init__(self, steps: Iterator[tuple[float, float]]) -> None:
+        self._steps = steps
+        self._value, self._until_s = next(steps)
 
     def at(self, now_s: float) -> float:
         while now_s >= self._until_s:
-            self._factor = self._random.choice(self._factors)
-            self._until_s += self._random.expovariate(1 / self._length_s)
-        return self._factor
+            self._value, self._until_s = next(self._steps)
+        return self._value
+
+
+def _bursts(random: Random, part: float, factor: float, length_s: float) -> Iterator[tuple[float, float]]:
+    """Yield the factors of calm times and of bursts in turn, each with the time at which it ends."""
+    lengths_s = {True: length_s, False: length_s * (1 - part) / part if part else math.inf}
+    burst, until_s = random.random() < part, 0.0
+    while True:
+        mean_s = lengths_s[burst]
+        until_s += random.expovariate(1 / mean_s) if math.isfinite(mean_s) and mean_s > 0 else mean_s
+        yield factor if burst else 1.0, until_s
+        burst = not burst
+
+
+def _levels(random: Random, factors: Sequence[float], length_s: float) -> Iterator[tuple[float, float]]:
+    """Yield random levels of a device's clock, each with the time at which it ends."""
+    until_s = 0.0 if factors else math.inf
+    yield 1.0, until_s
+    while True:
+        factor = random.choice(factors)
+        until_s += random.expovariate(1 / length_s)
+        yield factor, until_s
 
 
 def _stream(name: str, seed: int) -> Random:
