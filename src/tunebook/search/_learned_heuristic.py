@@ -35,12 +35,6 @@ class Example(NamedTuple):
     seconds: Mapping[str, float]
 
 
-class TreeLeaf(NamedTuple):
-    """The configuration with the lowest mean regret for the problems of this leaf."""
-
-    config: str
-
-
 class Split(NamedTuple):
     """Problems whose size, product or ratio of sizes is at most `limit` go to `below`, the others to `above`."""
 
@@ -50,7 +44,8 @@ class Split(NamedTuple):
     above: Tree
 
 
-Tree: TypeAlias = "TreeLeaf | Split"
+# A leaf is the key of the configuration with the lowest mean regret for its problems.
+Tree: TypeAlias = "str | Split"
 
 
 class Fit(NamedTuple):
@@ -167,7 +162,7 @@ def choose(tree: Tree, sizes: Mapping[str, float]) -> str:
     """Return a tree's configuration for a problem."""
     while isinstance(tree, Split):
         tree = tree.below if _answer(tree.size, sizes) <= tree.limit else tree.above
-    return tree.config
+    return tree
 
 
 def _answer(question: str, sizes: Mapping[str, float]) -> float:
@@ -189,7 +184,7 @@ def _regret(config: str, example: Example) -> float:
 def _grow(table: _Table, rows: Sequence[int], depth: int) -> Tree:
     """Return a tree that splits greedily by the question that lowers the mean regret most."""
     sums = [math.fsum(column) for column in zip(*(table.behind[row] for row in rows), strict=True)]
-    leaf, total = TreeLeaf(table.configs[sums.index(min(sums))]), min(sums)
+    leaf, total = table.configs[sums.index(min(sums))], min(sums)
     if depth == 0 or len(rows) < 2 * _FEWEST:
         return leaf
     cuts = (_best_cut(table, rows, sums, question) for question in table.questions)
@@ -249,8 +244,8 @@ def _write_python(
 
 
 def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str) -> Iterator[str]:
-    if isinstance(tree, TreeLeaf):
-        yield f"{indent}return {dict(configs[tree.config])!r}"
+    if isinstance(tree, str):
+        yield f"{indent}return {dict(configs[tree])!r}"
         return
     limit = int(tree.limit) if tree.limit == int(tree.limit) else tree.limit
     yield f"{indent}if {tree.size} <= {limit}:"

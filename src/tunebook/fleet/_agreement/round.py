@@ -124,8 +124,6 @@ class AgreementRound(Generic[C]):
             warn_once("agreement", op, f"{op}: {counted.why}, so all take the heuristic")
         return self._fallback(self.why or counted.why)
 
-    # --------------------------------------------------------------------------------------------------- the tuning
-
     def _lead(self, entry: LogEntry, turn: int) -> LogEntry:
         """Tune for all ranks. An error on its way to the caller lets another rank lead."""
         with ExitStack() as on_error, self.log.heartbeat(turn, self.options.lease_s):
@@ -168,8 +166,6 @@ class AgreementRound(Generic[C]):
         poll(look, patience_s)
         return contenders(parts.values())
 
-    # -------------------------------------------------------------------------------------------------- the waiting
-
     def _wait(self, entry: LogEntry, turn: int) -> LogEntry:
         """Wait for another rank's next entry; take over from a dead rank, and give up after the deadline."""
         silent_s = self.log.watch(turn)
@@ -201,8 +197,6 @@ class AgreementRound(Generic[C]):
             op = self.request.problem.op
             warn_once("agreement", op, f"{op}: {why}, so all ranks take the heuristic")
         return written
-
-    # ------------------------------------------------------------------------------------------------------- entries
 
     def _entry(self, kind: Any, config: Json = None, origin: Origin = "", why: str = "") -> LogEntry:
         return LogEntry(kind, self.board.rank, self.by, config, origin, why)

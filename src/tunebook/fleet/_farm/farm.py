@@ -166,7 +166,7 @@ class _Farm:
         self._results: dict[Problem, FarmResult] = {}
         self._running: dict[Future[TaskOutcome], tuple[FarmWorker, Task]] = {}
         self._free: list[FarmWorker] = []
-        self._vacant: dict[FarmWorker, float] = {}
+        self._vacant: dict[FarmWorker, tuple[BaseException, float]] = {}
         self._writes: list[Future[None]] = []
 
     def run(self) -> FarmReport:
@@ -183,8 +183,6 @@ class _Farm:
             self._cluster.close([worker for worker, _ in self._running.values()])
         results = tuple(self._results[problem] for problem in self._problems)
         return FarmReport(results, time.monotonic() - self._began_s)
-
-    # ------------------------------------------------------------------------------------------------------- sending
 
     def _send(self) -> None:
         for worker in list(self._free):
@@ -224,8 +222,6 @@ class _Farm:
             trials = -(-left // (len(self._waiting) + 1))
         return Budget(seconds, trials)
 
-    # ----------------------------------------------------------------------------------------------------- receiving
-
     def _receive(self) -> None:
         done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in done:
@@ -243,12 +239,8 @@ class _Farm:
                 self._retry(worker, task, ConnectionError(f"the worker {worker.name} is gone"))
 
     def _retry(self, worker: FarmWorker, task: Task, error: BaseException) -> None:
-        """Replace a worker that raised or vanished, and send its task again; fail the task after the last try."""
-        replacement = self._cluster.replace(worker, error)
-        if replacement is None:
-            self._vacant[worker] = time.monotonic()
-        else:
-            self._free.append(replacement)
+        """Queue the task of a lost worker again, or fail it after the last try; the worker awaits replacement."""
+        self._vacant[worker] = error, time.monotonic()
         tries = self._tries[task.call.problem]
         if tries < TRIES:
             self._waiting.insert(0, task)
@@ -257,8 +249,8 @@ class _Farm:
         self._finish(task, TaskOutcome("failed", f"{reason} ({tries} times)", task.call.problem, worker.name))
 
     def _replace_vacant(self) -> None:
-        for worker, since_s in list(self._vacant.items()):
-            replacement = self._cluster.replace(worker, None)
+        for worker, (error, since_s) in list(self._vacant.items()):
+            replacement = self._cluster.replace(worker, error)
             if replacement is not None:
                 self._free.append(replacement)
             if replacement is not None or time.monotonic() - since_s > _VACANT_S:

@@ -29,7 +29,7 @@ class DaskCluster(Cluster):
         # A task that is bound to one worker waits for ever when that worker is gone: its address may come back.
         return worker.name not in self._alive()
 
-    def replace(self, worker: FarmWorker, error: BaseException | None) -> FarmWorker | None:  # noqa: ARG002 - the scheduler knows
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:  # noqa: ARG002 - the scheduler knows
         alive = self._alive()
         if worker.name in alive:
             return worker

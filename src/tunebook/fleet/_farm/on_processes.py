@@ -32,7 +32,7 @@ class LocalProcesses(Cluster):
             raise Unsupported("no worker process could be started; a script needs `if __name__ == '__main__':`")
         return workers
 
-    def replace(self, worker: FarmWorker, error: BaseException | None) -> FarmWorker | None:
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:
         if not isinstance(error, BrokenExecutor):
             return worker
         worker.executor.shutdown(wait=False)

@@ -41,8 +41,8 @@ class RayCluster(Cluster):
             raise Unsupported("no Ray actor answers: the cluster has no free GPU or processor")
         return workers
 
-    def replace(self, worker: FarmWorker, error: BaseException | None) -> FarmWorker | None:
-        if error is not None and not isinstance(error, self._ray.exceptions.RayActorError):
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:
+        if not isinstance(error, self._ray.exceptions.RayActorError):
             return worker
         actor = ActorExecutor(self._ray, self._placements[worker.name])
         found = find_workers({worker.name: actor}, 1)

@@ -48,7 +48,7 @@ class Cluster:
         """Whether a busy worker is gone although its future is pending; most executors end the future themselves."""
         return False
 
-    def replace(self, worker: FarmWorker, error: BaseException | None) -> FarmWorker | None:  # noqa: ARG002 - a default
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:  # noqa: ARG002 - a default
         """Return the worker to use after one raised `error` or vanished; None if none is available yet."""
         return worker
 
