@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import random
 from bisect import insort
+from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import DefinitionError
 from tunebook._space.axis import Axis
 from tunebook._space.space import Config, Point, Space
-from tunebook.search._products import products
 from tunebook.search._protocol import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tunebook.search._protocol import Observation
 
@@ -25,6 +25,8 @@ _REMEMBERED: Final = 200_000
 # This many of `Start.first` are proposed one after the other; the rest alternates with the strategy's own proposals.
 # The best of a device are often alike, and if they are bad here, the search must not have to try them all first.
 STRAIGHT: Final = 6
+# This many sizes are paired, each with each: 15 products, with which a model is still quick.
+_PAIRED: Final = 6
 
 
 class TrialHistory:
@@ -51,8 +53,8 @@ class TrialHistory:
         self._asked = 0
         self._accepted: dict[Point, bool] = {}
         self._exchanges = [
-            (pair.one, pair.other, {size: at for at, size in enumerate(self.axes[pair.other].values)})
-            for pair in products(self.axes)
+            (one, other, {size: at for at, size in enumerate(self.axes[other].values)})
+            for one, other in size_pairs(self.axes)
         ]
         self._rest: Iterator[Config] | None = None
 
@@ -177,6 +179,16 @@ class TrialHistory:
                     near = list(point)
                     near[one], near[other] = index, partner
                     yield tuple(near)
+
+
+def size_pairs(axes: Sequence[Axis]) -> list[tuple[int, int]]:
+    """Return all pairs of axes of sizes, whose product matters too: threads in a block, or elements in a tile.
+
+    Of many sizes, the sizes with most values are paired.
+    """
+    sizes = [at for at, axis in enumerate(axes) if axis.kind == "log"]
+    chosen = sorted(sizes, key=lambda at: -len(axes[at].values))[:_PAIRED]
+    return list(combinations(sorted(chosen), 2))
 
 
 def log_of(seconds: float | None) -> float:
