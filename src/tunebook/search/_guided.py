@@ -52,7 +52,7 @@ _TAIL: Final = -5.0
 _FITTED: Final = 600
 _KEPT: Final = 450
 _FAILURES: Final = 60
-# After every so many observations, each fit makes one more proposal: the model changes little then, and a proposal must
+# After each further 80 observations, a fit makes one more proposal: the model changes little then, and a proposal must
 # stay far below a millisecond.
 _PER_FIT: Final = 80
 _FIRST_SCALING: Final = 8
@@ -63,7 +63,7 @@ _FROM_EACH: Final = 2
 _PROMISING: Final = 20
 # A look everywhere takes this many points that represent all regions elsewhere, and this many random points.
 _REPRESENTING: Final = 60
-_BESIDE_THEM: Final = 20
+_RANDOM: Final = 20
 # Times here vary at least by this part of how they vary elsewhere: the first times, of points that were all good
 # elsewhere, are often alike, and say little about the others.
 _VARY: Final = 0.25
@@ -188,7 +188,7 @@ class Guided:
             return self._draw()
         many = min(_REPRESENTING, len(self._representing))
         chosen = self._history.rng.sample(self._representing, many)
-        return list(dict.fromkeys([*chosen, *self._draw()[:_BESIDE_THEM]]))
+        return list(dict.fromkeys([*chosen, *self._draw()[:_RANDOM]]))
 
     def _draw(self) -> list[Point]:
         """Return random open points."""

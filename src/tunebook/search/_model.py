@@ -57,7 +57,7 @@ class TimeModel:
         effects += [_product_effect(np, table) for table in multiplied]
         share = np.sqrt(max(len(tables), 1))
         self._effects = _Columns(np, [(at, e / share) for (at, _), e in zip(tables, effects, strict=True)])
-        # Points are this far apart in so many dimensions; before any times, nothing else is known about the scales.
+        # Points are this far apart in that many dimensions; before any times, nothing else is known about scales.
         self._usual = np.full(len(tables), 0.5 * share)
         self._scales = self._usual
         self._fitted: list[Point] = []

@@ -110,12 +110,14 @@ def tune_recording(
     calls = [call for call in saved_calls(recording) if _is_selected(call, kernel, device)]
     if not calls:
         return FarmReport((), 0.0)
-    path = Path(book).absolute() if isinstance(book, (str, os.PathLike)) else None
-    store = open_store(path) if path is not None else default_book() if book is None else book
-    known = _known_records(store, calls)  # type: ignore[arg-type] # not a path
-    where = None if path is None else str(path)
-    tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=where, dry=dry_run) for call in calls]
-    return _Farm(open_cluster(over, at_once), store, parse_budget(budget), on_step, tasks).run()  # type: ignore[arg-type] # as above
+    path: str | None = None
+    if isinstance(book, (str, os.PathLike)):
+        path = str(Path(book).absolute())
+        book = open_store(Path(path))
+    store = default_book() if book is None else book
+    known = _known_records(store, calls)
+    tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=path, dry=dry_run) for call in calls]
+    return _Farm(open_cluster(over, at_once), store, parse_budget(budget), on_step, tasks).run()
 
 
 def _is_selected(call: SavedCall, kernel: str, device: str) -> bool:
