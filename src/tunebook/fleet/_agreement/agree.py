@@ -69,14 +69,9 @@ def _open_board(over: str | Board, job: str | None, rank: int | None, world: int
 
 
 def _jax_board() -> Board:
-    try:
-        # By name: adapters are above this package, and know it.
-        adapter = importlib.import_module("tunebook.adapters._jax.agree")
-    except ModuleNotFoundError as error:
-        if error.name != "jax":
-            raise
-        raise MissingDependency("agree('jax') needs 'jax'. Run: pip install 'tunebook[jax]'") from None
-    board: Board = adapter.jax_board()
+    require("jax", extra="jax", feature="agree('jax')")
+    # By name: adapters are above this package, and know it.
+    board: Board = importlib.import_module("tunebook.adapters._jax.agree").jax_board()
     return board
 
 

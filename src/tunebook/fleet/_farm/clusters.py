@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError, MissingDependency, Unsupported
+from tunebook._base.errors import DefinitionError, Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._farm.on_dask import DaskCluster
 from tunebook.fleet._farm.on_processes import LocalProcesses
 from tunebook.fleet._farm.on_ray import RayCluster
@@ -33,13 +34,7 @@ class GivenExecutor(Cluster):
 
 
 def _mpi() -> Cluster:
-    try:
-        from mpi4py.futures import MPIPoolExecutor  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        if error.name != "mpi4py":
-            raise
-        raise MissingDependency("over='mpi' needs 'mpi4py'. Run: pip install 'tunebook[mpi]'") from None
-    executor = MPIPoolExecutor()
+    executor = require("mpi4py.futures", extra="mpi", feature="over='mpi'").MPIPoolExecutor()
     executor.bootup()
     if not executor.num_workers:
         raise Unsupported("MPI has no worker; run: mpiexec -n 5 python -m mpi4py.futures -m tunebook tune ...")

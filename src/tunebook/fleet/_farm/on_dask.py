@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunebook._base.errors import MissingDependency, Unsupported
+from tunebook._base.errors import Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._farm.workers import Cluster, FarmWorker, find_workers
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class DaskCluster(Cluster):
 
 
 def _connect(address: str) -> Any:
+    distributed = require("distributed", extra="dask", feature="over='dask://...'")
     try:
         return distributed.Client(address if "://" in address else f"tcp://{address}", set_as_default=False)
     except OSError as error:

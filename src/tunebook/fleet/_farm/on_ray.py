@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunebook._base.errors import MissingDependency, Unsupported
+from tunebook._base.errors import Unsupported
+from tunebook._base.optional import require
 from tunebook.fleet._farm.workers import Cluster, FarmWorker, find_workers
 
 if TYPE_CHECKING:
@@ -85,13 +86,8 @@ class _RayActor:
 
 
 def _connect(address: str) -> Any:
-    try:
-        import ray  # noqa: PLC0415 - optional
-        import ray.util.scheduling_strategies  # noqa: PLC0415 - optional
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise MissingDependency("over='ray://...' needs 'ray'. Run: pip install 'tunebook[ray]'") from None
+    ray = require("ray", extra="ray", feature="over='ray://...'")
+    require("ray.util.scheduling_strategies", extra="ray", feature="over='ray://...'")
     try:
         ray.init(address if address == "auto" else f"ray://{address}", log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:  # the last if only half of Ray is installed
