@@ -33,7 +33,7 @@ import tunebook as tb
 from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.check import compare
 from tunebook.fleet._agreement.redis_board import RedisBoard
-from tunebook.fleet._agreement.round import Terms
+from tunebook.fleet._agreement.round import AgreementOptions
 
 KINDS = ("cold", "hit", "compare")
 ENOUGH_FILES = 8192  # two connections for each rank
@@ -75,7 +75,7 @@ def job(url, name, world):
     ranks = [Rank(Shared(), rank, world, b=10 * (rank % 4 + 1)) for rank in range(world)]
     for rank in ranks:
         rank.board = Counted(RedisBoard(url, job=name, rank=rank.board.rank, world=world))
-        rank.agreement = JobAgreement(rank.board, Terms())
+        rank.agreement = JobAgreement(rank.board, AgreementOptions())
     return ranks
 
 

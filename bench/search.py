@@ -42,7 +42,7 @@ import tunebook as tb  # noqa: E402
 from tunebook._tuning.plan import TRIALS  # noqa: E402
 from tunebook._tuning.search_run import BATCH  # noqa: E402
 from tunebook.search import Evolution, Local, Observation, Portfolio, Random, Start  # noqa: E402
-from tunebook.search._warm_start import FROM_EACH, thinned  # noqa: E402
+from tunebook.search._warm_start import FROM_EACH, thin  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -131,13 +131,13 @@ def known_of(recorded: Recorded, rows: Iterable[int]) -> Known:
 
 
 def start_from(bench: Bench, known: list[Known]) -> Start:
-    """Return where a search begins that knows other devices, as the library would: see `search._elsewhere`."""
+    """Return where a search begins that knows other devices, as the library would: see `search._warm_start`."""
     in_turn = [(place, k) for place in range(FROM_EACH) for k in known if place < len(k.ranked)]
     first = [k.recorded.configs[k.ranked[place]] for place, k in in_turn]
     worked = {k.recorded.configs[row] for k in known for row in k.ranked}
     last = [config for k in known for row in k.failed if (config := k.recorded.configs[row]) not in worked]
     tables = [
-        [Observation(k.recorded.configs[row], float(k.recorded.time_ms[row]) / 1e3) for row in thinned(k.ranked)]
+        [Observation(k.recorded.configs[row], float(k.recorded.time_ms[row]) / 1e3) for row in thin(k.ranked)]
         for k in known
     ]
     here = bench.recorded.row

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import tunebook as tb
 from tunebook._selection.selector import local_tiers
 from tunebook.fleet._agreement.agreement_state import JobAgreement
-from tunebook.fleet._agreement.round import Terms
+from tunebook.fleet._agreement.round import AgreementOptions
 
 # A lease that a busy machine does not mistake for a death.
-QUICK = Terms(vote_s=0.15, deadline_s=30.0, lease_s=1.0)
+QUICK = AgreementOptions(vote_s=0.15, deadline_s=30.0, lease_s=1.0)
 
 
 class Shared:
@@ -65,9 +65,9 @@ class MemoryBoard:
 class Rank:
     """One rank: a tunable function, and its agreement. `b` is the candidate that it would find the fastest."""
 
-    def __init__(self, shared, rank, world, *, b=None, space=(10, 20, 30, 40), heuristic=10, terms=QUICK, **options):
+    def __init__(self, shared, rank, world, *, b=None, space=(10, 20, 30, 40), heuristic=10, agreeing=QUICK, **options):
         self.board = MemoryBoard(shared, rank, world)
-        self.agreement = JobAgreement(self.board, terms)
+        self.agreement = JobAgreement(self.board, agreeing)
         self.b, self.tuned, self.before_tuning = b, 0, lambda: None
         options = {"tuner": self, "store": False, "name": "shared", **options}
         given = None if heuristic is None else {"b": heuristic}

@@ -23,7 +23,7 @@ import numpy as np
 import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.persistent_cache import default_book
-from tunebook.fleet._farm.on_ray import RayEngine
+from tunebook.fleet._farm.on_ray import RayCluster
 
 
 def tuned(calls, over="ray://auto"):
@@ -88,12 +88,12 @@ def scenes(stage):
 
     yield "from outside", from_outside(known)
 
-    engine = RayEngine("auto")
+    cluster = RayCluster("auto")
     yield (
-        "seats",
-        sorted([seat.kind.partition(" Made")[0].split(":")[0], seat.device.split()[-1]] for seat in engine.seats()),
+        "workers",
+        sorted([worker.platform, worker.device.split()[-1]] for worker in cluster.workers()),
     )
-    engine.close([])
+    cluster.close([])
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_a_host_that_is_always_late_gets_times_all_the_same(seconds):
     assert len(launches) == (TRIES if seconds < SHORT_S else 1), "a gap is nothing to a long run"
 
 
-def test_what_is_done_outside_of_the_window_is_not_timed():
+def test_work_outside_of_the_window_is_not_timed():
     device = Device()
     timer = timer_on(device, windows=True)
 

@@ -99,7 +99,7 @@ def test_items_of_a_configuration_are_macros_and_each_is_compiled_once(cupy):
     assert cupy.modules[0].names is None
 
 
-def test_what_a_template_names_is_its_argument_and_no_macro(cupy):
+def test_an_item_that_a_template_names_is_its_argument_and_not_a_macro(cupy):
     module = CudaModule(TEMPLATE, templates={"scale": "scale<{FACTOR}, {T}>"}, options=(), cupy=cupy)
     built = module(tb.Config(FACTOR=4, T="double", UNROLL=8))
     assert built.scale((1,), (1,), ())[0] == "scale<4, double>"
@@ -118,7 +118,7 @@ def test_flags_of_a_configuration_are_compile_options(cupy):
     assert cupy.modules[0].options == ("-lineinfo", "--use_fast_math")
 
 
-def test_a_template_that_names_what_no_configuration_has_is_an_error(cupy):
+def test_a_template_that_names_an_unknown_item_is_an_error(cupy):
     module = CudaModule(TEMPLATE, templates={"scale": "scale<{FACTOR}, {T}>"}, cupy=cupy)
     with pytest.raises(DefinitionError, match=r"the templates name T, which the configuration .*FACTOR"):
         module({"FACTOR": 4})
@@ -126,14 +126,16 @@ def test_a_template_that_names_what_no_configuration_has_is_an_error(cupy):
         CudaModule(TEMPLATE, templates={"scale": "scale<{FACTOR"}, cupy=cupy)
 
 
-def test_what_the_compiler_says_is_the_error_with_the_configuration(cupy):
+def test_the_error_has_the_compilers_message_and_the_configuration(cupy):
     module = CudaModule(f"#error\n{SAXPY}", cupy=cupy)
     with pytest.raises(CompileError, match=r"error: #error directive: not today \(FACTOR=2\)"):
         module.compile({"FACTOR": 2})
 
 
-def test_a_kernel_that_is_not_there_is_an_error_that_says_which_are(cupy):
-    with pytest.raises(DefinitionError, match=r"no kernel 'scael' in kernel\.c: .*It has those that .*extern \"C\""):
+def test_the_error_for_an_unknown_kernel_names_the_known_kernels(cupy):
+    with pytest.raises(
+        DefinitionError, match=r"kernel\.c has no kernel 'scael': .*It has the kernels that .*extern \"C\""
+    ):
         CudaModule(SAXPY, cupy=cupy)({"FACTOR": 2}).scael  # noqa: B018 - looked up
     templated = CudaModule(TEMPLATE, templates={"scale": "scale<{FACTOR}>"}, cupy=cupy)
     with pytest.raises(DefinitionError, match="It has scale"):
@@ -163,7 +165,7 @@ def test_a_file_is_read_at_once_and_headers_beside_it_are_found(cupy, tmp_path):
     assert CudaModule(tmp_path / "k.cu", options=(), cupy=cupy).__tunebook_checksum__() != before
 
 
-def test_a_tuning_passes_over_what_does_not_compile(cupy):
+def test_tuning_skips_candidates_that_do_not_compile(cupy):
     good, bad = CudaModule(SAXPY, cupy=cupy), CudaModule("#error", cupy=cupy)
     pick = {"good": good, "bad": bad}
 
@@ -257,7 +259,7 @@ def test_on_a_gpu_a_compile_error_is_that_of_every_candidate(gpu):
     assert all(isinstance(error, CompileError) for error in failed.value.exceptions)
 
 
-def test_on_a_gpu_a_kernel_that_is_not_there_is_an_error(gpu):
+def test_on_a_gpu_an_unknown_kernel_is_an_error(gpu):
     with pytest.raises(DefinitionError, match="no kernel 'scael'"):
         CudaModule(SAXPY)({"FACTOR": 2}).scael  # noqa: B018 - looked up
 

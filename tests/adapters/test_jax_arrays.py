@@ -33,7 +33,7 @@ def test_a_jax_array_a_numpy_array_and_another_dtype_have_their_own_keys():
     assert len({kernel.problem(a) for a in arrays}) == len(arrays)
 
 
-def test_the_host_is_one_device_whichever_library_its_arrays_are_of():
+def test_the_host_is_the_same_device_for_arrays_of_every_library():
     on_host = jax.device_put(np.ones(4, np.float32), jax.devices("cpu")[0])
     assert make().problem(on_host).device == tb.device_fingerprint()
 
@@ -114,7 +114,7 @@ def in_trace(transform, function, *args):
     return seen[0]
 
 
-def test_jax_arrays_are_packed_by_what_their_keys_are_made_of(pack):
+def test_jax_arrays_are_packed_by_the_parts_of_their_keys(pack):
     shapes, dtypes = [(), (1,), (4,), (2, 2), (4, 1)], [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_]
     arrays = [jnp.zeros(shape, dtype) for shape in shapes for dtype in dtypes]
     packed = {pack(x, 3) for x in arrays}
@@ -127,13 +127,13 @@ def test_an_array_of_a_trace_is_packed_as_a_real_one(pack):
     assert in_trace(jax.jit, pack, x) == pack(x)
 
 
-def test_what_a_vmap_or_a_grad_hides_is_not_packed(pack):
+def test_arrays_inside_a_vmap_or_a_grad_are_not_packed(pack):
     x = jnp.ones((3, 5))
     assert in_trace(jax.vmap, pack, x) is None
     assert in_trace(jax.grad, pack, x) is None
 
 
-def test_settings_are_packed_with_jax_arrays_and_only_with_those(pack):
+def test_settings_are_packed_with_jax_arrays_only(pack):
     x, plain = jnp.ones(3), (np.ones(3), 1)
     before = pack(x), pack((x, 1)), pack(*plain)
     with jax.default_matmul_precision("highest"):
@@ -147,7 +147,7 @@ def test_settings_are_packed_with_jax_arrays_and_only_with_those(pack):
         assert (pack(x), pack((x, 1)), pack(*plain)) == inside
 
 
-def test_the_bytes_of_a_shape_are_never_those_of_another_though_arrays_come_and_go(pack):
+def test_different_shapes_never_have_the_same_bytes_though_arrays_come_and_go(pack):
     seen = {}
     for n in range(1, 700):
         x = jax.ShapeDtypeStruct((n,), jnp.float32)

@@ -184,6 +184,56 @@ print(f.count)
     assert said == ["3"]
 
 
+def test_asyncio_gets_its_own_method_back_some_time_after_the_last_overlay_of_a_task():
+    said = python("""
+import asyncio
+from test_jax_context import Traced, keep_asking, make
+k, original = make(), asyncio.Handle._run
+f, during = Traced(k), []
+async def watch():
+    for _ in range(5):
+        await asyncio.sleep(0)
+        during.append(asyncio.Handle._run is original)
+async def main():
+    await asyncio.gather(keep_asking(k, f, 2), keep_asking(k, f, 3), watch())
+    for _ in range(1010):
+        await asyncio.sleep(0)
+    during.append(asyncio.Handle._run is original)
+for _ in range(2):
+    asyncio.run(main())
+    print(set(during[:5]), during[5], asyncio.Handle._run is original)
+    during.clear()
+    """)
+    assert said == ["{False} True True"] * 2
+
+
+def test_a_wrapper_that_another_library_put_around_ours_is_left_in_place():
+    said = python("""
+import asyncio
+from test_jax_context import Traced, keep_asking, make
+k = make()
+f, calls = Traced(k), []
+async def wrap():
+    await asyncio.sleep(0)
+    ours = asyncio.Handle._run
+    def theirs(handle):
+        calls.append(handle)
+        return ours(handle)
+    asyncio.Handle._run = theirs
+    return theirs
+async def main():
+    _, theirs = await asyncio.gather(keep_asking(k, f, 2), wrap())
+    for _ in range(1010):
+        await asyncio.sleep(0)
+    return theirs
+theirs = asyncio.run(main())
+before = len(calls)
+asyncio.run(main())
+print(asyncio.Handle._run is not theirs, len(calls) > before > 0, f.count)
+    """)
+    assert said == ["True True 1"]
+
+
 def test_a_task_that_never_leaves_its_overlay_leaves_nothing_behind():
     k = make()
     f = Traced(k)
@@ -227,8 +277,6 @@ print(len(warned), "tunebook.adapters.jax.jit" in str(warned[0].message))
 
 
 def test_on_other_event_loops_our_jit_is_exact_and_jaxs_is_warned_about(monkeypatch):
-    from tunebook.adapters._jax import context as jax_context
-
     class Other(asyncio.AbstractEventLoop):
         """Takes turns on its own terms."""
 
@@ -237,7 +285,6 @@ def test_on_other_event_loops_our_jit_is_exact_and_jaxs_is_warned_about(monkeypa
 
     k = make()
     f = Traced(k, tbx.jit)
-    monkeypatch.setattr(jax_context, "_following", [])
     monkeypatch.setattr(asyncio, "get_running_loop", Other)
     other_task = contextvars.copy_context()
     overlay = k.overlay(b=2)
@@ -297,7 +344,7 @@ def test_results_of_the_background_are_adopted_by_a_refresh():
     assert f() == 2
 
 
-def test_an_epoch_is_adopted_once_by_whomever_it_is_told():
+def test_an_epoch_is_adopted_once_however_often_it_is_announced():
     k = make()
     f, unrelated = Traced(k), Traced(lambda x: x + 1)
     counts = []
@@ -311,7 +358,7 @@ def test_an_epoch_is_adopted_once_by_whomever_it_is_told():
     assert counts == [(2, 2, 2, 1)] * 3 + [(3, 3, 2, 1)] * 3
 
 
-def test_a_program_that_runs_adopts_what_the_background_finds():
+def test_a_running_program_adopts_the_results_of_background_tuning():
     k = tb.tunable(
         lambda x, *, config: x * config.b, space=tb.Space(b=[1, 2]), heuristic={"b": 1}, name="adopted", store=False,
         policy=tb.AutotunePolicy(cache_miss_fallback="background"), reference=lambda x: x * 2,

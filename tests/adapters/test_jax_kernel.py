@@ -55,7 +55,7 @@ def loss(run, kernel, **kwargs):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_gradients_are_those_of_the_kernels_own_vjp(wrap):
+def test_gradients_come_from_the_kernels_own_vjp(wrap):
     run, _ = executor()
     dx, dw = wrap(jax.grad(loss(run, Scale("scale"), scale=3.0), argnums=(0, 1)))(X, W)
     ex, ew = jax.grad(lambda x, w: ((x @ w * 3.0) ** 2).sum(), argnums=(0, 1))(X, W)
@@ -305,7 +305,7 @@ def test_times_of_the_backward_pass_are_not_compared_with_others():
     assert modes == [{"forward"}, {"backward"}, {"forward+backward"}]
 
 
-def test_the_forward_pass_is_no_part_of_the_backward_pass():
+def test_the_backward_pass_does_not_repeat_the_forward_pass():
     from tunebook.adapters._jax.backward import backward_alone
 
     program, given = backward_alone(lambda x, n: [jnp.exp(x) * n], [X, jnp.int32(2)])
@@ -315,7 +315,7 @@ def test_the_forward_pass_is_no_part_of_the_backward_pass():
     assert "exp" not in primitives
 
 
-def test_what_has_no_gradient_is_measured_forward():
+def test_a_function_without_a_gradient_is_measured_forward():
     f = tb.tunable(
         lambda x, *, config: x + config.b, space=tb.Space(b=[1, 2]), name="integers", store=False, check=False,
         policy=tb.AutotunePolicy(validate_backward=True),

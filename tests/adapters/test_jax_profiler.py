@@ -84,12 +84,12 @@ def test_the_slowest_device_decides():
 
 
 @pytest.mark.parametrize(("plane", "line"), [("/host:CPU", "python"), (GPU, "Steps"), ("/device:CUSTOM:x", STREAM)])
-def test_what_is_not_done_by_a_device_does_not_count(plane, line):
+def test_lines_that_show_no_device_do_not_count(plane, line):
     assert busy_ns(profile(event(0, 10), plane=plane, line=line)) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))
-def test_what_runs_at_the_same_time_counts_once(spans):
+def test_work_at_the_same_time_counts_once(spans):
     covered = {t for start, duration in spans for t in range(start, start + duration)}
     assert busy_ns(profile(*(event(*span) for span in spans))) == len(covered)
 
@@ -125,13 +125,13 @@ def test_a_sample_is_of_several_runs_unless_they_are_long(host_ns, asked, runs):
     assert fake.runs == runs
 
 
-def test_a_run_that_the_profiler_did_not_see_is_no_fast_one():
+def test_a_run_that_the_profiler_did_not_see_is_an_error():
     fake = FakeProfiler(0)
     with pytest.raises(RuntimeError, match="saw nothing of a run"):
         ProfilerTimer(fake.record, fake.clock_ns).sample_s(fake.launch, 1)
 
 
-def test_times_of_the_profiler_are_not_compared_with_those_of_the_host():
+def test_times_of_the_profiler_are_not_compared_with_times_of_the_host():
     assert Stopwatch().by(ProfilerTimer()).name == "device-profiler/warm-cache/race/warmup=1"
     assert Stopwatch().name.startswith("host-clock/")
 

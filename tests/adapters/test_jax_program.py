@@ -62,7 +62,7 @@ def test_a_program_that_was_traced_before_is_recorded_all_the_same():
         assert len(tbx.record(program.step, SPEC)) == 4
 
 
-def test_what_was_recorded_is_tuned_and_then_used():
+def test_recorded_calls_are_tuned_and_the_results_used():
     events = []
     program = Program(store=False, on_event=lambda event, **_: events.append(event))
     outcomes = tb.tune_all(tbx.record(program.step, SPEC))

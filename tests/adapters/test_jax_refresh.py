@@ -121,7 +121,7 @@ def test_a_rule_that_calls_a_jitted_function_adopts_a_new_configuration():
     assert (float(program(X)[0]), float(inner(X)[0])) == (3, 3)
 
 
-def test_what_only_calls_a_program_that_was_traced_before_is_found():
+def test_a_function_that_only_calls_an_earlier_program_is_found():
     k = make()
     inner = Traced(k)
     inner()
@@ -152,7 +152,7 @@ def test_a_kernel_run_by_an_executor_is_found():
     assert (f(), unrelated(), f.count, unrelated.count) == (3, 2, 2, 1)
 
 
-def test_a_function_of_which_the_body_is_one_function_of_jax_is_found():
+def test_a_function_whose_body_is_a_single_jax_function_is_found():
     k = tb.tunable(
         lambda x, *, config: jnp.clip(x, config.low, 9), space=tb.Space(low=[0, 5]), heuristic={"low": 0},
         name="clips", store=False, policy=tb.AutotunePolicy(cache_miss_fallback="heuristics"),
@@ -240,7 +240,7 @@ def test_a_number_that_a_program_is_made_by_is_adopted_with_everything():
     assert (f(), unrelated(), f.count, unrelated.count) == (3, 2, 2, 2)
 
 
-def test_a_trace_that_another_thread_is_making_does_not_keep_what_it_was_begun_with():
+def test_a_trace_that_another_thread_is_making_does_not_keep_an_old_configuration():
     k = make()
     looked_up, refreshed = threading.Event(), threading.Event()
 
@@ -289,5 +289,5 @@ print(f(), unrelated(), f.count, unrelated.count)
     assert said == ["3.0 2.0 2 2"]
 
 
-def test_this_jax_keeps_its_programs_in_the_way_that_is_known():
+def test_this_jax_keeps_its_programs_as_expected():
     assert programs._can_forget()

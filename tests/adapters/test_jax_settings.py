@@ -72,7 +72,7 @@ print(k(X), SETTINGS.number[0] > 0)
 
 
 @WAYS
-def test_a_block_that_sets_what_is_set_already_does_not_follow_a_change_for_all(way):
+def test_a_block_that_sets_the_present_value_does_not_follow_a_change_for_all(way):
     said = run(way, """
 k, put = make()
 put("plain")
@@ -97,7 +97,7 @@ print(k(X))
 
 
 @WAYS
-def test_a_block_that_is_entered_again_finds_what_it_found_before(way):
+def test_a_block_that_is_entered_again_finds_the_same_answers(way):
     said = run(way, """
 k, put = make()
 put("plain")
@@ -114,7 +114,7 @@ print(len(one), len(two), len(one | two), {text for text, _ in one | two}, SETTI
     assert said == ["1 1 2 {'highest'} 0 plain"], "a number for each, or calls in it would be new ones each time"
 
 
-def test_what_two_threads_set_for_themselves_is_told_apart():
+def test_settings_of_two_threads_are_told_apart():
     said = python(KERNEL + """
 k, put = make()
 both = threading.Barrier(2)

@@ -128,7 +128,7 @@ def test_candidates_are_traced_under_the_settings_of_the_caller(setting, read, e
     assert set(found) == {expected}
 
 
-def test_user_contexts_of_the_caller_are_those_of_the_candidates():
+def test_candidates_run_under_the_callers_user_contexts():
     mode = jax.make_user_context("default")
     with mode("special"):
         found = seen_by_candidates(lambda x: mode.value)
@@ -162,7 +162,7 @@ def test_typed_random_keys_can_be_tuned_on():
     assert len(f.selector.cache.keys()) == 1
 
 
-def test_what_is_no_array_is_passed_as_it_is():
+def test_arguments_that_are_not_arrays_are_passed_as_they_are():
     seen = []
 
     @tb.tunable(space=[{"b": 1}], store=False, name="mixed")
@@ -327,7 +327,7 @@ TRANSFORMATIONS = st.lists(st.sampled_from(["jit", "vmap", "grad", "remat", "sca
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(TRANSFORMATIONS)
-def test_any_composition_of_transformations_computes_what_the_plain_function_does(names):
+def test_any_composition_of_transformations_computes_the_same_as_the_plain_function(names):
     batched = names.count("vmap")
     x = jnp.broadcast_to(X[0, :6], (2,) * batched + (6,)) + 0.1
     f = kernel()

@@ -83,7 +83,7 @@ def test_which_arrays_our_vmap_batches_is_seen_through_programs():
     assert [(place, size, name) for place, _, _, size, name in batches] == [(1, 8, "rows"), (2, 8, "rows")]
 
 
-def test_our_vmap_nests_and_joins_those_that_are_seen_anyway():
+def test_our_vmap_nests_with_itself_and_with_jaxs_vmap():
     f, x = untuned(), X.reshape(2, 4, 64)
     expected = problem_in(lambda g: jax.vmap(jax.vmap(g)), f, x)
     for program in (
@@ -96,7 +96,7 @@ def test_our_vmap_nests_and_joins_those_that_are_seen_anyway():
         assert recorded(program, x) == [expected]
 
 
-def test_what_our_vmap_does_not_batch_has_the_key_that_it_has_alone():
+def test_a_call_that_our_vmap_does_not_batch_keeps_its_key():
     f, weights = untuned(), X[0]
     assert recorded(tbx.vmap(jax.jit(lambda row: row + jax.jit(f)(weights))), X) == [f.problem(weights)]
 
@@ -126,7 +126,7 @@ def test_our_vmap_looks_for_axes_once_and_tunes_nothing_by_it():
     assert len(traced) == 3, "alone it is another program"
 
 
-def test_our_vmap_takes_what_is_no_array_where_it_maps_nothing():
+def test_our_vmap_takes_arguments_that_are_not_arrays_where_it_maps_nothing():
     f = untuned()
     program = tbx.vmap(lambda x, way: jax.jit(f)(x) if way == "sin" else x, in_axes=(0, None))
     assert recorded(lambda x: program(x, "sin"), X) == [problem_in(jax.vmap, f, X)]

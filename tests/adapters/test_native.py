@@ -97,7 +97,7 @@ def test_a_value_is_written_as_c_reads_it(value, text):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "1st", "a-b", "é", "float", "defined", "a=b", 3])
-def test_a_name_that_is_no_identifier_in_c_is_refused(name):
+def test_a_name_that_is_not_an_identifier_in_c_is_refused(name):
     with pytest.raises(DefinitionError, match="not an identifier in C"):
         macros_of({name: 1})
 
@@ -116,7 +116,7 @@ def test_flags_must_be_a_tuple_of_flags(flags):
         CLibrary(TIMES_N, flags=flags)
 
 
-def test_a_configuration_that_is_no_mapping_is_refused():
+def test_a_configuration_that_is_not_a_mapping_is_refused():
     with pytest.raises(DefinitionError, match="as a mapping"):
         macros_of(64)
 
@@ -145,7 +145,7 @@ def test_equal_configurations_that_c_tells_apart_have_their_own_libraries():
 # ---------------------------------------------------------------------------------------------------------- compiling
 
 
-def test_a_source_that_does_not_compile_says_where_and_with_what():
+def test_a_source_that_does_not_compile_names_the_line_and_the_configuration():
     library = CLibrary("int f(void) {\n  return N + unknown;\n}")
     with pytest.raises(CompileError, match=r"\Akernel\.c:2:\d+: error: .* \(BLOCK=4 N=1 -O0\)\n"):
         library.compile({"N": 1, "BLOCK": 4, "cflags": ("-O0",)})
@@ -164,7 +164,9 @@ def test_a_library_that_cannot_be_loaded_is_a_compile_error():
 
 
 def test_a_missing_compiler_ends_with_the_command_that_installs_one():
-    with pytest.raises(MissingDependency, match=r"no no-such-cc on PATH\. Run: apt-get install gcc libc6-dev\Z"):
+    with pytest.raises(
+        MissingDependency, match=r"no-such-cc is missing on PATH\. Run: apt-get install gcc libc6-dev\Z"
+    ):
         CLibrary(TIMES_N, compiler="no-such-cc").compile({"N": 1})
 
 
@@ -210,7 +212,7 @@ def test_configurations_compile_at_the_same_time(tmp_path):
     assert len({path for path in paths if path.is_file()}) == 8
 
 
-def test_compile_all_gives_an_error_in_the_place_of_what_failed():
+def test_compile_all_returns_an_error_for_each_configuration_that_failed():
     first, second, third = CLibrary("int f(void) { return A / N; }\n#if !N\n#error\n#endif").compile_all(
         [{"A": 1, "N": 1}, {"A": 1, "N": 0}, {"A": 2, "N": 1}]
     )
@@ -259,12 +261,12 @@ def test_a_source_may_be_in_any_encoding(tmp_path):
     assert function() == b"\xe9\xff"
 
 
-def test_a_file_that_is_not_there_is_an_error_where_it_is_named(tmp_path):
+def test_a_missing_source_file_is_an_error_at_once(tmp_path):
     with pytest.raises(DefinitionError, match=r"cannot read the source .*nowhere\.c: No such file"):
         CLibrary(tmp_path / "nowhere.c")
 
 
-def test_a_path_given_as_text_is_an_error_that_says_what_to_write():
+def test_a_path_given_as_text_is_an_error_with_a_remedy():
     with pytest.raises(DefinitionError, match=r"write Path\('kernels/matmul\.c'\)"):
         CLibrary("kernels/matmul.c")
 
@@ -420,7 +422,7 @@ def test_a_full_disk_is_one_warning(tmp_path, monkeypatch):
     assert len(warned) == 1
 
 
-def test_what_could_not_be_kept_is_compiled_once_all_the_same(counting):
+def test_a_library_that_cannot_be_kept_is_still_compiled_once(counting):
     compiler, count = counting
     library = CLibrary(TIMES_N, compiler=compiler, cache="/proc/nowhere")
     with pytest.warns(TunebookWarning, match="not kept"):
@@ -473,7 +475,7 @@ def test_a_pointer_keeps_its_array_alive(total):
     assert [total(p, 1000) for p in pointers] == [1000 * i for i in range(50)]
 
 
-def test_what_a_pointer_is_declared_as_may_be_void(total):
+def test_a_pointer_may_be_declared_as_void(total):
     total.argtypes = [ctypes.c_void_p, ctypes.c_int]
     read_only = np.ones(2, np.float32)
     read_only.flags.writeable = False
@@ -490,7 +492,7 @@ def test_an_array_that_is_not_contiguous_is_refused(view):
 
 
 @pytest.mark.parametrize("thing", [None, 3, [1.0], "text", np.float32(1), object()])
-def test_what_has_no_memory_is_refused(thing):
+def test_an_object_without_memory_is_refused(thing):
     with pytest.raises(DefinitionError, match="has no memory that C could use; pass a numpy array"):
         pointer(thing)
 

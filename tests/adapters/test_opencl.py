@@ -84,7 +84,7 @@ def test_flags_of_a_configuration_are_build_options(context, queue):
     assert (x.get() == 5).all()
 
 
-def test_what_the_compiler_says_is_the_error_with_the_configuration(context):
+def test_the_error_has_the_compilers_message_and_the_configuration(context):
     with pytest.raises(CompileError, match=r"(?s)error.*FACTOR.*\(OTHER=1\)"):
         CLProgram(context, SCALE).compile({"OTHER": 1})
 
@@ -94,8 +94,8 @@ def test_a_value_with_a_space_cannot_be_an_option(context):
         CLProgram(context, SCALE).compile({"TYPE": "unsigned int"})
 
 
-def test_a_kernel_that_is_not_there_is_an_error_that_names_those_that_are(context):
-    with pytest.raises(DefinitionError, match="no kernel 'scael' in this source; it has scale"):
+def test_the_error_for_an_unknown_kernel_names_the_known_kernels(context):
+    with pytest.raises(DefinitionError, match="this source has no kernel 'scael'; it has scale"):
         CLProgram(context, SCALE)({"FACTOR": 1}).scael  # noqa: B018 - looked up
 
 
@@ -108,7 +108,7 @@ def test_a_group_that_is_too_large_is_an_error_with_the_limit(context, queue):
         CLProgram(context, SCALE)({"FACTOR": 1}).scale(queue, (10,), (3,), x.data)
 
 
-def test_source_without_a_context_is_an_error_that_says_what_to_write():
+def test_source_without_a_context_is_an_error_with_a_remedy():
     with pytest.raises(DefinitionError, match=r"CLProgram\(pyopencl\.create_some_context"):
         CLProgram(SCALE, None)
 
@@ -225,7 +225,7 @@ def test_if_nothing_can_be_built_every_candidate_says_why(context, queue):
     assert all(isinstance(error, CompileError) and "undeclared" in str(error) for error in failed.value.exceptions)
 
 
-def test_what_runs_write_to_is_put_back_before_each_of_them(context, queue):
+def test_arguments_that_runs_write_to_are_put_back_before_each_run(context, queue):
     x = ones(queue)
     scaling(context, factors=(2,), heuristic={"FACTOR": 2})(x)
     assert (x.get() == 2).all()
@@ -289,7 +289,7 @@ def test_an_array_that_is_made_up_has_the_description_it_was_made_from(context, 
 
 
 def test_an_array_for_a_device_that_no_program_is_for_cannot_be_made_up():
-    with pytest.raises(Unsupported, match=r"no CLProgram of this process is for one"):
+    with pytest.raises(Unsupported, match=r"this process has no CLProgram for it"):
         materialise(ArraySpec("pyopencl", "float32", (5,), "C", "accelerator"))
 
 

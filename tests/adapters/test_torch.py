@@ -69,7 +69,7 @@ def kinds():
     }
 
 
-def test_keys_tell_apart_what_a_kernel_can_tell_apart():
+def test_calls_that_a_kernel_can_tell_apart_have_different_keys():
     kernel = multiplying()
     problems = {name: kernel.problem(x, x) for name, x in kinds().items()}
     assert len(set(problems.values())) == len(problems)
@@ -164,7 +164,7 @@ def test_a_call_is_tuned_once_and_gives_the_right_result():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float64], ids=str)
-def test_wrong_results_are_found_out_whatever_the_dtype(dtype):
+def test_wrong_results_are_found_in_every_dtype(dtype):
     @tb.tunable(space=tb.Space(error=[0, 1]), reference=lambda x: x * 2, store=False)
     def double(x, *, config):
         return x * (2 + config.error)
@@ -187,7 +187,7 @@ def test_rounding_that_its_dtype_explains_is_not_wrong():
     st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.float16]),
 )
 @settings(max_examples=200, deadline=None)
-def test_torch_says_of_tensors_what_is_said_of_their_values(values, dtype):
+def test_torch_compares_tensors_like_the_check_on_the_host(values, dtype):
     half = len(values) // 2
     one, two = (torch.tensor(part, dtype=dtype) for part in (values[:half], values[half : 2 * half]))
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 1e-3, "bfloat16": 1e-3}
@@ -233,7 +233,7 @@ def test_views_are_copied_compared_and_put_back(dtype, part):
     assert torch.equal(whole, before)
 
 
-def test_a_nan_is_no_change_and_minus_zero_is_one():
+def test_a_nan_counts_as_unchanged_and_minus_zero_as_a_change():
     x = torch.tensor([float("nan"), 0.0])
     restorer = Restorer((x,))
     restorer.notice()
@@ -244,7 +244,7 @@ def test_a_nan_is_no_change_and_minus_zero_is_one():
     assert not x[1].signbit()
 
 
-def test_a_conjugated_view_an_inference_tensor_and_a_broadcast_one_are_no_trouble():
+def test_conjugated_views_inference_tensors_and_broadcast_tensors_work():
     with torch.inference_mode():
         inferred = torch.ones(4)
     conjugated = torch.ones(4, dtype=torch.complex64).conj()
@@ -369,7 +369,7 @@ def test_a_gradient_is_asked_of_a_made_up_tensor_too():
 
 
 @pytest.mark.parametrize("spec", [("float32", "sparse_csr"), ("quint9", "C"), ("float32", "S-01")])
-def test_what_cannot_be_made_up_is_an_error(spec):
+def test_a_tensor_that_cannot_be_made_up_is_an_error(spec):
     dtype, layout = spec
     with pytest.raises(Unsupported, match=r"pass a live"):
         materialise(ArraySpec("torch", dtype, (3, 4), layout, "cpu"))
@@ -560,7 +560,7 @@ def test_a_configuration_given_with_the_call_is_compiled_in(compiled):
     assert split.args[1] == 2
 
 
-def test_an_overlay_around_the_compilation_is_what_is_compiled_in(compiled):
+def test_an_overlay_around_the_compilation_is_compiled_in(compiled):
     kernel = multiplying()
     compile_, backend = compiled
     with kernel.overlay(rows=16):
@@ -620,7 +620,7 @@ def test_an_operator_runs_the_tuned_call_and_passes_torchs_own_checks():
     torch.library.opcheck(scale, (x, 3.0), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_a_program_holds_an_operator_whole_and_it_looks_its_choice_up(compiled):
+def test_a_program_holds_the_operator_which_looks_up_its_configuration(compiled):
     kernel, scale = scaling_op("whole")
     _, backend = compiled
     program = torch.compile(lambda x: scale(x, 2.0) + 1, fullgraph=True, backend=backend, dynamic=True)
@@ -631,7 +631,7 @@ def test_a_program_holds_an_operator_whole_and_it_looks_its_choice_up(compiled):
     assert "tunebook_tests.whole" in str(backend.programs[0].graph)
 
 
-def test_what_a_function_mutates_is_declared_to_torch():
+def test_mutated_arguments_are_declared_to_torch():
     def fill(out: torch.Tensor, value: float, *, config) -> None:
         out.fill_(value)
 

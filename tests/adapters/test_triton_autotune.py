@@ -132,7 +132,7 @@ def test_the_key_holds_the_named_values_and_every_dtype(gpu, change):
     assert tried(gpu) == [64, 128, 256, 512]
 
 
-def test_a_flag_in_the_key_is_no_number(gpu):
+def test_a_flag_in_the_key_differs_from_a_number(gpu):
     kernel = autotune(blocks(64, 128), key=["UNUSED"])(scale)
     for flag in (1, True):
         gpu.launches.clear()
@@ -151,7 +151,7 @@ def test_devices_of_another_name_have_their_own_entry(gpu):
         assert len(tried(gpu)) == candidates
 
 
-def test_an_entry_holds_under_one_driver_one_triton_and_one_target(gpu):
+def test_an_entry_holds_for_the_same_driver_triton_and_target_only(gpu):
     kernel = autotune(CONFIGS, key=["n"])(add)
     tuned = kernel.tune(*tensors(), grid=grid)
     environment = json.loads(tuned.measurements[0].environment)
@@ -160,7 +160,7 @@ def test_an_entry_holds_under_one_driver_one_triton_and_one_target(gpu):
     assert "driver" in environment
 
 
-def test_one_configuration_is_not_measured(gpu):
+def test_a_single_configuration_is_not_measured(gpu):
     kernel = autotune(blocks(128), key=["n"])(add)
     kernel[grid](*tensors())
     kernel[grid](*tensors())
@@ -170,7 +170,7 @@ def test_one_configuration_is_not_measured(gpu):
 
 
 @pytest.mark.parametrize("option", ["key", "reset_to_zero", "restore_value"])
-def test_a_name_that_is_no_parameter_is_an_error_where_the_kernel_is_defined(option):
+def test_an_unknown_parameter_name_is_an_error_where_the_kernel_is_defined(option):
     with pytest.raises(ValueError, match=r"out_prt.*out_ptr"):
         autotune(CONFIGS, **{"key": ["n"], option: ["out_prt"]})(add)
 
@@ -236,14 +236,14 @@ def doubled(_facts, arguments):
 
 
 @pytest.mark.parametrize("declared", [{"restore_value": ["x_ptr"]}, {}])
-def test_what_runs_write_to_is_put_back(gpu, declared):
+def test_tensors_that_runs_write_to_are_put_back(gpu, declared):
     gpu.effect = doubled
     x = torch.arange(256.0)
     autotune(blocks(64, 128, 256), key=["n"], **declared)(scale)[grid](x, 256)
     assert torch.equal(x, 2 * torch.arange(256.0))
 
 
-def test_what_is_reset_to_zero_is_zero_in_every_run(gpu):
+def test_tensors_that_are_reset_are_zero_in_every_run(gpu):
     seen = []
 
     def accumulate(_facts, arguments):
@@ -284,7 +284,7 @@ def test_hooks_run_around_every_run_and_are_not_timed(gpu):
     assert calls[-1] == ("reset", 256)
 
 
-def test_the_hook_after_is_told_what_went_wrong(gpu):
+def test_the_hook_after_a_run_gets_the_exception(gpu):
     gpu.cost = lambda facts: RuntimeError("bad block") if facts["BLOCK"] == 64 else COST[facts["BLOCK"]]
     seen = []
     told = lambda _arguments, exception: seen.append(str(exception))
@@ -306,7 +306,7 @@ def test_the_hook_of_a_configuration_runs_before_its_launches(gpu):
 # ------------------------------------------------------------------------------------------------- Triton's own options
 
 
-def test_early_pruning_and_a_performance_model_choose_what_is_tried(gpu):
+def test_early_pruning_and_a_performance_model_choose_the_candidates(gpu):
     def early(configs, named, **keywords):
         assert named["n"] == 1024
         assert "grid" in keywords
@@ -387,7 +387,7 @@ def test_tritons_listener_is_told_of_choices_made_and_found(gpu, monkeypatch):
 # ------------------------------------------------------------------------------------------------------ graph captures
 
 
-def test_nothing_is_measured_under_capture_and_the_error_says_what_to_do(gpu):
+def test_nothing_is_measured_under_capture_and_the_error_has_a_remedy(gpu):
     kernel = autotune(CONFIGS, key=["n"])(add)
     gpu.capturing = True
     with pytest.raises(tb.NoConfig, match=r"graph is being captured[\s\S]*before the capture"):

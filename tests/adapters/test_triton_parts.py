@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from hypothesis import given  # noqa: E402 - after the check that it is there
 from hypothesis import strategies as st  # noqa: E402 - as above
 
-from tunebook._base.config_codec import encode, fingerprint  # noqa: E402 - as above
-from tunebook.adapters._triton.candidate import LaunchConfig, _read, _written  # noqa: E402 - as above
+from tunebook._base.config_codec import classes_of, decode, encode, fingerprint  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.launcher import Launcher  # noqa: E402 - as above
 from tunebook.adapters._triton.saved_tensors import SavedTensors  # noqa: E402 - as above
 
@@ -33,7 +33,7 @@ CONFIGS = st.builds(
 @given(CONFIGS)
 def test_a_configuration_comes_back_from_the_book_as_it_went_in(config):
     candidate = LaunchConfig(config)
-    again = _read(_written(candidate))
+    again = decode(encode(candidate), classes_of([candidate]))
     assert again.meta == candidate.meta
     assert fingerprint(again) == fingerprint(candidate)
 
@@ -54,7 +54,7 @@ def test_hooks_tell_configurations_apart():
 # -------------------------------------------------------------------------------------------------- tensors put back
 
 
-def test_without_memory_for_copies_only_what_is_declared_is_put_back():
+def test_without_memory_for_copies_only_declared_tensors_are_put_back():
     declared, other = torch.ones(4), torch.ones(4)
     kept = SavedTensors({"x": declared, "y": other}, (), ("x",), lambda: 0.0)
     declared.zero_()
@@ -65,7 +65,7 @@ def test_without_memory_for_copies_only_what_is_declared_is_put_back():
     assert torch.equal(other, torch.zeros(4))
 
 
-def test_what_was_not_written_to_in_the_first_run_is_not_copied_back_later():
+def test_a_tensor_that_the_first_run_did_not_write_to_is_not_copied_back_later():
     x, y = torch.ones(4), torch.ones(4)
     kept = SavedTensors({"x": x, "y": y, "n": 4}, (), (), lambda: 1e9)
     x.zero_()

@@ -18,7 +18,8 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook.adapters._cuda.spawned_worker import SpawnedWorker, WorkerLost  # noqa: E402 - as above
+from tunebook._measure.forked_worker import Reply  # noqa: E402 - as above
+from tunebook.adapters._cuda.spawned_worker import SpawnedWorker  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
@@ -94,7 +95,7 @@ def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, mo
     assert compile_ahead.is_worth_it(lambda _config: None, MANY)
 
 
-def test_what_is_in_the_cache_is_not_compiled_in_forks(gpu, monkeypatch):
+def test_candidates_in_the_cache_are_not_compiled_in_forks(gpu, monkeypatch):
     monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
     assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
 
@@ -132,7 +133,7 @@ def test_hooks_cannot_be_isolated_and_the_error_says_so(gpu):
         kernel[grid](torch.ones(256), 256)
 
 
-def test_what_cannot_be_isolated_runs_here_where_isolation_is_a_wish(gpu):
+def test_kernels_that_cannot_be_isolated_run_here_with_isolate_auto(gpu):
     policy = tb.AutotunePolicy(isolate="auto")
     kernel = autotune(warps(4, 16), key=["n"], policy=policy, pre_hook=lambda *_args, **_kwargs: None)(scale)
     kernel[grid](torch.ones(256), 256)
@@ -148,7 +149,7 @@ def test_a_worker_answers_is_lost_and_starts_anew():
         assert worker.ask({"a": 1}) == {"a": 1}
         worker._process.kill()
         lost = worker.ask("gone")
-        assert isinstance(lost, WorkerLost)
+        assert isinstance(lost, Reply)
         assert lost.failure.kind == "crash"
         assert "SIGKILL" in lost.failure.message
         assert worker.ask("again") == "again"

@@ -23,11 +23,11 @@ from tunebook import fleet
 from tunebook._base.vocabulary import Measurement
 from tunebook._selection.selector import agreement
 from tunebook._selection.tiers import Found, Skipped
-from tunebook.fleet._agreement.agreement_state import Settled
-from tunebook.fleet._agreement.ballot import LogEntry, Vote, contenders, count, entry_from, vote_from
+from tunebook.fleet._agreement.agreement_state import AgreedDecision
+from tunebook.fleet._agreement.ballot import LogEntry, Vote, contenders, count_votes, entry_from, vote_from
 from tunebook.fleet._agreement.check import compare
 from tunebook.fleet._agreement.redis_board import RedisBoard
-from tunebook.fleet._agreement.round import Terms
+from tunebook.fleet._agreement.round import AgreementOptions
 from tunebook.stores import problem_id
 
 # ------------------------------------------------------------------------------------------------------------- boards
@@ -97,7 +97,7 @@ def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):
     assert boards[1].add("n", 0) == 160
 
 
-def test_what_is_no_job_is_refused_with_what_to_type(monkeypatch):
+def test_an_unknown_job_is_refused_with_a_message_that_says_what_to_type(monkeypatch):
     with pytest.raises(tb.DefinitionError, match=r"'jax', 'torch', 'redis://\.\.\.' or a fleet\.Board"):
         fleet.agree("mpi")
     with pytest.raises(tb.DefinitionError, match=r"agree\(3\)"):
@@ -140,12 +140,12 @@ def test_an_entry_is_read_as_it_was_written(kind, rank, by, config, origin, why,
 @given(several, st.randoms())
 def test_the_order_of_the_votes_does_not_matter(cast, random):
     shuffled = random.sample(cast, len(cast))
-    assert count({v.rank: v for v in cast}, by="a") == count({v.rank: v for v in shuffled}, by="a")
+    assert count_votes({v.rank: v for v in cast}, by="a") == count_votes({v.rank: v for v in shuffled}, by="a")
 
 
 @given(several, st.integers(1, 8))
-def test_what_a_vote_comes_to(cast, parts):
-    found = count({v.rank: v for v in cast}, by="a", parts=parts)
+def test_votes_are_counted_by_the_rules(cast, parts):
+    found = count_votes({v.rank: v for v in cast}, by="a", parts=parts)
     hits = [v for v in sorted(cast) if v.hit is not None]
     able = [v.rank for v in sorted(cast) if v.able]
     if len({v.candidates for v in cast}) > 1:
@@ -165,7 +165,7 @@ def measured(b, *samples_s, **fields):
     )
 
 
-def test_of_several_parts_only_what_could_win_races_again():
+def test_of_several_parts_only_candidates_that_could_win_race_again():
     parts = [[measured(1, 1.0), measured(2, 1.2)], [measured(3, 1.3), measured(4, 1.1, dropped=True)], [measured(5)]]
     assert [m.config["b"] for m in contenders(parts) if not m.dropped] == [1, 2]
     assert contenders([]) == ()
@@ -205,13 +205,13 @@ def test_a_rank_that_never_calls_is_waited_for_once_per_function():
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
     assert time.monotonic() - began < 15
-    assert {rank.agreement.voters_of("shared@v0", None) for rank in job} == {frozenset({0, 1, 2}), frozenset({0, 1})}
+    assert [rank.agreement.voters for rank in job if rank.agreement.voters] == [{"shared@v0": frozenset({0, 1})}]
 
 
-def test_who_has_not_voted_on_a_function_before_is_not_waited_for():
-    job = ranks(3, terms=QUICK._replace(vote_s=25.0))[:2]
+def test_a_rank_that_has_not_voted_on_a_function_before_is_not_waited_for():
+    job = ranks(3, agreeing=QUICK._replace(vote_s=25.0))[:2]
     for rank in job:
-        rank.agreement.voters_of("shared@v0", frozenset({0, 1}))
+        rank.agreement.voters["shared@v0"] = frozenset({0, 1})
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
     assert time.monotonic() - began < 20
@@ -288,7 +288,7 @@ def test_a_late_rank_for_which_the_choice_is_no_candidate_says_so():
     shared = Shared()
     job = [Rank(shared, 0, 2, b=20), Rank(shared, 1, 2, b=50, space=[10, 50])]
     assert job[0].choose() == 20
-    with pytest.warns(tb.TunebookWarning, match="rank 0 chose .*20.*, which is no candidate here"):
+    with pytest.warns(tb.TunebookWarning, match="rank 0 chose .*20.*, which is not a candidate in this rank"):
         assert job[1].choose() == 10
 
 
@@ -309,14 +309,14 @@ class Unwritable:
     b = 10
 
 
-def test_what_cannot_be_written_is_not_agreed_on_and_says_so():
+def test_a_configuration_that_cannot_be_serialised_is_not_agreed_on_and_a_warning_says_so():
     (rank,) = ranks(1)
     rank.kernel = tb.tunable(lambda x, *, config: x, space=[Unwritable(), Unwritable()], store=False)
-    with pytest.warns(tb.TunebookWarning, match="every rank guesses, for what cannot be written is not voted on"):
+    with pytest.warns(tb.TunebookWarning, match="cannot be serialised, so ranks cannot agree on it"):
         assert isinstance(rank.ask(), Skipped)
 
 
-def test_what_is_no_candidate_is_not_put_forward():
+def test_a_known_configuration_that_is_not_a_candidate_is_not_voted_for():
     job = ranks(2, b=30)
     for rank in job:
         rank.kernel.selector.cache.put(*rank.kernel.problem(1), next(iter(tb.Space(b=[7]))))
@@ -334,7 +334,7 @@ def test_a_function_that_is_defined_again_takes_what_stands_as_far_as_it_is_a_ca
     rank.kernel = tb.tunable(
         lambda x, *, config: -config.b, space=tb.Space(b=[20]), **{**options, "heuristic": {"b": 20}}
     )
-    with pytest.warns(tb.TunebookWarning, match="no candidate here"):
+    with pytest.warns(tb.TunebookWarning, match="not a candidate in this rank"):
         assert rank.choose() == 20
 
 
@@ -358,7 +358,7 @@ class Runs:
 
 
 def splitting(n):
-    job = ranks(n, terms=QUICK._replace(share="split"))
+    job = ranks(n, agreeing=QUICK._replace(share="split"))
     for rank in job:
         runs = rank.runs = Runs(rank.board.rank)
         space = tb.Space(b=[10 * i for i in range(1, 9)])
@@ -395,7 +395,7 @@ def test_the_part_of_a_rank_that_ends_while_it_measures_is_measured_by_the_leade
 
 
 def test_a_tuner_of_another_kind_tunes_in_one_rank_though_it_is_to_be_split():
-    job = ranks(3, terms=QUICK._replace(share="split"))
+    job = ranks(3, agreeing=QUICK._replace(share="split"))
     assert len(set(at_once([rank.choose for rank in job]))) == 1
     assert sum(rank.tuned for rank in job) == 1
 
@@ -444,7 +444,7 @@ def test_a_leader_that_is_slow_but_alive_is_waited_for():
 
 
 def test_after_the_deadline_all_take_the_heuristic_and_the_late_leader_too():
-    job = ranks(3, terms=QUICK._replace(deadline_s=1.0), b=40)
+    job = ranks(3, agreeing=QUICK._replace(deadline_s=1.0), b=40)
     over = threading.Event()
     for rank in job:
         rank.before_tuning = lambda: over.wait(20)
@@ -478,8 +478,9 @@ def test_a_leader_whose_call_fails_leaves_the_tuning_to_another():
 def chaos(seed):
     """Let ranks be late, slow, know something, or end at any message; return what the others chose."""
     random = Random(seed)
-    terms = Terms(random.choice(["leader", "split"]), vote_s=0.03, deadline_s=random.choice([0.2, 5.0]), lease_s=0.08)
-    job = ranks(random.randint(2, 6), terms=terms)
+    share, deadline_s = random.choice(["leader", "split"]), random.choice([0.2, 5.0])
+    options = AgreementOptions(share, vote_s=0.03, deadline_s=deadline_s, lease_s=0.08)
+    job = ranks(random.randint(2, 6), agreeing=options)
     for rank in job:
         if random.random() < 0.3:
             tb.tune(rank.kernel, 1)
@@ -606,7 +607,7 @@ def test_a_redis_that_refuses_to_write_is_an_error_that_says_so(tmp_path):
 # -------------------------------------------------------------------------------------------------- in the process
 
 
-def test_what_a_call_sets_is_its_own_and_the_agreement_stays(request):
+def test_an_overlay_wins_over_the_agreement_and_leaves_it_unchanged(request):
     request.addfinalizer(lambda: fleet.agree(None))
     (rank,) = ranks(1, b=30)
     fleet.agree(rank.board)
@@ -666,7 +667,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 2 * (agreement() i
 """
 
 
-def test_a_forked_child_is_no_rank():
+def test_a_forked_child_is_not_a_rank():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", FORKS], env=environment, check=True, timeout=60)
 
@@ -687,7 +688,7 @@ def holding(shared, tables, timeout_s=20.0, first=None):
             held.board.messages = 0
         for x, b in table.items():
             problem = tb.Problem("cpu", "op", f"x={x}")
-            held.agreement.settled[problem, "code"] = Settled(Found(config=b, event="cache_hit"), {"b": b})
+            held.agreement.decisions[problem, "code"] = AgreedDecision(Found(config=b, event="cache_hit"), {"b": b})
         try:
             compare(held.agreement, timeout_s)
         except fleet.Disagreement as error:
@@ -704,7 +705,7 @@ def test_ranks_that_hold_the_same_need_four_messages_each_to_know_it():
 
 
 @pytest.mark.parametrize("first", range(5))
-def test_a_problem_that_only_some_ranks_have_met_is_no_difference(first):
+def test_a_problem_that_only_some_ranks_have_met_is_not_a_difference(first):
     tables = [{1: 10, 2: 20}, {1: 10}, {}, {3: 30}, {1: 10}]
     assert all(error is None for error, _ in holding(Shared(), tables, first=first))
 
@@ -736,7 +737,7 @@ def test_ranks_can_be_compared_again_and_a_rank_that_was_started_again_goes_on()
         assert all(error is not None for error, _ in holding(shared, [{1: b}, {1: b + 1}]))
 
 
-def test_comparing_needs_an_agreement_and_compares_what_was_agreed_on(request):
+def test_comparing_needs_an_agreement_and_compares_its_decisions(request):
     request.addfinalizer(lambda: fleet.agree(None))
     with pytest.raises(tb.Unsupported, match=r"call fleet\.agree\(\.\.\.\) first"):
         fleet.assert_agreement()
@@ -744,7 +745,7 @@ def test_comparing_needs_an_agreement_and_compares_what_was_agreed_on(request):
     fleet.agree(rank.board)
     rank.kernel(1)
     fleet.assert_agreement()
-    assert [problem for problem, _ in agreement().settled] == [rank.kernel.problem(1)]
+    assert [problem for problem, _ in agreement().decisions] == [rank.kernel.problem(1)]
 
 
 def test_messages_per_rank_do_not_grow_with_their_number():

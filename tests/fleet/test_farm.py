@@ -1,4 +1,4 @@
-"""Recordings tuned on many devices: everything once, nothing lost, and who dies costs one try."""
+"""Recordings tuned on many devices: everything once, nothing lost, and a worker that dies costs one try."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ import pytest
 
 import tunebook as tb
 from tunebook import fleet
-from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import saved_calls
-from tunebook._tuning.job import Budget
-from tunebook.fleet._farm.farm import _Farm
-from tunebook.fleet._farm.task import Task, look_around, tune_call
-from tunebook.fleet._farm.workers import FarmWorker, gpus_here
+from tunebook.fleet._farm.farm import fits
+from tunebook.fleet._farm.on_processes import gpus_here
+from tunebook.fleet._farm.task import Task, describe_worker, tune_call
+from tunebook.fleet._farm.workers import FarmWorker
 
 HERE = Path(__file__).parents[1]
 
@@ -128,7 +127,7 @@ def test_what_cannot_be_tuned_says_why_and_does_not_stop_the_rest(tmp_path):
     for module, said in (
         ("no_such_module", "cannot be imported on the worker: No module named 'no_such_module'.*--import"),
         ("__main__", "recorded in a script.*--import"),
-        ("json", "json defines no farm.elsewhere@v0"),
+        ("json", "json does not define farm.elsewhere@v0"),
     ):
         other = text.replace("farm_kernels", module).replace("farm.quick", "farm.elsewhere")
         (tmp_path / "other.json").write_text(other)
@@ -244,10 +243,14 @@ def test_a_pool_of_the_users_own_that_breaks_is_reported(tmp_path):
     assert (result.status, result.tries) == ("failed", 2)
 
 
-def test_a_place_that_is_none_is_an_error_that_lists_those_that_are(tmp_path):
+def test_an_unknown_cluster_is_an_error_that_lists_the_known_ones(tmp_path):
     calls = recorded(tmp_path / "calls.json", sizes=[1])
-    with pytest.raises(tb.DefinitionError, match=r"over='slurm://x' is no place.*'dask://host:port'.*Executor"):
+    with pytest.raises(
+        tb.DefinitionError, match=r"cluster over='slurm://x'; use 'local', 'dask://host:port'.*Executor"
+    ):
         fleet.tune_recording(calls, over="slurm://x")
+    with pytest.raises(tb.DefinitionError, match=r"unknown cluster over='dask'"):
+        fleet.tune_recording(calls, over="dask")
     with pytest.raises(tb.DefinitionError, match="at_once=0"):
         fleet.tune_recording(calls, at_once=0)
 
@@ -277,44 +280,31 @@ def test_what_the_book_knows_travels_to_workers_that_do_not(tmp_path, monkeypatc
     assert fleet.tune_recording(calls, book=tmp_path / "team").counts == {"known": 1}
 
 
-# ------------------------------------------------------------------------------------------------ who gets what
+# ------------------------------------------------------------------------------------------------ workers and devices
 
 
-def seat(name, device, kind):
+def worker(name, device, kind):
     return FarmWorker(name, None, device, kind)
 
 
-class NoEngine:
-    pass
-
-
-def fitting(seats, device):
-    farm = _Farm(NoEngine(), None, Budget(), None, [])
-    farm._free = seats
-    task = Task(saved_calls_like(device))
-    return [s.name for s in seats if farm._fits(s, task)]
-
-
-def saved_calls_like(device):
-    from tunebook._selection.recording import SavedCall
-
-    return SavedCall(Problem(device, "op", "key"), "m", 1, 1.0, "{}")
+def fitting(workers, device):
+    return [each.name for each in workers if fits(each, workers, device)]
 
 
 def test_problems_go_to_devices_of_their_kind_then_of_their_platform():
-    seats = [seat("a", "1", "gpu:H100"), seat("b", "2", "gpu:H200"), seat("c", "3", "cpu:X")]
-    assert fitting(seats, "gpu:H200") == ["b"]
-    assert fitting(seats, "gpu:A100") == ["a", "b"]
-    assert fitting(seats, "cpu:Y") == ["c"]
-    assert fitting(seats, "tpu:v5") == ["c"], "which finds out that it has none, or has one that nobody knew of"
-    assert fitting([seat("d", "", "")], "gpu:H200") == ["d"]
+    workers = [worker("a", "1", "gpu:H100"), worker("b", "2", "gpu:H200"), worker("c", "3", "cpu:X")]
+    assert fitting(workers, "gpu:H200") == ["b"]
+    assert fitting(workers, "gpu:A100") == ["a", "b"]
+    assert fitting(workers, "cpu:Y") == ["c"]
+    assert fitting(workers, "tpu:v5") == ["c"], "which finds out that it has none, or has one that nobody knew of"
+    assert fitting([worker("d", "", "")], "gpu:H200") == ["d"]
 
 
-def test_a_worker_says_what_it_has():
-    facts = look_around()
-    assert facts.pid == os.getpid()
-    assert facts.devices[-1][1] == "cpu"
-    assert facts.devices[-1][0].startswith("cpu:")
+def test_a_worker_describes_its_host_and_devices():
+    host, devices = describe_worker()
+    assert host.startswith(os.uname().nodename)
+    assert devices[-1][1] == "cpu"
+    assert devices[-1][0].startswith("cpu:")
 
 
 def test_gpus_are_those_that_the_process_may_use(tmp_path, monkeypatch):
@@ -373,7 +363,7 @@ def test_dask_workers_tune_and_the_results_come_home(tmp_path, dask):
     assert len({r.worker for r in report.results}) == 1, "one worker for the host's one processor"
 
 
-def test_a_dask_worker_that_dies_costs_one_try_and_another_takes_its_seat(tmp_path, dask):
+def test_a_dask_worker_that_dies_costs_one_try_and_another_takes_its_place(tmp_path, dask):
     with tb.record() as calls:
         farm_kernels.quick(np.ones(1))
         farm_kernels.deadly(np.ones(3))
@@ -399,7 +389,7 @@ def test_where_there_is_no_scheduler_the_error_says_so(tmp_path):
     calls = recorded(tmp_path / "calls.json", sizes=[1])
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        pytest.raises(tb.Unsupported, match=r"no Dask scheduler at 127\.0\.0\.1:1"),
+        pytest.raises(tb.Unsupported, match=r"cannot reach a Dask scheduler at 127\.0\.0\.1:1"),
     ):
         fleet.tune_recording(calls, over="dask://127.0.0.1:1")
 

@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_from_outside_costs_one_try(said):
 
 
 def test_each_gpu_has_one_actor_and_the_processor_one(said):
-    assert said["seats"] == [["cpu", "cpu"], ["gpu", f"gpu-{'10' * 16}"], ["gpu", f"gpu-{'11' * 16}"]]
+    assert said["workers"] == [["cpu", "cpu"], ["gpu", f"gpu-{'10' * 16}"], ["gpu", f"gpu-{'11' * 16}"]]
 
 
 def test_a_call_goes_to_the_actor_with_its_kind_of_device(said):

@@ -23,7 +23,7 @@ import tunebook as tb
 from tunebook import fleet
 from tunebook._cli import main
 from tunebook._selection.persistent_cache import default_book
-from tunebook.fleet._farm.workers import LocalEngine
+from tunebook.fleet._farm.on_processes import LocalProcesses
 
 PAGE = HERE.parent / "docs" / "fleet-tuning.md"
 PAGE_BLOCK = re.compile(r"```python title=\"(\S+)\"\n(.*?)```", re.DOTALL)
@@ -40,15 +40,15 @@ def gpus(driver, monkeypatch):
 
 
 def test_each_gpu_has_a_process_and_the_processor_one(gpus):
-    engine = LocalEngine(1)
-    seats = engine.seats()
-    engine.close(seats)
-    assert sorted(seat.kind.partition(" A")[0] for seat in seats if seat.platform == "gpu") == [
+    cluster = LocalProcesses(1)
+    workers = cluster.workers()
+    cluster.close(workers)
+    assert sorted(worker.kind.partition(" A")[0] for worker in workers if worker.platform == "gpu") == [
         "gpu:Made Up 1",
         "gpu:Made Up 3",
     ]
-    assert [seat.platform for seat in seats].count("cpu") == 1
-    assert len({seat.device for seat in seats}) == len({seat.name for seat in seats}) == 3
+    assert [worker.platform for worker in workers].count("cpu") == 1
+    assert len({worker.device for worker in workers}) == len({worker.name for worker in workers}) == 3
 
 
 def test_problems_go_to_gpus_of_their_kind_and_are_known_there_afterwards(tmp_path, gpus):

@@ -83,7 +83,7 @@ def test_a_configuration_that_was_not_measured_everywhere_is_not_preferred_for_t
 def test_too_few_problems_and_bad_names_are_errors():
     with pytest.raises(DefinitionError, match="at least 4 tuned problems; there are 3"):
         fit(examples()[:3], CONFIGS)
-    with pytest.raises(DefinitionError, match="no name for a function"):
+    with pytest.raises(DefinitionError, match="not a valid name for a function"):
         fit(examples(), CONFIGS, name="not a name")
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tunebook import DefinitionError, Space
 from tunebook._base.config_codec import encode
 from tunebook.search import Expression, from_kernel_tuner, read_t1, write_t1
-from tunebook.search._products import products
+from tunebook.search._model import product_positions
+from tunebook.search._trial_history import size_pairs
 
 
 def kinds(space):
@@ -79,13 +80,14 @@ def test_how_round_values_are_is_never_further_apart_than_one(sizes):
 
 def test_products_are_of_sizes_and_the_same_product_is_at_the_same_place():
     axes = Space(x=[8, 16, 32], mode=["a", "b"], y=[1, 2, 4, 8], stages=[1, 2, 3], z=[1, 1024]).grid
-    found = products(axes)
-    assert [(axes[p.one].name, axes[p.other].name) for p in found] == [("x", "y"), ("x", "z"), ("y", "z")]
-    positions = found[0].positions
-    assert positions[0][1] == positions[1][0]  # 8 x 2 and 16 x 1
-    assert positions[0][3] == positions[2][1]  # 8 x 8 and 32 x 2
-    assert (positions[0][0], positions[2][3]) == (0.0, 1.0)
-    assert len(products(Space(**{f"a{i}": [1, 4 + i] for i in range(9)}).grid)) == 15
+    pairs = size_pairs(axes)
+    assert [(axes[one].name, axes[other].name) for one, other in pairs] == [("x", "y"), ("x", "z"), ("y", "z")]
+    products = itertools.product(axes[0].values, axes[2].values)
+    position = dict(zip(products, product_positions(axes[0], axes[2]), strict=True))
+    assert position[8, 2] == position[16, 1]
+    assert position[8, 8] == position[32, 2]
+    assert (position[8, 1], position[32, 8]) == (0.0, 1.0)
+    assert len(size_pairs(Space(**{f"a{i}": [1, 4 + i] for i in range(9)}).grid)) == 15
 
 
 def test_axes_that_are_set_at_launch_add_up_and_change_nothing_else():
@@ -190,6 +192,16 @@ def test_t1_is_read_and_written_again_the_same():
     assert list(read_t1(document)) == list(space)
 
 
+def test_every_operator_of_a_condition_means_the_same_as_in_python():
+    config = {"x": 6, "y": 4, "none": None, "s": "a"}
+    for text in (
+        "none is None", "x is not None", "none is not None", "not x % 4", "-x < ~y", "x in (1, 6)", "s not in ['a']",
+        "1 < y < x", "1 < x < y", "x if y > 4 else s == 'a'", "x // y + x / y - x ** 2 * 3 > 1", "max(x, y, 9) == 9",
+        "(x & y | 1) ^ 2 == 7", "1 << x > y >> 1", "ceil(x / y) == 2", "x > 9 or y <= 4 and s != 'b'", "log2(y) == 2",
+    ):  # fmt: skip
+        assert Expression(text)(config) == bool(eval(text, {**vars(math)}, config)), text
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -197,11 +209,12 @@ def test_t1_is_read_and_written_again_the_same():
         (lambda: Expression("__import__('os')"), "only min, max"),
         (lambda: Expression("x.real > 1"), "not understood: 'x.real'"),
         (lambda: Expression("[y for y in x]"), "not understood"),
+        (lambda: Expression("x @ x"), "not understood: 'x @ x'"),
         (lambda: read_t1({}), "not a T1 document"),
         (lambda: write_t1(Space(x=[1]).where(lambda c: c.x)), "is Python code"),
-        (lambda: write_t1(Space(x=[True])), "no type for"),
+        (lambda: write_t1(Space(x=[True])), "T1 cannot hold"),
     ],
 )
-def test_what_other_tools_forms_cannot_hold_is_an_error(make, message):
+def test_a_space_or_condition_that_other_formats_cannot_hold_is_an_error(make, message):
     with pytest.raises(DefinitionError, match=message):
         make()

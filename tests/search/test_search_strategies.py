@@ -26,73 +26,47 @@ from tunebook.search import (
 )
 from tunebook.search._model import TimeModel, load_numpy
 from tunebook.search._prior import Prior
-from tunebook.search._trial_history import Ledger
+from tunebook.search._trial_history import TrialHistory
+from tunebook.testing import StrategyContract
 
-ALL = (Exhaustive, Random, Local, Evolution, Guided, Portfolio)
-
-
-def tiles():
-    return Space(m=[16, 32, 64, 128, 256], n=[16, 32, 64, 128, 256], stages=[1, 2, 3, 4], mode=["a", "b", "c"]).where(
-        lambda c: c.m * c.n <= 16384
-    )
+tiles, seconds_of, searched = StrategyContract.space, StrategyContract.seconds_of, StrategyContract.search
 
 
-def seconds_of(c):
-    """A valley with a ridge across, and a mode that only pays with three stages."""
-    valley = abs(math.log2(c.m / 64)) + abs(math.log2(c.n / 128)) + 0.3 * abs(c.stages - 3)
-    return 1e-3 * (1 + valley + (0.5 if (c.mode == "b") != (c.stages == 3) else 0.0))
+class OwnStrategyContract(StrategyContract):
+    """The contract of strategies that say what is wrong with a list."""
 
+    kind = None
 
-def searched(strategy, trials, batch=1, cost=seconds_of):
-    """Run a search, and return what was proposed in order."""
-    proposed = []
-    while len(proposed) < trials:
-        found = strategy.propose(min(batch, trials - len(proposed)))
-        if not found:
-            break
-        proposed += found
-        strategy.observe([Observation(c, cost(c)) for c in found])
-    return proposed
+    def make(self, space, **options):
+        return self.kind(space, **options)
 
-
-@pytest.mark.parametrize("kind", ALL)
-class TestContract:
-    def test_everything_is_proposed_once_and_nothing_outside_the_space(self, kind):
-        space = tiles()
-        proposed = searched(kind(space, seed=1), 10_000, batch=7)
-        assert len(proposed) == len(set(proposed)) == len(space)
-        assert set(proposed) == set(space)
-
-    def test_the_same_seed_gives_the_same_proposals(self, kind):
-        assert searched(kind(tiles(), seed=3), 60, batch=4) == searched(kind(tiles(), seed=3), 60, batch=4)
-
-    def test_what_was_observed_before_is_not_proposed_again(self, kind):
-        space = tiles()
-        known = list(itertools.islice(space, 0, None, 2))
-        strategy = kind(space, seed=0)
-        strategy.observe([Observation(c, seconds_of(c)) for c in known])
-        assert not set(searched(strategy, 10_000)) & set(known)
-
-    def test_those_to_begin_with_come_first_and_those_that_failed_elsewhere_last(self, kind):
-        space = tiles()
-        configs = list(space)
-        start = Start(first=configs[100:103], last=configs[:5])
-        proposed = searched(kind(space, seed=0, start=start), 10_000)
-        assert proposed[:3] == configs[100:103]
-        assert set(proposed[-5:]) == set(configs[:5])
-
-    def test_failures_times_that_are_none_and_strange_configurations_do_no_harm(self, kind):
-        strategy = kind(tiles(), seed=0)
-        strange = {"m": 17, "n": 16, "stages": 1, "mode": "a"}
-        strategy.observe([Observation({"other": 1}, 1.0), Observation(strange, 1.0)])
-        cost = lambda c: {1: None, 2: math.nan, 3: 0.0}.get(c.stages, seconds_of(c))
-        assert len(searched(strategy, 100, cost=cost)) == 100
-
-    def test_a_list_is_not_a_space(self, kind):
-        if kind is Portfolio:
-            pytest.skip("it looks at the size first")
+    def test_a_list_is_not_a_space(self):
         with pytest.raises(DefinitionError, match="listed"):
-            kind([{"m": 1}])
+            self.kind([{"m": 1}])
+
+
+class TestExhaustive(OwnStrategyContract):
+    kind = Exhaustive
+
+
+class TestRandom(OwnStrategyContract):
+    kind = Random
+
+
+class TestLocal(OwnStrategyContract):
+    kind = Local
+
+
+class TestEvolution(OwnStrategyContract):
+    kind = Evolution
+
+
+class TestGuided(OwnStrategyContract):
+    kind = Guided
+
+
+class TestPortfolio(OwnStrategyContract):
+    kind = Portfolio
 
 
 @pytest.mark.parametrize("kind", [Local, Evolution, Guided, Portfolio])
@@ -125,15 +99,15 @@ def test_a_search_compiles_less_where_programs_are_shared(kind):
     assert shared < 0.9 * each
 
 
-def test_launches_of_a_program_that_failed_are_not_sought():
+def test_other_launches_of_a_failed_program_count_as_not_compiled():
     space = Space(m=[16, 32, 64], warps=[1, 2, 4, 8]).at_launch("warps")
-    ledger = Ledger(space, 0)
-    ledger.note([Observation(space.config(m=16, warps=1), None), Observation(space.config(m=32, warps=1), 1e-3)])
-    assert not ledger.is_compiled(space.point(space.config(m=16, warps=2)))
-    assert ledger.is_compiled(space.point(space.config(m=32, warps=2)))
+    history = TrialHistory(space, 0)
+    history.add([Observation(space.config(m=16, warps=1), None), Observation(space.config(m=32, warps=1), 1e-3)])
+    assert not history.is_compiled(space.point(space.config(m=16, warps=2)))
+    assert history.is_compiled(space.point(space.config(m=32, warps=2)))
 
 
-def test_one_that_represents_its_region_elsewhere_is_looked_at_where_the_fastest_are_no_use():
+def test_the_best_of_each_region_elsewhere_is_tried_where_the_fastest_elsewhere_are_slow_here():
     # Elsewhere all of the fastest have mode "a"; here "c" is twice as fast, and its best there is the best here.
     space = tiles()
 
@@ -146,13 +120,13 @@ def test_one_that_represents_its_region_elsewhere_is_looked_at_where_the_fastest
     ranked = sorted(space, key=there)
     start = Start(first=ranked[:40], elsewhere=[[Observation(c, there(c)) for c in ranked]])
     best = min(space, key=here)
-    tries = [searched(Guided(space, seed=seed, start=start), 100, cost=here).index(best) for seed in range(10)]
+    tries = [searched(Guided(space, seed=seed, start=start), 100, seconds_of=here).index(best) for seed in range(10)]
     assert sorted(tries)[5] < 30  # of 231, with 77 of this mode
 
 
 def test_the_guide_learns_where_candidates_fail():
     space = tiles()
-    proposed = searched(Guided(space, seed=0), 80, cost=lambda c: None if c.m >= 128 else seconds_of(c))
+    proposed = searched(Guided(space, seed=0), 80, seconds_of=lambda c: None if c.m >= 128 else seconds_of(c))
     tried = sum(c.m >= 128 for c in proposed)
     among = sum(c.m >= 128 for c in space)
     assert tried / 80 < 0.7 * among / len(space)
@@ -164,7 +138,7 @@ def found_after(start, cost, seed, most=80):
     best = min(cost(c) for c in space)
     strategy = Guided(space, seed=seed, start=start)
     for number in range(most):
-        if best in [cost(c) for c in searched(strategy, 1, cost=cost)]:
+        if best in [cost(c) for c in searched(strategy, 1, seconds_of=cost)]:
             return number
     return most
 
@@ -183,16 +157,16 @@ def shifted(c):
     return 3 * seconds_of(c) * (1 + 0.2 * abs(c.stages - 4))
 
 
-def test_what_is_hopeless_is_still_told_apart():
+def test_hopeless_points_are_still_told_apart():
     strategy = Guided(Space(a=range(1, 60), b=range(1, 60)), seed=0)
-    space = strategy._ledger.space
+    space = strategy._history.space
     strategy.observe([Observation(c, 2.0**c.a) for c in random.Random(0).sample(list(space), 300)])
     strategy._fit()
     slower_and_slower = [space.point({"a": a, "b": 30}) for a in (5, 15, 25)]
-    worths = strategy._worths(slower_and_slower)
-    assert all(map(math.isfinite, worths))
-    assert worths == sorted(worths, reverse=True)
-    assert len(set(worths)) == 3
+    improvements = strategy._improvements(slower_and_slower)
+    assert all(map(math.isfinite, improvements))
+    assert improvements == sorted(improvements, reverse=True)
+    assert len(set(improvements)) == 3
 
 
 class TestTimesElsewhere:
@@ -203,12 +177,12 @@ class TestTimesElsewhere:
 
     def test_the_first_two_points_are_round_and_far_from_each_other(self):
         space = Space(x=[16, 24, 32, 40, 48, 56, 64], y=[1, 2, 3, 4, 5, 6], f=["a", "b"], g=[0, 1])
-        pairs = [searched(Guided(space, seed=seed), 2, cost=lambda c: c.x) for seed in range(20)]
+        pairs = [searched(Guided(space, seed=seed), 2, seconds_of=lambda c: c.x) for seed in range(20)]
         sizes = [size for pair in pairs for c in pair for size in (c.x, c.y)]
         assert sum(size.bit_count() == 1 for size in sizes) > 0.8 * len(sizes)  # of random ones, 0.46 are
         assert all(sum(one[name] != other[name] for name in one) >= 3 for one, other in pairs)
 
-    def test_where_times_vary_elsewhere_is_where_they_are_taken_to_differ_here(self):
+    def test_times_here_are_expected_to_differ_along_the_axes_on_which_devices_differ(self):
         space = Space(a=range(1, 9), b=range(1, 9))
         there = [[Observation(c, math.exp(c.a * tilt)) for c in space] for tilt in (0.3, -0.4)]
         prior = Prior(space, there, random.Random(0))
@@ -218,7 +192,7 @@ class TestTimesElsewhere:
         assert values.tolist() == pytest.approx([by_a[a] for a, _ in points])  # whatever b is
         assert list(by_a.values()) == sorted(by_a.values())
         model = TimeModel(space.grid, random.Random(0))
-        model.expect([(points, values)])
+        model.set_usual_scales([(points, values)])
         assert model._scales[0] < model._scales[1]
         assert Prior(space, [], random.Random(0)).differences() == []
 
@@ -244,7 +218,7 @@ class TestTimesElsewhere:
         misled = median(found_after(Start(elsewhere=[wrong]), seconds_of, seed) for seed in range(5))
         assert both < misled
 
-    def test_times_that_are_none_or_not_of_this_space_do_no_harm(self):
+    def test_invalid_times_and_times_outside_this_space_do_no_harm(self):
         strange = [Observation({"other": 1}, 1.0), Observation(next(iter(tiles())), math.nan)]
         space = tiles()
         proposed = searched(Guided(space, start=Start(elsewhere=[strange, [], known(lambda _c: None)])), 10_000, 7)
@@ -272,9 +246,11 @@ def test_a_model_that_learns_bit_by_bit_predicts_as_one_that_learns_at_once(seed
 
 
 def test_sizes_change_together_where_their_product_stays():
-    ledger = Ledger(Space(x=[8, 16, 32, 64], y=[1, 2, 4, 8], f=["a", "b"]).where(lambda c: c.x * c.y == 64), seed=0)
-    near = ledger.changed(ledger.space.point({"x": 16, "y": 4, "f": "a"}))
-    assert {tuple(ledger.space.at(p).values()) for p in near} == {
+    history = TrialHistory(
+        Space(x=[8, 16, 32, 64], y=[1, 2, 4, 8], f=["a", "b"]).where(lambda c: c.x * c.y == 64), seed=0
+    )
+    near = history.variations(history.space.point({"x": 16, "y": 4, "f": "a"}))
+    assert {tuple(history.space.at(p).values()) for p in near} == {
         (16, 4, "b"), (8, 8, "a"), (32, 2, "a"), (64, 1, "a")
     }  # fmt: skip
 
@@ -284,7 +260,9 @@ def test_the_guide_goes_on_when_more_is_known_than_its_model_holds():
     strategy = Guided(space, seed=0)
     seen = random.Random(0).sample(list(space), 1500)
     strategy.observe([Observation(c, None if c.b > 30 else 1 + abs(c.a - 20) + abs(c.b - 20)) for c in seen])
-    tried = searched(strategy, 60, batch=4, cost=lambda c: None if c.b > 30 else 1 + abs(c.a - 20) + abs(c.b - 20))
+    tried = searched(
+        strategy, 60, batch=4, seconds_of=lambda c: None if c.b > 30 else 1 + abs(c.a - 20) + abs(c.b - 20)
+    )
     assert len(tried) == 60
     assert not set(tried) & set(seen)
     best = sorted(abs(c.a - 20) + abs(c.b - 20) for c in space if c not in seen)
@@ -308,17 +286,17 @@ def test_the_default_goes_through_a_small_space_and_is_guided_in_a_big_one():
 
 
 def test_without_numpy_the_default_walks_and_the_guide_says_what_to_type(monkeypatch):
-    import tunebook.search._auto as portfolio
+    import tunebook.search._by_name as by_name
 
-    monkeypatch.setattr(portfolio, "find_spec", lambda _name: None)
+    monkeypatch.setattr(by_name, "find_spec", lambda _name: None)
     assert Portfolio(tiles()).chosen == "local"
     monkeypatch.setitem(__import__("sys").modules, "numpy", None)
     with pytest.raises(ImportError, match="pip install numpy"):
         Guided(tiles())
 
 
-def test_a_strategy_that_is_none_is_an_error_that_lists_the_names():
-    with pytest.raises(DefinitionError, match=r"strategy='annealing' is none; write one of 'auto', 'guided'"):
+def test_an_unknown_strategy_is_an_error_that_lists_the_names():
+    with pytest.raises(DefinitionError, match=r"unknown strategy='annealing'; choose one of 'auto', 'guided'"):
         check_strategy("annealing")
     assert check_strategy("local") == "local"
     assert isinstance(Search(tiles(), Local, 10).begin(), Local)

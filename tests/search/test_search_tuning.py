@@ -13,7 +13,7 @@ from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook._tuning.plan import RACED_WHOLE, TRIALS
 from tunebook.search import nearest
-from tunebook.search._warm_start import agreement, distance, start_from, times_of
+from tunebook.search._warm_start import choices_worth, distance, start_from, times_of
 
 BIG = Space(m=range(20), n=range(20), k=[1, 2, 4, 8, 16]).where(lambda c: c.m + c.n < 36)
 
@@ -96,9 +96,10 @@ def test_a_budget_of_seconds_ends_a_search_which_says_so(tmp_path):
 def test_a_decision_in_a_big_space_is_found_by_the_next_process_without_listing_it(tmp_path):
     Bench(tmp_path).function(1)
     later = Bench(tmp_path)
+    assert later.function.explain(1).selection.source == "persistent"
     later.function(1)
     assert later.tried == {Config(m=7, n=3, k=4)}
-    assert "persistent" in str(later.function.explain(1)) or "memory" in str(later.function.explain(1))
+    assert later.function.explain(1).selection.source == "memory"
 
 
 def test_failures_are_data_and_all_failing_is_an_error_with_each(tmp_path):
@@ -110,8 +111,8 @@ def test_failures_are_data_and_all_failing_is_an_error_with_each(tmp_path):
         tb.tune(hopeless.function, 1, budget="20 trials")
 
 
-def test_a_strategy_that_is_none_is_an_error_where_the_kernel_is_defined(tmp_path):
-    with pytest.raises(DefinitionError, match="strategy='best' is none"):
+def test_an_unknown_strategy_is_an_error_where_the_kernel_is_defined(tmp_path):
+    with pytest.raises(DefinitionError, match="unknown strategy='best'; choose one of"):
         Bench(tmp_path, strategy="best")
 
 
@@ -198,8 +199,8 @@ def test_devices_are_ranked_by_what_their_choices_were_worth_here():
     alike = record("alike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 20.0})
     unlike = record("unlike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 2.0})
     times = lambda records: [times_of(r) for r in records]
-    assert agreement(times(here), times([alike])) == 1.0
-    assert agreement(times(here), times([unlike])) == 0.25
+    assert choices_worth(times(here), times([alike])) == 1.0
+    assert choices_worth(times(here), times([unlike])) == 0.25
     new = '{"n":64}'
     there = [record("unlike", new, {(4, 4, 4): 1.0}), record("alike", new, {(9, 9, 8): 1.0})]
     start = start_from([*here, alike, unlike, *there], Problem("here", "searched@v0", new), BIG)
@@ -245,7 +246,7 @@ def test_nearest_answers_an_unseen_size_from_its_neighbours_and_says_how_sure_it
     assert bench.tried == {Config(m=7, n=3, k=4)}
     told = next(data for name, data in bench.events if name == "nearest")
     assert told["confidence"] == pytest.approx(0.5)  # one doubling away
-    assert told["near"] == '{"n":1024}' or "1024" in told["near"]
+    assert told["near"] == '{"x":1024}'
 
 
 def test_a_nearest_answer_says_how_sure_it_is():

@@ -199,7 +199,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["spikes", "tail", "bursts"])
     def test_a_probability_is_at_most_one(self, name):
-        with pytest.raises(tb.DefinitionError, match=f"{name}=10 is no part"):
+        with pytest.raises(tb.DefinitionError, match=f"{name}=10 is not a probability"):
             one(**{name: 10})
 
     @pytest.mark.parametrize("level", [0.0, -1.0, math.inf, math.nan])

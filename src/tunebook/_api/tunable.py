@@ -13,7 +13,7 @@ from tunebook._base.errors import DefinitionError, TunebookError
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
-from tunebook._selection.persistent_cache import PersistentCache
+from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.recording import Recording, concrete, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._selection.trusted_entries import body_of
@@ -175,11 +175,9 @@ def tunable(
 
 
 def _selector(op_id: str, options: TunableOptions) -> ConfigSelectorChain[Any]:
-    store = options.get("store")
-    if store is not False and not isinstance(store, PersistentCache):
-        store = PersistentCache(op_id, store)
+    persistent = open_persistent(op_id, options.get("store"))
     tuner, on_event = options.get("tuner") or Tuner(), options.get("on_event")
-    return ConfigSelectorChain(ConfigCache(), options.get("policy"), tuner, store or None, on_event=on_event)
+    return ConfigSelectorChain(ConfigCache(), options.get("policy"), tuner, persistent, on_event=on_event)
 
 
 def tune(

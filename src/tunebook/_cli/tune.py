@@ -32,8 +32,8 @@ def _arguments(parser: ArgumentParser) -> None:
         "--over",
         metavar="WHERE",
         default="local",
-        help="local (default: each GPU of this machine, and its processor), dask://host:port, ray://auto, "
-        "ray://host:port, or mpi",
+        help="local (default: each GPU of this machine, and its processor), or a cluster, e.g. dask://host:port; "
+        "docs/fleet-tuning.md lists the kinds",
     )
     parser.add_argument("--budget", metavar="BUDGET", help="limit for all calls together, e.g. 10m or '500 trials'")
     parser.add_argument("--kernel", metavar="GLOB", default="*", help="only calls of matching kernels, e.g. 'matmul*'")

@@ -106,7 +106,7 @@ class ForkedWorker:
             if reply is not None:
                 return reply
             if child.has_ended():
-                failure = _death(child.status, len(child.seen) - 1)
+                failure = exit_failure(child.status, len(child.seen) - 1)
             else:
                 failure = Failure(kind="timeout", message=f"no answer within {self._timeout_s:g} s")
             return Reply(failure=failure, remote=child.printed.decode(errors="replace"))
@@ -136,7 +136,7 @@ class ForkedWorker:
         return self._child
 
 
-def _death(status: int | None, others: int) -> Failure:
+def exit_failure(status: int | None, others: int) -> Failure:
     """Return the failure of a candidate that ended its process; without a `status`, other code reaped the child."""
     after = f" (candidates that ran in the same process before: {others})" if others else ""
     if status is None:

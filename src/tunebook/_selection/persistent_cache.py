@@ -197,3 +197,10 @@ def _build(kind: type, fields: dict[str, Any]) -> object:
         return kind(**fields)
     except (TypeError, ValueError) as error:
         raise CodecError(f"{kind.__name__} cannot be made from {sorted(fields)}: {error}") from error
+
+
+def open_persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
+    """Return the persistent tier that the option `store=` names; None for False."""
+    if store is False:
+        return None
+    return store if isinstance(store, PersistentCache) else PersistentCache(op_id, store)

@@ -1,1 +1,1 @@
-"""One module per framework; import the one you use, as in `from tunebook.adapters.native import CLibrary`."""
+"""One module per framework; import the module you use, as in `from tunebook.adapters.native import CLibrary`."""

@@ -7,7 +7,7 @@
         blocks = -(-x.size // (config.BLOCK * config.UNROLL))
         module(config).saxpy((blocks,), (config.BLOCK,), (numpy.float32(a), x, y, x.size))
 
-An item of a configuration that a template names is an argument of it; any other becomes `-DNAME=value`, except
+An item of a configuration is an argument of the templates that name it. Any other item becomes `-DNAME=value`, except
 `cflags`, a tuple of further options. Runs are timed by the GPU's own clock, with a cold cache.
 """
 
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.describe import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
 from tunebook._arrays.operations import ArrayOps, register_ops
@@ -30,7 +30,7 @@ from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_
 from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tunebook._base.vocabulary import Json
@@ -47,9 +47,8 @@ class CudaModule:
 
     `source` is CUDA C text, or the `Path` of a file, which is read here and now; headers beside it that it includes by
     `"name"` belong to it. `templates` maps the name of a kernel to an instance of it, in which `{NAME}` stands for an
-    item of the configuration. A kernel that is no template must be `extern "C"`, unless all are named there. `options`
-    go to the compiler in every configuration. What was compiled is kept on disk by CuPy itself. `cupy` stands in for
-    the package.
+    item of the configuration. Other kernels must be `extern "C"`, unless `templates` names all kernels. `options` go to
+    the compiler in every configuration. CuPy itself keeps compiled code on disk. `cupy` stands in for the package.
     """
 
     def __init__(
@@ -74,22 +73,20 @@ class CudaModule:
     def compile(self, config: Mapping[str, Any]) -> None:
         """Compile a configuration ahead of its first run.
 
-        Nothing that tells whether two configurations are one program is returned: the size of a block is chosen by
-        whoever launches a kernel, and need not be in its code.
+        No digest of the program is returned: the launch chooses the size of a block, which need not be in the code, so
+        equal code does not mean equal candidates.
         """
         self._built(config).compile()
 
     def __tunebook_checksum__(self) -> str:
         """Return a digest of source, headers, options and compiler: editing one of them makes it another kernel."""
         version: list[Json] = [*self._cupy.cuda.nvrtc.getVersion()]
-        return digest(
-            [self._source.text, [*self._source.headers], [*self._options], {**self._templates}, version],
-        )
+        return digest([self._source.text, [*self._source.headers], [*self._options], {**self._templates}, version])
 
     def _meaning(self, config: Mapping[str, Any]) -> tuple[Macros, tuple[tuple[str, str], ...]]:
-        """Return what a configuration means to the compiler: macros, and the instances of templates."""
+        """Return the macros and the template instances of a configuration."""
         if not isinstance(config, Mapping):
-            return macros_of(config), ()  # which says what is wrong
+            return macros_of(config), ()  # raises an error that names the right types
         missing = self._arguments - config.keys()
         if missing:
             raise DefinitionError(
@@ -129,7 +126,7 @@ def _template_argument(name: str, value: object) -> str:
 
 @final
 class CudaKernels:
-    """The kernels of one configuration, as attributes: `built.saxpy(grid, block, args, shared_mem=0)`."""
+    """The kernels of a configuration, as attributes: `built.saxpy(grid, block, args, shared_mem=0)`."""
 
     def __init__(
         self,
@@ -147,11 +144,8 @@ class CudaKernels:
         try:
             self._module.compile()
         except self._failures as error:
-            raise self._complaint(error) from error
-
-    def _complaint(self, error: Exception) -> CompileError:
-        what = " ".join((str(self._macros), *self._instances.values()))
-        return CompileError(complaint(str(error), f"{self._source} was not compiled", what))
+            program = " ".join((str(self._macros), *self._instances.values()))
+            raise CompileError(complaint(str(error), f"{self._source} was not compiled", program)) from error
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -160,40 +154,26 @@ class CudaKernels:
         try:
             kernel = self._module.get_function(self._instances.get(name, name))
         except self._failures as error:
-            known = ", ".join(self._instances) or 'those that are declared extern "C"'
-            raise DefinitionError(f"there is no kernel {name!r} in {self._source}: {error}. It has {known}") from error
-        # Kept as an attribute of its own, which is found without coming here again.
+            known = ", ".join(self._instances) or 'the kernels that are declared extern "C"'
+            raise DefinitionError(f"{self._source} has no kernel {name!r}: {error}. It has {known}") from error
+        # Kept as an attribute, so that Python does not call this method again.
         return self.__dict__.setdefault(name, kernel)
 
 
-# -------------------------------------------------------------------------------------------------------- measuring
-
-
-class CupyTimer:
+class CupyTimer(EventTimer):
     """Times runs on one GPU by its own clock, each with a cold cache. `cupy` is CuPy, or stands in for it."""
 
-    is_device_clock: Final = True
-
     def __init__(self, device: Any, cupy: Any) -> None:
-        self._device = device
-        cache = lambda: _Cache(cupy.empty(CACHE_BYTES, "int8"))  # noqa: E731 - one line, where it is used
         interface = SimpleNamespace(Event=partial(_Event, cupy), synchronize=cupy.cuda.runtime.deviceSynchronize)
-        self._events: Final = EventTimer(lambda: interface, cache)
-        self.name: Final = self._events.name
 
-    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run."""
-        with self._device:
-            return self._events.sample_s(launch, runs)
+        def make_cache() -> Any:
+            return SimpleNamespace(zero_=partial(cupy.empty(CACHE_BYTES, "int8").fill, 0))
 
-    def wait(self, result: object) -> None:
-        """Block until the GPU has done all that it was given."""
-        with self._device:
-            self._events.wait(result)
+        super().__init__(lambda: interface, make_cache, on=lambda: device)
 
 
 class _Event:
-    """An event of CuPy's with the methods of one of torch's."""
+    """A CuPy event with the methods of a torch event."""
 
     def __init__(self, cupy: Any, *, enable_timing: bool) -> None:
         self._cupy, self._event = cupy, cupy.cuda.Event(disable_timing=not enable_timing)
@@ -208,19 +188,9 @@ class _Event:
         return float(self._cupy.cuda.get_elapsed_time(self._event, end._event))
 
 
-class _Cache(NamedTuple):
-    buffer: Any
-
-    def zero_(self) -> None:
-        self.buffer.fill(0)
-
-
 def _timer(arguments: object) -> CupyTimer | None:
     arrays = [x for x in arrays_in(arguments) if root_module(type(x)) == "cupy"]
     return CupyTimer(arrays[0].device, sys.modules["cupy"]) if arrays else None
-
-
-# ----------------------------------------------------------------------------------------------------------- arrays
 
 
 def _copy(x: Any) -> Any:
@@ -232,7 +202,7 @@ def _copy(x: Any) -> Any:
 
 def _put_back(x: Any, copy: Any) -> None:
     with x.device:
-        x[...] = sys.modules["cupy"].asarray(copy)  # from the host, if there was no room for it beside the array
+        x[...] = sys.modules["cupy"].asarray(copy)  # from the host, if the GPU had too little memory for a copy
 
 
 def _is_same(x: Any, copy: Any) -> bool:

@@ -1,8 +1,8 @@
 """JAX: tunable calls inside jit, grad, vmap, scan and shard_map.
 
 `@tunable` functions and `Kernel`s just work on jax arrays: this module is imported when it is needed. A call is tuned
-on real arrays and compiled programs, also where it is being traced; nothing of that is left in the user's program.
-Settings, meshes, shardings and the axes of vmaps are part of its key.
+on real arrays and compiled programs, also while it is being traced, and nothing of it stays in the user's program. The
+settings, meshes, shardings and axes of vmaps are part of a call's key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tunebook.adapters._jax.facts import KEYED, TraceFacts, array_leaves, axes_o
 from tunebook.adapters._jax.kernel import bind, jitted
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax.record import record as record  # noqa: PLC0414 - public here
-from tunebook.adapters._jax.settings import ARE_TOLD, SETTINGS
+from tunebook.adapters._jax.settings import HOOKED, SETTINGS
 from tunebook.adapters._jax.staging import TracedCall, made_up
 from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.vmap import seen_here
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def _class(module: str, name: str) -> type:
-    """Return a class that jax does not export, or one that no array has: then calls are looked up the longer way."""
+    """Return a class that jax does not export; in another jax, a class that no array has, and lookups are slower."""
     return getattr(sys.modules.get(module), name, NoneType)
 
 
@@ -55,21 +55,21 @@ _AROUND: Final = (*(getattr(jax, name) for name in KEYED), jax.default_device)
 
 
 def _around() -> Hashable:
-    """Return what the surroundings of any call depend on, here and now."""
+    """Return the state of jax that every call's key depends on, here and now."""
     return jax.sharding.get_abstract_mesh(), seen_here(), *(setting.value for setting in _AROUND)
 
 
-# What the hot path reads when no number stands for the settings of all threads.
-_READ: Final = SETTINGS.for_all, *((SETTINGS.own,) if ARE_TOLD else (getattr(jax, name) for name in KEYED))
+# The hot path reads these when no number stands for the settings of all threads.
+_READ: Final = SETTINGS.for_all, *((SETTINGS.own,) if HOOKED else (getattr(jax, name) for name in KEYED))
 
 
 def _read() -> tuple[Hashable, ...]:
-    # The default device cannot be packed, and matters only where there are several, of which avals say nothing.
+    # The default device cannot be packed. It matters only where there are several devices, which avals do not name.
     return *[setting.value for setting in _READ], jax.default_device.value
 
 
 class _Jax:
-    """What the core asks about calls with jax arrays."""
+    """Answers the core's questions about calls with jax arrays."""
 
     hot_names: Final[Mapping[str, object]] = {
         "_tb_type": type,  # a tracer's `__class__` takes 50 ns to read
@@ -137,7 +137,7 @@ register_ops(
     ),
 )
 register_fast_key(_ARRAY, lambda x: (x.aval, x.sharding, _around()))
-register_fast_key(_TRACER, lambda x: (x.aval, _around()))  # what it hides is in its aval; other tracers hide a vmap
+register_fast_key(_TRACER, lambda x: (x.aval, _around()))  # its aval says all; other tracers hide a vmap
 register_library("jax", _make)
 register_key(jax.sharding.Mesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types)))
 register_key(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json
 
-# Linked with one of these, a library made by gcc before version 13 makes the processor treat subnormal numbers as zero
-# once it is loaded: for every other computation of the process too. Compiled with them it does not.
+# gcc before version 13 links start-up code into a library with one of these flags. When the library is loaded, the code
+# makes the processor treat subnormal numbers as zero, in every computation of the process. Compiling alone does not.
 _FAST_MATH: Final = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
@@ -48,7 +48,7 @@ class CLibrary:
     `compiler=None` is the first of cc, gcc and clang on PATH. `cache` is a directory for compiled libraries; None is
     the user's book. A compiler that takes longer than `timeout_s` is stopped.
 
-    Numbers are passed to C as ctypes passes them: a Python int as `int`, anything else in a ctypes type.
+    ctypes passes numbers to C: a Python int as `int`, any other number in a ctypes type.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class CLibrary:
         self._libraries: Final = PerConfig(self._load, macros_of)
 
     def __call__(self, config: Mapping[str, Any]) -> ctypes.CDLL:
-        """Return the library of a configuration, compiled and loaded if need be; after that, in 0.2 us."""
+        """Return the library of a configuration; compiled and loaded at the first call, found in 0.2 us later."""
         return self._libraries(config)
 
     def compile(self, config: Mapping[str, Any]) -> Path:
-        """Compile a configuration without loading it, unless that was done before, and return the file."""
+        """Return the compiled file of a configuration, without loading it."""
         return self._compile(macros_of(config))
 
     def compile_all(
         self, configs: Iterable[Mapping[str, Any]], threads: int | None = None
     ) -> list[Path | CompileError]:
-        """Compile configurations, as many at once as there are cores; a file or an error for each, in their order."""
+        """Compile configurations, as many at once as there are cores; return a file or an error for each, in order."""
         with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tunebook-compile") as pool:
             return list(pool.map(self._compile_or_error, configs))
 
@@ -92,13 +92,13 @@ class CLibrary:
         found = next(filter(None, map(shutil.which, names)), None)
         if found is None:
             raise MissingDependency(
-                f"kernels in C need a compiler, and there is no {' or '.join(names)} on PATH. "
+                f"kernels in C need a compiler, and {' or '.join(names)} is missing on PATH. "
                 "Run: apt-get install gcc libc6-dev"
             )
         return found
 
     def _compile(self, macros: Macros, *, afresh: bool = False) -> Path:
-        # With the processor: -march=native means another one on another machine that shares this directory.
+        # With the processor: on another machine that shares this directory, -march=native means another processor.
         parts: list[Json] = [self.__tunebook_checksum__(), [*macros.definitions], [*macros.flags], device_fingerprint()]
         return self._builds.get(digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
 
@@ -113,7 +113,7 @@ class CLibrary:
         try:
             return ctypes.CDLL(str(self._compile(macros)))
         except OSError:
-            # Another process may have tidied it away since it was looked at. A new one loads, or says why not.
+            # Another process may have removed the file since it was checked. A new file loads, or the error is real.
             path = self._compile(macros, afresh=True)
         try:
             return ctypes.CDLL(str(path))
@@ -150,19 +150,16 @@ class CLibrary:
             raise CompileError(complaint(said, f"{self._executable} ended with {returned}", macros))
 
 
-# -------------------------------------------------------------------------------------------------------- compiler
-
-
 @cache
 def _identity(executable: str) -> str:
-    """Return the compiler's version and target, whatever it is called and wherever it is; 4 ms, once per process."""
+    """Return the compiler's version and target, without its name and path; 4 ms, once per process."""
     said = [_run([executable, option], "", 10.0)[1] for option in ("--version", "-dumpmachine")]
     version, machine = (next(iter(text.splitlines()), "") for text in said)
     return f"{version.removeprefix(Path(executable).name).strip()} {machine}"
 
 
 def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | None, str]:
-    """Run a command on a text; return its status, None if it was stopped after the timeout, and what it said."""
+    """Run a command on a text; return its status, or None after a timeout, and its output."""
     with subprocess.Popen(  # noqa: S603 - the compiler that the user chose, without a shell
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
     ) as process:
@@ -172,12 +169,10 @@ def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | Non
             return None, ""
         finally:
             if process.returncode is None:
-                # The whole group: the driver's children hold the pipes open, and would be waited for.
+                # The whole group: the compiler's children hold the pipes open, and we would wait for them.
                 os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, said.decode("utf-8", "replace")
 
-
-# ---------------------------------------------------------------------------------------------------------- arrays
 
 _Memory: Final = ctypes.c_char * 0
 
@@ -185,8 +180,8 @@ _Memory: Final = ctypes.c_char * 0
 def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
     """Return an array's memory as an argument for a C function that takes a pointer.
 
-    For numpy arrays and other buffers that are C-contiguous; the array is kept alive meanwhile. It takes 0.2 us, and
-    4 us for an array that is read-only, which C must not write to.
+    For C-contiguous numpy arrays and other buffers; the argument keeps the array alive. It takes 0.2 us, and 4 us for a
+    read-only array, which C must not write to.
     """
     try:
         return _Memory.from_buffer(array)

@@ -1,7 +1,7 @@
 """Kernels in Python: on numpy arrays, and compiled by Numba.
 
-`@tunable` needs no adapter for these. To choose among whole functions, plain or jitted, keep them in a dict; each of
-them, and what they call, counts as the kernel's code::
+`@tunable` needs no adapter for these. To choose among whole functions, plain or jitted, keep them in a dict; the
+functions, and the functions that they call, count as the kernel's code::
 
     ways = {"einsum": by_einsum, "loops": numba.njit(by_loops)}
 
@@ -9,7 +9,7 @@ them, and what they call, counts as the kernel's code::
     def contract(a, b, *, config):
         return ways[config.way](a, b)
 
-What is here is for functions that are made from a configuration.
+`specialised` is for functions that are made from a configuration.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ F = TypeVar("F")
 
 
 def specialised(factory: Callable[[Any], F]) -> PerConfig[F]:
-    """Make a function of a configuration return the same result for equal ones, made once, also under threads.
+    """Call a factory once per configuration, also under threads; equal configurations share the result.
 
-    For factories that compile: Numba turns what a function closes over into constants. The result is found again in
-    0.1 us, and can be passed to `@tunable(compile=...)`, so that compiling happens ahead and is timed apart.
+    For factories that compile: Numba turns the variables that a function closes over into constants. The result is
+    found again in 0.1 us. Pass the returned object to `@tunable(compile=...)`, and compiling happens ahead and is timed
+    apart.
 
     >>> @specialised
     ... def repeat(config):

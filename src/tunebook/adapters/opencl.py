@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PROFILING: Final = cl.command_queue_properties.PROFILING_ENABLE
-# Where arrays are made that nobody passed: a program can only use those of its own context.
+# The contexts to make arrays in: a program can only use arrays of its own context.
 _contexts: Final[dict[str, tuple[Any, Any]]] = {}
 _TOO_BIG: Final = (cl.status_code.INVALID_WORK_GROUP_SIZE, cl.status_code.INVALID_WORK_ITEM_SIZE)
 
@@ -41,8 +41,8 @@ class CLProgram:
     """One source, built once per configuration for a context. Safe to share between threads.
 
     `source` is OpenCL C text, or the `Path` of a file, which is read here and now; headers beside it that it includes
-    by `"name"` belong to it. `options` go to the compiler in every configuration. What was built is kept on disk by
-    pyopencl itself.
+    by `"name"` belong to it. `options` go to the compiler in every configuration. pyopencl itself keeps built programs
+    on disk.
     """
 
     def __init__(self, context: cl.Context, source: str | Path, *, options: Iterable[str] = ()) -> None:
@@ -65,8 +65,8 @@ class CLProgram:
     def compile(self, config: Mapping[str, Any]) -> None:
         """Build a configuration ahead of its first run.
 
-        Nothing that tells whether two configurations are one program is returned: a group's size is chosen by whoever
-        launches a kernel, and need not be in its code.
+        No digest of the program is returned: the launch chooses the size of a group, which need not be in the code, so
+        equal code does not mean equal candidates.
         """
         self._built(config)
 
@@ -82,29 +82,24 @@ class CLProgram:
         try:
             program = cl.Program(self._context, self._source.text).build(options)
         except (cl.RuntimeError, cl.LogicError) as error:
-            raise CompileError(
-                complaint(_build_log(str(error)), f"{self._source.name} was not built", macros)
-            ) from error
+            # Without the lines about the call of the compiler.
+            said = [line for line in str(error).splitlines() if not line.startswith(("clBuildProgram", "Build on"))]
+            raise CompileError(complaint("\n".join(said), f"{self._source.name} was not built", macros)) from error
         return OpenCLKernels(program, macros)
 
 
 def _option(definition: str) -> str:
     if any(c.isspace() for c in definition) or '"' in definition:
         raise DefinitionError(
-            f"{definition!r} cannot be a build option, which has no spaces or quotes; name what it stands for in the "
-            "source, and choose it by a number"
+            f"{definition!r} cannot be a build option: spaces and quotes are not supported. Write the text in the "
+            "source, and choose it there by a number"
         )
     return definition
 
 
-def _build_log(message: str) -> str:
-    """Return what the compiler said, without what is said about the call of it."""
-    return "\n".join(line for line in message.splitlines() if not line.startswith(("clBuildProgram", "Build on")))
-
-
 @final
 class OpenCLKernels:
-    """The kernels of one configuration, as attributes: `built.saxpy(queue, global_size, local_size, *args)`."""
+    """The kernels of a configuration, as attributes: `built.saxpy(queue, global_size, local_size, *args)`."""
 
     def __init__(self, program: cl.Program, macros: Macros) -> None:
         self._program, self._macros = program, macros
@@ -116,14 +111,14 @@ class OpenCLKernels:
             kernel = cl.Kernel(self._program, name)
         except cl.LogicError as error:
             names = self._program.get_info(cl.program_info.KERNEL_NAMES).replace(";", ", ")
-            raise DefinitionError(f"there is no kernel {name!r} in this source; it has {names}") from error
-        # Kept as an attribute of its own, which is found without coming here again.
+            raise DefinitionError(f"this source has no kernel {name!r}; it has {names}") from error
+        # Kept as an attribute, so that Python does not call this method again.
         return self.__dict__.setdefault(name, OpenCLKernel(kernel, name, self._macros))  # type: ignore[no-any-return]
 
 
 @final
 class OpenCLKernel:
-    """One kernel. Safe to share between threads, which pyopencl's own are not: they hold their arguments."""
+    """One kernel. Safe to share between threads, unlike a pyopencl kernel, which holds its arguments."""
 
     __slots__ = ("_kernel", "_lock", "_macros", "_name")
 
@@ -134,7 +129,7 @@ class OpenCLKernel:
     def __call__(
         self, queue: cl.CommandQueue, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any
     ) -> cl.Event:
-        """Start it, and return its event."""
+        """Start the kernel, and return its event."""
         try:
             with self._lock:
                 return self._kernel(queue, global_size, local_size, *args)
@@ -148,17 +143,14 @@ class OpenCLKernel:
             ) from error
 
 
-# -------------------------------------------------------------------------------------------------------- measuring
-
-
 class QueueTimer(NamedTuple):
-    """Times what a queue does, from the end of what came before to the end of the last run."""
+    """Times the work of a queue, from the end of earlier work to the end of the last run."""
 
     queue: Any
 
     @property
     def name(self) -> str:
-        """The clock: the device's, or the host's for a queue without profiling."""
+        """The name of the clock: the device's, or the host's for a queue without profiling."""
         return "opencl-events" if self.is_device_clock else "host-clock"
 
     @property
@@ -167,7 +159,7 @@ class QueueTimer(NamedTuple):
         return bool(self.queue.properties & _PROFILING)
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run."""
+        """Return the seconds of a run."""
         if not self.is_device_clock:
             return Stopwatch(wait=self.wait).sample_s(launch, runs)
         start = cl.enqueue_marker(self.queue)
@@ -187,9 +179,6 @@ def _timer(arguments: object) -> QueueTimer | None:
     return QueueTimer(queues[0]) if queues else None
 
 
-# ----------------------------------------------------------------------------------------------------------- arrays
-
-
 def _extent(x: cl.array.Array) -> int:
     """Return how many bytes there are from an array's first element to its last."""
     steps = zip(x.shape, x.strides, strict=True)
@@ -197,7 +186,7 @@ def _extent(x: cl.array.Array) -> int:
 
 
 def _copy(x: cl.array.Array) -> cl.array.Array:
-    """Return a copy of the same layout. pyopencl refuses to copy or read what is not contiguous; bytes it copies."""
+    """Return a copy with the same layout, made as bytes: pyopencl does not copy or read non-contiguous arrays."""
     size = _extent(x)
     data = cl.Buffer(x.context, cl.mem_flags.READ_WRITE, size)
     cl.enqueue_copy(x.queue, data, x.base_data, byte_count=size, src_offset=x.offset)
@@ -223,7 +212,7 @@ def _make(spec: ArraySpec, rng_seed: int) -> cl.array.Array:
     platform = spec.platform.partition("#")[0]
     if platform not in _contexts:
         raise Unsupported(
-            f"cannot make an array for a {platform or 'device'} of OpenCL: no CLProgram of this process is for one. "
+            f"cannot make an array for an OpenCL {platform or 'device'}: this process has no CLProgram for it. "
             "Define the program first, or pass live arrays"
         )
     context, device = _contexts[platform]

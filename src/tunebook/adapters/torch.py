@@ -1,7 +1,7 @@
-"""PyTorch: tunable functions on tensors, under autograd, torch.compile and as operators of torch's own.
+"""PyTorch: tunable functions on tensors, under autograd and torch.compile, and as custom operators.
 
-`@tunable` functions just work on tensors: this module is imported when the first one is seen. Strides, the device, and
-whether gradients are asked for are part of a call's key. Runs on a GPU are timed by its own clock, with a cold cache.
+`@tunable` functions just work on tensors: this module is imported when the first tensor is seen. A call's key contains
+the strides, the device, and whether gradients are needed. Runs on a GPU are timed by its own clock, with a cold cache.
 Inside `torch.compile` the choice is made while the program is traced, on real tensors, and is a constant in it.
 """
 
@@ -39,21 +39,18 @@ T = TypeVar("T")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
-# ------------------------------------------------------------------------------------------------- what a call is
-
-
 def _tensors(arguments: object) -> list[Any]:
     return [x for x in arrays_in(arguments) if isinstance(x, torch.Tensor)]
 
 
 def _autocast() -> tuple[tuple[str, str], ...]:
-    """Return the kinds of device for which operators choose their dtype by themselves, and that dtype."""
+    """Return the device types with autocast, where operators choose their dtype by themselves, and the dtype."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple((kind, str(torch.get_autocast_dtype(kind))) for kind in kinds)
 
 
 class _Torch:
-    """What the core asks about calls with tensors."""
+    """Answers the core's questions about calls with tensors."""
 
     hot_names: Final[Mapping[str, object]] = {
         "_tb_torch_tensor": torch.Tensor,
@@ -88,7 +85,7 @@ class _Torch:
         for x in _tensors(arguments):
             if x.is_meta and not _is_fake(x):
                 return "a tensor on the meta device has no values to measure on"
-            if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - there is no public way to tell
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - no public way to tell
                 return "a tensor inside torch.func's transforms has no values to measure on"
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 return "a CUDA graph is being captured, and nothing else may run"
@@ -108,9 +105,6 @@ def _is_fake(x: object) -> bool:
     return type(x).__name__ == "FakeTensor"
 
 
-# ------------------------------------------------------------------------------------------------ where it is tuned
-
-
 class _CapturedTensorCall:
     """A call, and the settings under which it was made."""
 
@@ -121,14 +115,14 @@ class _CapturedTensorCall:
 
     @contextmanager
     def site(self) -> Iterator[tuple[TuningSite, Callable[..., Any]]]:
-        """Give the call on the caller's own tensors, or on made-up ones if those are only being traced."""
+        """Give the call on the caller's own tensors, or on made-up tensors while the caller is being traced."""
         if not self._is_traced:
             with self._entered():
                 yield self._stage(), operator.call
             return
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few calls are traced like this
 
-        # A thread of our own: what traces the caller's operators does not see what it does.
+        # A thread of our own, because the caller's thread traces every operator that runs in it.
         with ThreadPoolExecutor(1, thread_name_prefix="tunebook-torch") as pool:
             context = copy_context()
 
@@ -157,19 +151,16 @@ class _CapturedTensorCall:
         return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
 
 
-def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as a stage has it
-    """Return what makes the functions that are measured; there is nothing that torch would compile ahead."""
+def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as in `TuningSite`
+    """Return a function that makes the measured functions, and None: torch compiles nothing ahead."""
     return (lambda config: partial(_forward_and_backward, bind(config))) if backward else bind, None
 
 
 def _forward_and_backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     outputs = [x for x in _tensors(function(*args, **kwargs)) if x.requires_grad]
     inputs = [x for x in _tensors((args, kwargs)) if x.requires_grad]
-    # An output stands in for its own gradient: it has the right shape and dtype, and is no special value.
+    # An output stands in for its own gradient: it has the right shape and dtype, and ordinary values.
     return torch.autograd.grad(outputs, inputs, [x.detach() for x in outputs], allow_unused=True)
-
-
-# ----------------------------------------------------------------------------------------------------------- tensors
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
@@ -178,13 +169,13 @@ def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
         raise Unsupported(f"cannot make up a tensor of {spec.dtype} and layout {spec.layout}; pass a live one")
     strides, offset, extent = strides_for(spec.layout, spec.shape)
     if offset:
-        raise Unsupported("a tensor has no dimension that runs backwards; pass a live array of the other library")
+        raise Unsupported("a tensor cannot have a dimension that runs backwards; pass a live array of its library")
     values = _values(dtype, extent, _device(spec.platform), rng_seed)
     return values.as_strided(spec.shape, strides).requires_grad_(spec.grad)
 
 
 def _values(dtype: torch.dtype, n: int, device: torch.device, rng_seed: int) -> torch.Tensor:
-    """Return values that no kernel trips over, made on the device: a gigabyte takes the host 3 s."""
+    """Return harmless values, made on the device: a gigabyte takes the host 3 s."""
     random = torch.Generator(device).manual_seed(rng_seed)
     if dtype is torch.bool:
         return torch.randint(0, 2, (n,), generator=random, device=device).to(dtype)
@@ -202,7 +193,7 @@ def _device(platform: str) -> torch.device:
         return torch.device(kind or "cpu")
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None:
-        raise Unsupported("cannot make a tensor for a GPU: torch sees none here. Tune where there is one")
+        raise Unsupported("cannot make a tensor for a GPU: torch sees no GPU here. Tune on a machine with a GPU")
     return torch.device(accelerator.type, int(ordinal)) if ordinal else accelerator
 
 
@@ -215,12 +206,12 @@ def _is_writable(x: torch.Tensor) -> bool:
 def _copy(x: torch.Tensor) -> torch.Tensor:
     x = x.detach()
     if x.is_cuda and 2 * x.nbytes > _free_bytes(x.device):
-        return x.cpu()  # slower to put back, but the kernel may need what is left
+        return x.cpu()  # slower to put back, but the kernel may need the rest of the GPU's memory
     return x.clone()
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Return how much memory a GPU has left, with what torch has already taken from it and does not use."""
+    """Return how much memory a GPU has left, including memory that torch has reserved and does not use."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + kept)
 
@@ -235,7 +226,7 @@ def _is_same(x: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """Return what is in a tensor: a NaN is not equal to itself, its bytes are."""
+    """Return the bytes of a tensor: a NaN is not equal to itself, its bytes are."""
     return x.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
@@ -255,41 +246,21 @@ def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
         return bool(x.dtype == y.dtype and torch.equal(x, y))
     wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x, y = x.to(wide), y.to(wide)
-    # As the check on the host: relative to the size of the whole result.
+    # Relative to the largest value of the whole result, like the check on the host.
     scale = float(y.abs().nan_to_num(0.0, 0.0).amax()) or 1.0 if y.numel() else 1.0
     return torch.isclose(x, y, rtol=tolerance, atol=tolerance * scale, equal_nan=True).all().item() is True
 
 
-# -------------------------------------------------------------------------------------------------------- measuring
-
-
-class CudaTimer:
+class CudaTimer(EventTimer):
     """Times runs on one GPU by its own clock, each with a cold cache. `cuda` is `torch.cuda`, or stands in for it."""
 
-    is_device_clock: Final = True
-
     def __init__(self, device: Any, cuda: Any = torch.cuda, cache: Callable[[], Any] | None = None) -> None:
-        self._device, self._cuda = device, cuda
         make = cache or partial(torch.empty, CACHE_BYTES, dtype=torch.int8, device=device)
-        self._events: Final = EventTimer(lambda: cuda, make)
-        self.name: Final = self._events.name
-
-    def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run."""
-        with self._cuda.device(self._device):
-            return self._events.sample_s(launch, runs)
-
-    def wait(self, result: object) -> None:
-        """Block until the GPU has done all that it was given."""
-        with self._cuda.device(self._device):
-            self._events.wait(result)
+        super().__init__(lambda: cuda, make, on=partial(cuda.device, device))
 
 
 def _timer(arguments: object) -> CudaTimer | None:
     return next((CudaTimer(x.device) for x in _tensors(arguments) if x.is_cuda), None)
-
-
-# -------------------------------------------------------------------------------------------------------- operators
 
 
 def custom_op(
@@ -299,12 +270,12 @@ def custom_op(
     fake: Callable[..., Any] | None = None,
     device_types: str | Iterable[str] | None = None,
 ) -> Any:
-    """Register a tunable function as an operator of torch, `"library::name"`, and return that.
+    """Register a tunable function as the torch operator `"library::name"`, and return the operator.
 
-    A program that `torch.compile` makes holds the operator, and each run of it looks its configuration up: for shapes
-    that change, and for kernels that the compiler cannot see into. Parameters need annotations that torch has a schema
-    for. `fake` makes an output without values, like the real one; None is the function's reference. What the function
-    was said to mutate is declared to torch too. An operator adds 0.1 ms to a call that is not compiled.
+    A program made by `torch.compile` holds the operator, and each run looks the configuration up: for shapes that
+    change, and for kernels that the compiler cannot see into. Parameters need annotations that torch has a schema for.
+    `fake` makes an output without values, like the real output; None is the function's reference. The arguments that
+    the function mutates are declared to torch too. An operator adds 0.1 ms to a call that is not compiled.
     """
     kernel = getattr(function, "kernel", None)
     if not isinstance(kernel, FunctionKernel):

@@ -1,7 +1,7 @@
-"""Triton: `autotune` takes the place of `triton.autotune`, with the same arguments.
+"""Triton: `autotune` replaces `triton.autotune`, and takes the same arguments.
 
-Candidates are compiled in parallel, raced on the device, and remembered for the next process; a tuned launch costs
-about a microsecond more than one with a fixed configuration.
+Candidates are compiled in parallel, raced on the device, and kept in the book for the next process. A tuned launch
+costs about a microsecond more than a launch with a fixed configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import unknown_name
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import find_overlay, overlay_op
-from tunebook._selection.persistent_cache import PersistentCache
+from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook._memo.context_stack import Scope
+    from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.progress import Progress
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
@@ -46,7 +47,7 @@ _CAPTURE: Final = "a CUDA graph is being captured"
 
 
 class _More(NamedTuple):
-    """What `autotune` takes beside the arguments of `triton.autotune`, and the one of these that Triton warns of."""
+    """The arguments of `autotune` that `triton.autotune` does not take, and `use_cuda_graph`, which Triton warns of."""
 
     graph: bool
     store: Store
@@ -59,13 +60,19 @@ class _More(NamedTuple):
 
 
 class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
-    """What `autotune` returns. It is an `Autotuner`, because other libraries look for one, and launches like one."""
+    """A tuned kernel. It is an `Autotuner`, because other libraries look for one, and launches like one.
+
+    `given` are the arguments of `triton.autotune`.
+    """
 
     def __init__(self, fn: Any, given: Mapping[str, Any], more: _More) -> None:
-        """`given` are arguments of `triton.autotune`."""
         for option in ("key", "reset_to_zero", "restore_value"):
             _check_names(fn, option, given[option])
-        _check_policy(more.policy)
+        if more.policy is not None and more.policy.cache_miss_fallback in ("background", "incremental"):
+            raise DefinitionError(
+                f"cache_miss_fallback={more.policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
+                "hold the user's own tensors; use 'autotune', or 'heuristics' with a heuristic="
+            )
         super().__init__(fn, fn.arg_names, **given)
         self.use_cuda_graph = more.graph  # not through Triton, which warns that it is deprecated there
         self.kernel: Final = TritonKernel(
@@ -87,10 +94,10 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             devices=more.devices,
             must_isolate=lambda: self.selector.policy.isolate == "always",
             worker_setup=more.worker_setup,
-            on_tuned=self._tuned,
+            on_tuned=self._publish,
         )
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
-            ConfigCache(), more.policy, tuner, _persistent(self.kernel.op_id, more.store)
+            ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store)
         )
         self._dispatcher = Dispatcher(
             self._implementation(),
@@ -107,29 +114,28 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             key=self.keys,
             supplied=self.kernel.supplied,
             call=self._dispatcher.function,
-            device=self._device_fact,
+            device=lambda: None if self.kernel.interpreted or device_count() == 1 else current_device(),
         )
 
-    # ------------------------------------------------------------------------------------------------------ launching
-
     def __getitem__(self, grid: Any) -> Any:
-        """Return what launches on a grid."""
+        """Return a function that launches on a grid."""
         return self._launcher.bind(grid)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        """Launch; heuristics around this call it by this name."""
+        """Launch. Heuristics around this kernel call it by this name."""
         if warmup:
             return self.warmup(*args, grid=grid, **kwargs)
         return self._launcher.bind(grid)(*args, **kwargs)
 
     def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> list[Any]:
-        """Compile every candidate for a launch, as `triton.autotune` does, and return what was compiled."""
-        launch = Launch(grid, args, kwargs)
-        return [self.fn.warmup(*args, grid=grid, **kwargs, **c.meta) for c in self.kernel.of_launch(launch)]
+        """Compile every candidate for a launch, as `triton.autotune` does, and return the compiled programs."""
+        candidates = self.kernel.candidate_cfgs(self.kernel.invocation(Launch(grid, args, kwargs)))
+        return [self.fn.warmup(*args, grid=grid, **kwargs, **c.meta) for c in candidates]
 
     def _implementation(self) -> Callable[..., Any]:
         fn, names = self.fn, self.kernel.names
 
+        # As `TritonKernel.run`, written out: calling it would cost every launch a frame.
         def launch(call: tuple[Any, ...], facts: object, *, config: LaunchConfig) -> Any:  # noqa: ARG001 - looked up by
             grid, args, kwargs = call
             self.best_config = config.config
@@ -138,13 +144,6 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             return fn.run(*args, grid=grid, warmup=False, **kwargs, **config.meta)
 
         return launch
-
-    def _device_fact(self) -> int | None:
-        if self.kernel.interpreted or device_count() == 1:
-            return None
-        return current_device()
-
-    # ------------------------------------------------------------------------------------------------------- choosing
 
     def _select(
         self, arguments: tuple[Any, ...], override: LaunchConfig | None, problem: Problem | None
@@ -171,27 +170,25 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         return selection
 
     def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
-        """Choose where nothing may run: what is known, else the heuristic, and else an error that says what to do."""
-        inv = self.kernel.invocation(launch)
+        """Choose without running anything: a known configuration, or the heuristic, or an error with a remedy."""
         try:
             with policy_override(self.selector, allow_autotune=False):
-                selection = self.selector.select(inv, self.kernel, problem)
+                selection = self.selector.select(self.kernel.invocation(launch), self.kernel, problem)
         except NoConfig as error:
             tried = [(tier, f"off: {_CAPTURE}" if tier == "autotune" else said) for tier, said in error.tried]
-            remedy = "Call the kernel once with such arguments before the capture, or give autotune a heuristic=."
+            remedy = "Call the kernel once with these arguments before the capture, or give autotune a heuristic=."
             raise NoConfig(error.op, tried, remedy) from None
         return selection._replace(transient=selection.source == "heuristics")
 
-    # --------------------------------------------------------------------------------------------- what Triton's tell
-
     def _triton_key(self, launch: Launch) -> tuple[Any, ...]:
+        """Return the key that `triton.autotune` has for a launch."""
         arguments = launch.positional(self.arg_names) | launch.kwargs
         named = {name: value for name, value in arguments.items() if name in self.arg_names}
         values = [named[name] for name in self.keys if name in named]
         return (*values, *(str(x.dtype) for x in named.values() if getattr(x, "dtype", None) is not None))
 
-    def _tuned(self, launch: Launch, tuned: Tuned[LaunchConfig]) -> None:
-        """Leave the results where `triton.autotune` leaves them, and tell those who want to know."""
+    def _publish(self, launch: Launch, tuned: Tuned[LaunchConfig]) -> None:
+        """Store the results where `triton.autotune` stores them, print them if asked to, and tell Triton's listener."""
         self.bench_time = tuned.seconds
         self.configs_timings = {
             tuned.configs[m.fingerprint].config: _quantiles_ms(m.valid_samples_s)
@@ -218,8 +215,6 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
                 cache_hit=cached,
             )
 
-    # ---------------------------------------------------------------------------------------------- what tunables have
-
     def tune(
         self,
         *args: Any,
@@ -228,7 +223,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         progress: Progress | bool | None = None,
         **kwargs: Any,
     ) -> Tuned[LaunchConfig]:
-        """Tune a launch ahead of time, and return the measurements; what was measured before is not measured again."""
+        """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
         show = progress_for(progress, self.kernel.op_id)
         return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
@@ -242,14 +237,8 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
 
 
-def _persistent(op_id: str, store: Store) -> PersistentCache[Any] | None:
-    if store is False:
-        return None
-    return store if isinstance(store, PersistentCache) else PersistentCache(op_id, store)
-
-
 def _quantiles_ms(samples_s: Sequence[float]) -> list[float]:
-    """Return the three numbers that Triton keeps of each configuration: the typical one, a low and a high one."""
+    """Return the three numbers that Triton keeps of each configuration: typical, low and high."""
     if not samples_s:
         return [float("inf")] * 3
     ordered = sorted(samples_s)
@@ -259,18 +248,10 @@ def _quantiles_ms(samples_s: Sequence[float]) -> list[float]:
 
 def _check_names(fn: Any, option: str, names: Sequence[str] | None) -> None:
     if isinstance(names, str):
-        raise DefinitionError(f"{option}={names!r}: write a list of names, such as [{names!r}]")
+        raise DefinitionError(f"{option}={names!r}: write a list of names, e.g. [{names!r}]")
     for name in names or ():
         if name not in fn.arg_names:
             raise DefinitionError(f"{option}={list(names or ())!r}: {unknown_name(name, list(fn.arg_names))}")
-
-
-def _check_policy(policy: AutotunePolicy | None) -> None:
-    if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
-        raise DefinitionError(
-            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches hold the "
-            "user's own tensors; use 'autotune', or 'heuristics' with a heuristic="
-        )
 
 
 def autotune(
@@ -281,11 +262,11 @@ def autotune(
     restore_value: Sequence[str] | None = None,
     pre_hook: Callable[..., Any] | None = None,
     post_hook: Callable[..., Any] | None = None,
-    warmup: int | None = None,  # noqa: ARG001 - said below
-    rep: int | None = None,  # noqa: ARG001 - said below
+    warmup: int | None = None,  # noqa: ARG001 - ignored, see below
+    rep: int | None = None,  # noqa: ARG001 - ignored, see below
     use_cuda_graph: bool = False,  # noqa: FBT001, FBT002 - as in Triton
     do_bench: Callable[..., Any] | None = None,
-    cache_results: bool = False,  # noqa: FBT001, FBT002 - as above
+    cache_results: bool = False,  # noqa: FBT001, FBT002 - as in Triton
     *,
     store: Store = None,
     policy: AutotunePolicy | None = None,
@@ -295,17 +276,17 @@ def autotune(
     devices: Sequence[int] | Literal["all"] = (),
     worker_setup: str = "",
 ) -> Callable[[Any], TunedKernel]:
-    """Tune a jitted function; all positional arguments are those of `triton.autotune`.
+    """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
-    Results are kept in the user's book whatever `cache_results` says; `store` is another place for them, or False for
-    memory only. `warmup` and `rep` say how long `do_bench` is to measure each configuration, and a race measures each
-    only as long as it may win: they are not used. `use_cuda_graph` times replays of a graph.
+    Results go to the user's book, also with `cache_results=False`; `store` is another place for them, or False for
+    memory only. `warmup` and `rep` are ignored: they say how long to measure each configuration, but a race measures a
+    configuration only as long as it may win. `use_cuda_graph` times replays of a graph.
 
     `heuristic` is a configuration, or a function of the arguments that returns one, for launches that cannot be tuned:
-    while a CUDA graph is captured, or where the policy says so. `processes=False` compiles in threads only, and forks
-    no processes for it. `policy=AutotunePolicy(isolate="always")` runs candidates in a worker process, so that an
-    illegal access or a hang costs one candidate; `worker_setup` names a "module:function" to call there first.
-    `devices` are indices of GPUs that candidates are spread over, or "all"; those of another model are not used.
+    while a CUDA graph is captured, or where the policy says so. `processes=False` compiles in threads only, without
+    forks. `policy=AutotunePolicy(isolate="always")` runs candidates in a worker process, so that an illegal access or a
+    hang costs one candidate; `worker_setup` names a "module:function" to call there first. `devices` are the indices of
+    GPUs that share the candidates, or "all"; GPUs of another model are not used.
     """
     given = {
         "configs": configs,
@@ -318,6 +299,5 @@ def autotune(
         "do_bench": do_bench,
         "cache_results": cache_results,
     }
-
     more = _More(use_cuda_graph, store, policy, heuristic, version, processes, devices, worker_setup)
     return lambda fn: TunedKernel(fn, given, more)

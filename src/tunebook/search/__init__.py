@@ -1,12 +1,10 @@
-"""Searching spaces that are too big to race whole: see docs/search.md."""
+"""Search of spaces that are too big to race whole: see docs/search.md."""
 
 from tunebook._base.vocabulary import StrategyLike as StrategyLike
-from tunebook.search._auto import Portfolio as Portfolio
+from tunebook.search._by_name import Portfolio as Portfolio
 from tunebook.search._by_name import Search as Search
 from tunebook.search._by_name import check_strategy as check_strategy
 from tunebook.search._by_name import listed as listed
-from tunebook.search._evolution import Evolution as Evolution
-from tunebook.search._exhaustive import Exhaustive as Exhaustive
 from tunebook.search._guided import Guided as Guided
 from tunebook.search._learned_heuristic import Example as Example
 from tunebook.search._learned_heuristic import Fit as Fit
@@ -16,10 +14,12 @@ from tunebook.search._local import Local as Local
 from tunebook.search._nearest import Nearest as Nearest
 from tunebook.search._nearest import nearest as nearest
 from tunebook.search._protocol import Observation as Observation
+from tunebook.search._protocol import Start as Start
 from tunebook.search._protocol import Strategy as Strategy
-from tunebook.search._random import Random as Random
+from tunebook.search._simple import Evolution as Evolution
+from tunebook.search._simple import Exhaustive as Exhaustive
+from tunebook.search._simple import Random as Random
 from tunebook.search._t1 import Expression as Expression
 from tunebook.search._t1 import from_kernel_tuner as from_kernel_tuner
 from tunebook.search._t1 import read_t1 as read_t1
 from tunebook.search._t1 import write_t1 as write_t1
-from tunebook.search._trial_history import Start as Start

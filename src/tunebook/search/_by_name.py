@@ -1,23 +1,63 @@
-"""Strategies by name, and spaces of lists."""
+"""Strategies by name, the default among them, and spaces of lists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError
 from tunebook._space.space import Config, Space
-from tunebook.search._auto import Portfolio
-from tunebook.search._evolution import Evolution
-from tunebook.search._exhaustive import Exhaustive
 from tunebook.search._guided import Guided
 from tunebook.search._local import Local
-from tunebook.search._random import Random
-from tunebook.search._trial_history import Start
+from tunebook.search._protocol import Start
+from tunebook.search._simple import Evolution, Exhaustive, Random
 
 if TYPE_CHECKING:
     from tunebook._base.vocabulary import StrategyLike
-    from tunebook.search._protocol import Strategy
+    from tunebook.search._protocol import Observation, Strategy
+
+# A space with at most this many combinations is tried whole: no search could save much.
+SMALL: Final = 64
+
+
+class Portfolio:
+    """The default: tries a small space whole, else uses a model; without numpy, it walks.
+
+    `trials` is how many configurations may be tried, if that is known.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        seed: int = 0,
+        start: Start = Start(),  # noqa: B008 - immutable
+        trials: int | None = None,
+    ) -> None:
+        self._strategy: Final[Strategy] = _choose(space, trials)(space, seed=seed, start=start)
+
+    @property
+    def chosen(self) -> str:
+        """The name of the strategy in use."""
+        return type(self._strategy).__name__.lower()
+
+    def propose(self, n: int) -> list[Config]:
+        """Return the next `n` configurations to measure; fewer only if fewer are left."""
+        return self._strategy.propose(n)
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Learn the times of configurations, in any order."""
+        self._strategy.observe(observations)
+
+
+def _choose(space: Space, trials: int | None) -> type[Exhaustive | Guided | Local | Random]:
+    if not isinstance(space, Space) or space.size <= max(SMALL, trials or 0):
+        return Exhaustive  # which refuses a list, and says how to make a space of it
+    if len(space.grid) == 1 and space.grid[0].kind == "categorical":
+        return Random  # categories have no neighbours
+    return Local if find_spec("numpy") is None else Guided
+
 
 _NAMED: Final[dict[str, Callable[..., Strategy]]] = {
     "auto": Portfolio,
@@ -30,19 +70,17 @@ _NAMED: Final[dict[str, Callable[..., Strategy]]] = {
 
 
 def check_strategy(strategy: object) -> StrategyLike | None:
-    """Return a strategy as it was given; `DefinitionError` lists the names if it is none."""
-    if strategy is None or callable(strategy):
-        return strategy
-    if isinstance(strategy, str) and strategy in _NAMED:
+    """Return a strategy as it was given; a `DefinitionError` for an unknown name lists the names."""
+    if strategy is None or callable(strategy) or (isinstance(strategy, str) and strategy in _NAMED):
         return strategy
     raise DefinitionError(
-        f"strategy={strategy!r} is none; write one of {', '.join(map(repr, _NAMED))}, or pass a class that is made as "
-        "Strategy(space, seed=0, start=Start())"
+        f"unknown strategy={strategy!r}; choose one of {', '.join(map(repr, _NAMED))}, or pass a class that is called "
+        "as Strategy(space, seed=0, start=Start())"
     )
 
 
 class Search(NamedTuple):
-    """A search to be run: where, how, from where, and how many configurations it may try."""
+    """A search to run: its space and strategy, how many configurations it may try, and where it begins."""
 
     space: Space
     strategy: StrategyLike
@@ -51,21 +89,20 @@ class Search(NamedTuple):
     seed: int = 0
 
     def first(self, n: int) -> list[Any]:
-        """Return what is proposed before anything is known."""
+        """Return the first `n` proposals of a new strategy."""
         return list(self.begin().propose(n))
 
     def begin(self) -> Strategy:
-        """Return a new strategy for it."""
+        """Return a new strategy."""
         if not isinstance(self.strategy, str):
             made: Strategy = self.strategy(self.space, seed=self.seed, start=self.start)
             return made
-        if self.strategy == "auto":
-            return Portfolio(self.space, seed=self.seed, start=self.start, trials=self.trials)
-        return _NAMED[self.strategy](self.space, seed=self.seed, start=self.start)
+        options = {"trials": self.trials} if self.strategy == "auto" else {}
+        return _NAMED[self.strategy](self.space, seed=self.seed, start=self.start, **options)
 
 
 def listed(configs: Sequence[Any]) -> Space | None:
-    """Return the space of some configurations: the axes are the values that occur; None if they have none in common.
+    """Return the space of exactly these configurations; None if they do not all have the same keys.
 
     >>> space = listed([{"m": 32, "n": 32}, {"m": 64, "n": 32}])
     >>> len(space), space.axes["m"]
@@ -77,13 +114,12 @@ def listed(configs: Sequence[Any]) -> Space | None:
     try:
         axes = {name: list({(type(c[name]), c[name]): c[name] for c in mappings}.values()) for name in mappings[0]}
     except TypeError:
-        return None  # a value that is not hashable is on no axis
-    members = _Members(frozenset(Config(**config) for config in mappings))
-    return Space(**axes).where(members)
+        return None  # a value that is not hashable cannot be on an axis
+    return Space(**axes).where(_Members(frozenset(Config(**config) for config in mappings)))
 
 
 class _Members:
-    """The constraint that a configuration is one of those listed."""
+    """The constraint that a configuration is in a list."""
 
     def __init__(self, configs: frozenset[Config]) -> None:
         self._configs = configs

@@ -1,4 +1,4 @@
-"""A heuristic from the book: a small decision tree over sizes, written as Python that can be read and shipped."""
+"""Learns a heuristic from the book: a small decision tree over sizes, written as readable Python."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import keyword
 import math
 from itertools import combinations, pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from tunebook._base.config_codec import decode
@@ -17,31 +18,25 @@ if TYPE_CHECKING:
 
     from tunebook._base.record_format import Record
 
-# A split must have so many problems on each side, and win so much of the mean regret: else it learns noise.
+# A split must have this many problems on each side, and lower the mean regret this much: else it learns noise.
 _FEWEST: Final = 2
 _WORTH: Final = 0.002
 _FOLDS: Final = 10
-# What a configuration that was not measured on a problem is taken to cost there: eight times the best.
+# The assumed regret of a configuration on a problem where it was not measured: it takes eight times the best.
 _UNMEASURED: Final = 7.0
-# Products and ratios are made of so many sizes at most: there are twice as many of them as pairs.
+# Products and ratios are made of at most this many sizes: there are twice as many of them as pairs.
 _PAIRED: Final = 8
 
 
 class Example(NamedTuple):
-    """One problem: its sizes by how they are written in Python, and seconds by configuration, as a key of `configs`."""
+    """One problem: its sizes by their Python expression, and seconds by configuration, as a key of `configs`."""
 
     sizes: Mapping[str, float]
     seconds: Mapping[str, float]
 
 
-class TreeLeaf(NamedTuple):
-    """The configuration that is best on the whole for the problems that come here."""
-
-    config: str
-
-
 class Split(NamedTuple):
-    """Problems whose size, or product or ratio of sizes, is at most `limit` go to `below`, the others to `above`."""
+    """Problems whose size, product or ratio of sizes is at most `limit` go to `below`, the others to `above`."""
 
     size: str
     limit: float
@@ -49,13 +44,14 @@ class Split(NamedTuple):
     above: Tree
 
 
-Tree: TypeAlias = "TreeLeaf | Split"
+# A leaf is the key of the configuration with the lowest mean regret for its problems.
+Tree: TypeAlias = "str | Split"
 
 
 class Fit(NamedTuple):
-    """A learnt heuristic. `regret` is how much slower than the best measured it is on the mean; 0.1 is 10 %.
+    """A learnt heuristic. `regret` is its mean slowdown against the best measured configuration; 0.1 is 10 %.
 
-    `held_out` is the same on problems that it was not learnt from, and what counts. `source` is the Python of it.
+    `held_out` is the regret on problems that it was not learnt from: judge by this. `source` is its Python code.
     """
 
     tree: Tree
@@ -70,26 +66,25 @@ def fit(
 ) -> Fit:
     """Learn a heuristic of sizes from measured problems, and write it as a Python function.
 
-    `held_out` is found by learning ten times, each time without a tenth of the problems.
+    `held_out` comes from learning ten times, each time without a tenth of the problems.
     """
     if len(examples) < 2 * _FEWEST:
         raise DefinitionError(f"a heuristic needs at least {2 * _FEWEST} tuned problems; there are {len(examples)}")
     table = _table(examples)
     every = range(len(examples))
-    tree = _grown(table, every, depth)
+    tree = _grow(table, every, depth)
     folds = min(_FOLDS, len(examples))
     missed = []
     for fold in range(folds):
-        without = _grown(table, [row for row in every if row % folds != fold], depth)
+        without = _grow(table, [row for row in every if row % folds != fold], depth)
         missed += [regret_of(without, examples[row]) for row in every if row % folds == fold]
-    own = [regret_of(tree, example) for example in examples]
-    held_out, regret = _mean(missed), _mean(own)
-    source = _python(tree, examples, configs, name, held_out)
+    held_out, regret = fmean(missed), fmean(regret_of(tree, example) for example in examples)
+    source = _write_python(tree, examples, configs, name, held_out)
     return Fit(tree, source, regret, held_out, len(examples))
 
 
 def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int = 4) -> Fit:
-    """Learn a heuristic from the records of one kernel on one device."""
+    """Learn a heuristic from the records of a kernel on one device."""
     examples: list[Example] = []
     configs: dict[str, Mapping[str, Any]] = {}
     devices: set[str] = set()
@@ -97,27 +92,23 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
         try:
             times, sizes = times_of(record), dict(_sizes(json.loads(record.problem.call_key)))
         except (CodecError, ValueError, RecursionError):
-            continue  # not whole, or not a key of ours
+            continue  # damaged, or the key of a key_builder
         seconds = {fp: s for fp, s in times.seconds.items() if math.isfinite(s)}
         if seconds and sizes:
             devices.add(record.problem.device)
             examples.append(Example(sizes, seconds))
-            configs |= {fp: _plain(times.configs[fp]) for fp in seconds}
+            decoded = {fp: decode(times.configs[fp]) for fp in seconds}
+            configs |= {fp: c if isinstance(c, dict) else {"config": c} for fp, c in decoded.items()}
     if len(devices) > 1:
         raise DefinitionError(
-            f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. What is fast on one is not on "
-            "another; pass the records of one, as in [r for r in store.items(op) if r.problem.device == device]"
+            f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. Each device has its own best "
+            "configurations; pass its records, as in [r for r in store.items(op) if r.problem.device == device]"
         )
     return fit(examples, configs, name=name, depth=depth)
 
 
-def _plain(encoded: Any) -> Mapping[str, Any]:
-    decoded = decode(encoded)
-    return decoded if isinstance(decoded, dict) else {"config": decoded}
-
-
 def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a call key as they are written in the kernel's own body."""
+    """Yield the numbers of a call key, by the expression for them in the kernel's body."""
     for argument, value in arguments.items() if isinstance(arguments, dict) else ():
         parts = value.get("$array") if isinstance(value, dict) else None
         if isinstance(parts, list) and len(parts) > 2 and isinstance(parts[2], list):
@@ -133,7 +124,7 @@ def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
 
 
 class _Table(NamedTuple):
-    """Problems as rows: what can be asked about each, and how far behind its best each configuration is there."""
+    """Problems as rows: their values for each question, and the regret of each configuration."""
 
     questions: Mapping[str, Sequence[float]]
     configs: Sequence[str]
@@ -148,14 +139,13 @@ def _table(examples: Sequence[Example]) -> _Table:
 
 
 def _questions(examples: Sequence[Example]) -> dict[str, list[float]]:
-    """Return what a split may ask, by how it is written: sizes, and products and ratios of two of them.
+    """Return the questions of splits by their Python expression: sizes, and products and ratios of two sizes.
 
-    How many tiles there are to share out goes with a product, and whether they are flat with a ratio: without these, a
-    tree over the sizes of a matmul was 13 % behind on shapes that it had not seen, and with them 4 %.
+    The number of tiles depends on a product, and their shape on a ratio: without these, a tree over the sizes of a
+    matmul was 13 % behind on unseen shapes, and with them 4 %.
     """
-    names = [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]
     plain: dict[str, list[float]] = {}
-    for name in names:
+    for name in [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]:
         values = [e.sizes[name] for e in examples]
         if len(set(values)) > 1 and values not in plain.values():  # two arguments often share a size
             plain[name] = values
@@ -169,10 +159,10 @@ def _questions(examples: Sequence[Example]) -> dict[str, list[float]]:
 
 
 def choose(tree: Tree, sizes: Mapping[str, float]) -> str:
-    """Return the configuration that a tree gives to a problem."""
+    """Return a tree's configuration for a problem."""
     while isinstance(tree, Split):
         tree = tree.below if _answer(tree.size, sizes) <= tree.limit else tree.above
-    return tree.config
+    return tree
 
 
 def _answer(question: str, sizes: Mapping[str, float]) -> float:
@@ -183,7 +173,7 @@ def _answer(question: str, sizes: Mapping[str, float]) -> float:
 
 
 def regret_of(tree: Tree, example: Example) -> float:
-    """Return how much slower than the best measured a tree's choice is on one problem; 0 if it is the best."""
+    """Return how much slower a tree's choice is on a problem than the best measured; 0 if it is the best."""
     return _regret(choose(tree, example.sizes), example)
 
 
@@ -191,10 +181,10 @@ def _regret(config: str, example: Example) -> float:
     return example.seconds[config] / min(example.seconds.values()) - 1 if config in example.seconds else _UNMEASURED
 
 
-def _grown(table: _Table, rows: Sequence[int], depth: int) -> Tree:
-    """Return the tree that asks what brings the mean regret of some problems down most, again and again."""
+def _grow(table: _Table, rows: Sequence[int], depth: int) -> Tree:
+    """Return a tree that splits greedily by the question that lowers the mean regret most."""
     sums = [math.fsum(column) for column in zip(*(table.behind[row] for row in rows), strict=True)]
-    leaf, total = TreeLeaf(table.configs[sums.index(min(sums))]), min(sums)
+    leaf, total = table.configs[sums.index(min(sums))], min(sums)
     if depth == 0 or len(rows) < 2 * _FEWEST:
         return leaf
     cuts = (_best_cut(table, rows, sums, question) for question in table.questions)
@@ -203,15 +193,15 @@ def _grown(table: _Table, rows: Sequence[int], depth: int) -> Tree:
         return leaf
     _, question, limit = best
     values = table.questions[question]
-    low = _grown(table, [row for row in rows if values[row] <= limit], depth - 1)
-    high = _grown(table, [row for row in rows if values[row] > limit], depth - 1)
+    low = _grow(table, [row for row in rows if values[row] <= limit], depth - 1)
+    high = _grow(table, [row for row in rows if values[row] > limit], depth - 1)
     return low if low == high else Split(question, limit, low, high)
 
 
 def _best_cut(
     table: _Table, rows: Sequence[int], sums: Sequence[float], question: str
 ) -> tuple[float, str, float] | None:
-    """Return the regret that is left after the best cut of one question, the question, and where it cuts."""
+    """Return the remaining regret after the best cut of a question, the question, and the limit of the cut."""
     values = table.questions[question]
     ordered = sorted(rows, key=values.__getitem__)
     below = [0.0] * len(sums)
@@ -222,12 +212,12 @@ def _best_cut(
             continue
         left = min(below) + min(a - b for a, b in zip(sums, below, strict=True))
         if best is None or left < best[0]:
-            best = (left, question, _between(values[row], values[following]))
+            best = (left, question, _round_between(values[row], values[following]))
     return best
 
 
-def _between(low: float, high: float) -> float:
-    """Return a number between two that were seen, where a ratio lies in the middle, and short to write."""
+def _round_between(low: float, high: float) -> float:
+    """Return a number with few digits near the geometric mean of two values."""
     middle = (low + high) / 2 if low <= 0 else math.sqrt(low * high)
     for digits in range(2, 17):
         rounded = float(f"{middle:.{digits}g}")
@@ -236,18 +226,14 @@ def _between(low: float, high: float) -> float:
     return middle if low < middle < high else low
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 # ----------------------------------------------------------------------------------------------------------- writing
 
 
-def _python(
+def _write_python(
     tree: Tree, examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], name: str, held_out: float
 ) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise DefinitionError(f"{name!r} is no name for a function")
+        raise DefinitionError(f"{name!r} is not a valid name for a function")
     arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
     lines = [
         f"def {name}({', '.join(arguments)}):",
@@ -258,8 +244,8 @@ def _python(
 
 
 def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str) -> Iterator[str]:
-    if isinstance(tree, TreeLeaf):
-        yield f"{indent}return {dict(configs[tree.config])!r}"
+    if isinstance(tree, str):
+        yield f"{indent}return {dict(configs[tree])!r}"
         return
     limit = int(tree.limit) if tree.limit == int(tree.limit) else tree.limit
     yield f"{indent}if {tree.size} <= {limit}:"

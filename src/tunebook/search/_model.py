@@ -1,11 +1,12 @@
-"""A model of times over a space: a Gaussian process that finds out by itself how much each axis matters."""
+"""A model of times over a space: a Gaussian process that learns how much each axis matters."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.optional import require
-from tunebook.search._products import products
+from tunebook.search._trial_history import size_pairs
 
 if TYPE_CHECKING:
     import random
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 # The part of the variance of standardised times that no model explains.
 _NOISE: Final = 0.01
-# The part of the variance that is a sum over the axes, each for itself, and of that, the part in which a value tells
-# nothing about the next one. With few times known, a sum is learnt much sooner than how axes act on each other; and a
-# block of 17 is not like one of 16. On made-up spaces and a matmul, half and half scored 0.74, and no sum 0.67.
+# The part of the variance that is a sum over single axes, and of that sum, the part in which a value tells nothing
+# about the next value. With few times known, a sum is learnt much sooner than how axes act on each other; and a block
+# of 17 is not like a block of 16. On made-up spaces and a matmul, half and half scored 0.74, and no sum 0.67.
 _SUMMED: Final = 0.5
 _BY_ITSELF: Final = 0.5
 _ALIKE: Final = 0.5  # the distance over which values are alike in the sum; an axis is of length 1
-# Of how alike products are, what is less than this part of all is left out: a few numbers are enough for each.
+# Components of a product's similarity below this part of all are left out: a few numbers are enough for each.
 _SMALL_PART: Final = 0.002
-# How often scales are looked for in times elsewhere: each time a scale at most doubles, or halves.
+# How often scales are adjusted to times elsewhere: each time a scale at most doubles, or halves.
 _ROUNDS: Final = 4
 # How many points the scales of the axes are found from: the cost grows with the cube.
 _SCALED_FROM: Final = 96
@@ -36,36 +37,38 @@ def load_numpy() -> Any:
 
 
 class TimeModel:
-    """Predicts standardised times, and how sure that is, from points whose times are known."""
+    """Predicts standardised times, with their uncertainty, from points with known times."""
 
     def __init__(self, axes: Sequence[Axis], rng: random.Random) -> None:
         self._np = np = load_numpy()
         self._rng = rng
-        self._products = products(axes)
+        self._products = [(one, other, len(axes[other].values)) for one, other in size_pairs(axes)]
         used = [(at, axis.positions()) for at, axis in enumerate(axes) if len(axis.values) > 1]
-        # Of how round sizes are, as of more axes, and of what two sizes are together. On 27 recorded spaces, ranks of
-        # the faster half correlate with what 60 random times predict by 0.57 without both, 0.60 with the first and 0.62
-        # with both.
+        # The roundness of sizes, and the products of two sizes, count as further axes. On 27 recorded spaces, ranks of
+        # the faster half correlate with the prediction from 60 random times by 0.57 without both, 0.60 with roundness
+        # and 0.62 with both.
         used += [(at, round_) for at, axis in enumerate(axes) if (round_ := axis.roundness()) is not None]
         tables = [(at, np.array(table) * np.sqrt(2.0)) for at, table in used]
-        multiplied = [np.array(product.positions).reshape(-1, 1) * np.sqrt(2.0) for product in self._products]
+        positions = [product_positions(axes[one], axes[other]) for one, other, _ in self._products]
+        multiplied = [np.array(each).reshape(-1, 1) * np.sqrt(2.0) for each in positions]
         tables += [(len(axes) + number, table) for number, table in enumerate(multiplied)]
         self._places = _Columns(np, tables)
-        effects = [_effect(np, table) for _, table in tables[: len(used)]] + [_smooth(np, t) for t in multiplied]
+        effects = [_axis_effect(np, table) for _, table in tables[: len(used)]]
+        effects += [_product_effect(np, table) for table in multiplied]
         share = np.sqrt(max(len(tables), 1))
         self._effects = _Columns(np, [(at, e / share) for (at, _), e in zip(tables, effects, strict=True)])
-        # In so many dimensions points are so far apart; nothing else is known about the scales before there are times.
+        # Points are this far apart in that many dimensions; before any times, nothing else is known about scales.
         self._usual = np.full(len(tables), 0.5 * share)
         self._scales = self._usual
         self._fitted: list[Point] = []
 
     def fit(self, points: Sequence[Point], times: Any) -> None:
-        """Learn times, which have mean 0 and variance 1; quick if the points begin with those of the last time."""
+        """Learn times, which have mean 0 and variance 1; quick if the points begin with the points of the last fit."""
         known = len(self._fitted)
         if 0 < known <= len(points) and self._fitted == points[:known]:
             self._extend(points[known:])
         else:
-            self._known = self._seen(points)
+            self._known = self._features(points)
             self._inverse = self._np.linalg.inv(self._with_noise(self._kernel(self._known, self._known)))
         self._fitted = list(points)
         self._weights = self._inverse @ times
@@ -73,19 +76,19 @@ class TimeModel:
     def predict(self, points: Sequence[Point]) -> tuple[Any, Any]:
         """Return means and standard deviations."""
         np = self._np
-        near = self._kernel(self._seen(points), self._known)
+        near = self._kernel(self._features(points), self._known)
         variance = 1 + _NOISE - ((near @ self._inverse) * near).sum(1)
         return near @ self._weights, np.sqrt(np.maximum(variance, 1e-9))
 
     def middle(self, points: Sequence[Point]) -> Point:
-        """Return the point that is nearest to the mean of some."""
+        """Return the point that is nearest to the mean of all."""
         places = self._places.of(self._codes(points))
         return points[int(self._np.argmin(((places - places.mean(0)) ** 2).sum(1)))]
 
     def rescale(self, points: Sequence[Point], times: Any) -> None:
-        """Find for each axis over what distance times stay alike, by what makes the known ones most likely."""
+        """Find for each axis the distance over which times stay alike: the scales that make known times most likely."""
         np = self._np
-        chosen = self._to_scale_from(times)
+        chosen = self._scaling_sample(times)
         times = times[chosen]
         times = (times - times.mean()) / (times.std() + 1e-9)
         codes = self._codes([points[int(i)] for i in chosen])
@@ -115,18 +118,18 @@ class TimeModel:
         self._scales = best
         self._fitted = []
 
-    def expect(self, fields: Sequence[tuple[Sequence[Point], Any]]) -> None:
-        """Take it as usual that times vary along each axis as some others do."""
+    def set_usual_scales(self, fields: Sequence[tuple[Sequence[Point], Any]]) -> None:
+        """Start from the scales of other times: each field is points with their values."""
         for number in range(_ROUNDS if fields else 0):
             self.rescale(*fields[number % len(fields)])
         self._usual = self._scales
 
     def _extend(self, points: Sequence[Point]) -> None:
-        """Add points to the kernel's inverse: that takes squares, and to invert it again cubes."""
+        """Add points to the kernel's inverse in quadratic time; inverting it again takes cubic time."""
         if not points:
             return
         np, old = self._np, self._inverse
-        seen = self._seen(points)
+        seen = self._features(points)
         across = old @ self._kernel(self._known, seen)
         rest = self._with_noise(self._kernel(seen, seen)) - self._kernel(seen, self._known) @ across
         corner = np.linalg.inv((rest + rest.T) / 2)
@@ -134,7 +137,7 @@ class TimeModel:
         self._inverse = np.block([[old + side @ across.T, -side], [-side.T, corner]])
         self._known = tuple(np.concatenate(parts) for parts in zip(self._known, seen, strict=True))
 
-    def _to_scale_from(self, times: Any) -> Any:
+    def _scaling_sample(self, times: Any) -> Any:
         np = self._np
         if len(times) <= _SCALED_FROM:
             return np.arange(len(times))
@@ -143,16 +146,16 @@ class TimeModel:
         return np.unique(np.concatenate([fastest, others]))
 
     def _codes(self, points: Sequence[Point]) -> Any:
-        """Return which row of each table a point is at: the index on every axis, and for every product."""
+        """Return each point's row in every table: its index on every axis, and for every product."""
         np = self._np
         at = np.array(points, dtype=np.intp)
-        codes = [at[:, p.one] * len(p.positions[0]) + at[:, p.other] for p in self._products]
+        codes = [at[:, one] * width + at[:, other] for one, other, width in self._products]
         return np.column_stack([at, *codes]) if codes else at
 
-    def _seen(self, points: Sequence[Point]) -> tuple[Any, Any]:
-        """Return where points are, in units of the scales, and vectors whose products are how alike their sums are."""
+    def _features(self, points: Sequence[Point]) -> tuple[Any, Any]:
+        """Return positions in units of the scales, and vectors whose inner products are the similarity of the sums."""
         codes = self._codes(points)
-        return self._places.of(codes) / self._places.spread(self._scales), self._effects.of(codes)
+        return self._places.of(codes) / self._places.per_column(self._scales), self._effects.of(codes)
 
     def _kernel(self, ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> Any:
         np = self._np
@@ -166,7 +169,7 @@ class TimeModel:
 
 
 class _Columns:
-    """Tables of vectors, one for each value of an axis, side by side: read all at once."""
+    """Tables with one vector per value of an axis, side by side: read all at once."""
 
     def __init__(self, np: Any, tables: Sequence[tuple[int, Any]]) -> None:
         self._np = np
@@ -178,11 +181,11 @@ class _Columns:
         self._values = np.concatenate([column for _, _, column in columns]) if columns else np.zeros(0)
 
     def of(self, codes: Any) -> Any:
-        """Return the vectors of points, from which row of each table they are at."""
+        """Return the vectors of points, given their rows in each table."""
         return self._values[codes[:, self._at] + self._start]
 
-    def spread(self, by_table: Any) -> Any:
-        """Return for each column what there is for each table."""
+    def per_column(self, by_table: Any) -> Any:
+        """Return values per table as values per column."""
         return by_table[self._table]
 
     def apart(self, codes: Any) -> Any:
@@ -194,22 +197,33 @@ class _Columns:
         return np.moveaxis(np.add.reduceat(squared, starts, axis=2), 2, 0)
 
 
-def _effect(np: Any, table: Any) -> Any:
-    """Return a vector for each value of an axis, whose products are how alike the values are."""
-    squared = ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2)
-    alike = (1 - _BY_ITSELF) * _matern(np, squared) + _BY_ITSELF * (squared == 0)
+def product_positions(one: Axis, other: Axis) -> list[float]:
+    """Return the products of all pairs of sizes, by ratio, on a line of length 1."""
+    logs = [[math.log(size / axis.values[0]) for size in axis.values] for axis in (one, other)]
+    length = logs[0][-1] + logs[1][-1]
+    return [round((a + b) / length, 9) for a in logs[0] for b in logs[1]]  # 2 x 64 and 4 x 32 are at the same place
+
+
+def _similarity(np: Any, table: Any) -> Any:
+    """Return how alike the values of an axis are, pair by pair."""
+    return _matern(np, ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2))
+
+
+def _axis_effect(np: Any, table: Any) -> Any:
+    """Return a vector for each value of an axis, whose inner products are how alike the values are."""
+    same = (table[:, None] == table[None]).all(2)
+    alike = (1 - _BY_ITSELF) * _similarity(np, table) + _BY_ITSELF * same
     return np.linalg.cholesky(alike + 1e-9 * np.eye(len(table)))  # values may be at the same place
 
 
-def _smooth(np: Any, table: Any) -> Any:
-    """Return such vectors as short as they can be, where each value tells something about the next one."""
-    squared = ((table[:, None] - table[None]) ** 2).sum(2) / (2 * _ALIKE**2)
-    parts, vectors = np.linalg.eigh(_matern(np, squared))
+def _product_effect(np: Any, table: Any) -> Any:
+    """Return the same for a product, as short as possible: neighbouring values always tell about each other."""
+    parts, vectors = np.linalg.eigh(_similarity(np, table))
     kept = parts > _SMALL_PART * parts.sum()
     return vectors[:, kept] * np.sqrt(parts[kept])
 
 
 def _matern(np: Any, squared: Any) -> Any:
-    """Matern 3/2: times over tile sizes have kinks, which smoother kernels ring at."""
+    """Return the Matern 3/2 kernel: times over tile sizes have kinks, which smoother kernels ring at."""
     distance = np.sqrt(np.maximum(squared, 0.0) * 3)
     return (1 + distance) * np.exp(-distance)

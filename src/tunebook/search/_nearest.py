@@ -1,4 +1,4 @@
-"""An answer without tuning: from problems near by that were tuned."""
+"""An answer without tuning, from the nearest tuned problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._keys.call_key import spell_out
-from tunebook.search._warm_start import sources
+from tunebook.search._warm_start import rank_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,9 +18,9 @@ _NEIGHBOURS: Final = 3
 
 
 class Nearest(NamedTuple):
-    """What near problems agree on. `confidence` is the part of the best speed that is expected, at most 1.
+    """The configuration that near problems agree on. `confidence` is the expected part of the best speed, at most 1.
 
-    It is the share that the configuration reached on the near problems, by how near and how like this device they are.
+    It is the part that the configuration reached on the near problems, weighted by their distance and device.
     """
 
     config: Json
@@ -28,14 +28,13 @@ class Nearest(NamedTuple):
     problem: Problem
 
     def __str__(self) -> str:
-        """Say in one line where the configuration is from, and how sure that is."""
         near = ", ".join(spell_out(self.problem.call_key))
         return f"{self.confidence:.0%} of the best speed expected, from the nearest tuned problem ({near})"
 
 
 def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
     """Return the configuration that did best on the problems nearest to one; None if nothing near was tuned."""
-    near = [source for source in sources(records, problem) if source.times.seconds][:_NEIGHBOURS]
+    near = [source for source in rank_records(records, problem) if source.times.seconds][:_NEIGHBOURS]
     if not near:
         return None
     shares: dict[str, float] = {}
@@ -43,7 +42,7 @@ def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
     for source in near:
         best = next(iter(source.times.seconds.values()))
         for fp, seconds in source.times.seconds.items():
-            # A record without times holds one choice, which is taken for the best there.
+            # A record without times holds one choice, which counts as the best there.
             share = best / seconds if math.isfinite(seconds) else 1.0
             shares[fp] = shares.get(fp, 0.0) + share * source.worth / total
     chosen = max(sorted(shares), key=shares.__getitem__)

@@ -9,6 +9,7 @@ import ast
 import json
 import math
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tunebook._base.errors import DefinitionError
@@ -23,10 +24,9 @@ _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-}  # fmt: skip
-_COMPARISONS: Final[dict[type, Callable[[Any, Any], bool]]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
     ast.NotEq: operator.ne, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
 _UNARY: Final[dict[type, Callable[[Any], Any]]] = {
     ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert
@@ -37,22 +37,23 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 
 
 class Expression:
-    """A constraint as text over the names of axes, for `Space.where`; it can be written down again.
+    """A constraint as text over the names of axes, for `Space.where`; `write_t1` can write it.
 
     >>> accepts = Expression("block_x * block_y <= 1024 and block_x % 32 == 0")
     >>> accepts({"block_x": 64, "block_y": 8})
     True
     """
 
-    __slots__ = ("_read", "text")
+    __slots__ = ("_read", "names", "text")
 
     def __init__(self, text: str) -> None:
-        # "&&" and "||" are how constraints of C++ tools come.
         self.text: Final = text.strip()
         try:
+            # "&&" and "||" are how constraints of C++ tools come.
             tree = ast.parse(self.text.replace("&&", " and ").replace("||", " or "), mode="eval")
         except SyntaxError as error:
             raise DefinitionError(f"the condition {text!r} is not an expression: {error.msg}") from error
+        self.names: Final = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         self._read = _reader(tree.body, text)
 
     def __call__(self, config: Any) -> bool:
@@ -60,89 +61,62 @@ class Expression:
         return bool(self._read(config))
 
     def __tunebook_checksum__(self) -> str:
-        """Return the text itself."""
         return self.text
 
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
 
 
-def _reader(node: ast.expr, text: str) -> _Reader:
+def _reader(node: Any, text: str) -> _Reader:
     """Return a function of a configuration for a part of an expression."""
-    maker = _MAKERS.get(type(node))
-    if maker is None:
-        raise DefinitionError(
-            f"the condition {text!r} has a part that is not understood: {ast.unparse(node)!r}. Use arithmetic, "
-            f"comparisons, and, or, not, in, and {', '.join(_FUNCTIONS)}; or a function with Space.where"
-        )
-    return maker(node, text)
+    match node:
+        case ast.Name():
+            return operator.itemgetter(node.id)
+        case ast.Constant():
+            return lambda _config: node.value
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _BINARY:
+            first, second, binary = _reader(left, text), _reader(right, text), _BINARY[type(op)]
+            return lambda config: binary(first(config), second(config))
+        case ast.BoolOp():
+            join = all if isinstance(node.op, ast.And) else any
+            values = [_reader(part, text) for part in node.values]
+            return lambda config: join(value(config) for value in values)
+        case ast.IfExp():
+            test, then, other = (_reader(part, text) for part in (node.test, node.body, node.orelse))
+            return lambda config: then(config) if test(config) else other(config)
+    apply, nodes = _application(node, text)
+    parts = [_reader(part, text) for part in nodes]
+    return lambda config: apply(*[part(config) for part in parts])
 
 
-def _name(node: Any, _text: str) -> _Reader:
-    name = node.id
-    return lambda config: config[name]
+def _application(node: Any, text: str) -> tuple[Callable[..., Any], Sequence[ast.expr]]:
+    """Return a part of an expression as a function and the parts that it is applied to."""
+    match node:
+        case ast.Tuple() | ast.List():
+            return lambda *values: values, node.elts
+        case ast.UnaryOp():
+            return _UNARY[type(node.op)], (node.operand,)
+        case ast.Compare():
+            tests = [_BINARY[type(op)] for op in node.ops]
+            return partial(_compare, tests), (node.left, *node.comparators)
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name], node.args
+        case ast.Call():
+            raise DefinitionError(
+                f"the condition {text!r} calls {ast.unparse(node.func)}; only {', '.join(_FUNCTIONS)} are known"
+            )
+    raise DefinitionError(
+        f"the condition {text!r} has a part that is not understood: {ast.unparse(node)!r}. Use arithmetic, "
+        f"comparisons, and, or, not, in, and {', '.join(_FUNCTIONS)}; or a function with Space.where"
+    )
 
 
-def _constant(node: Any, _text: str) -> _Reader:
-    value = node.value
-    return lambda _config: value
-
-
-def _several(node: Any, text: str) -> _Reader:
-    parts = [_reader(part, text) for part in node.elts]
-    return lambda config: tuple(part(config) for part in parts)
-
-
-def _binary(node: Any, text: str) -> _Reader:
-    left, right, apply = _reader(node.left, text), _reader(node.right, text), _BINARY[type(node.op)]
-    return lambda config: apply(left(config), right(config))
-
-
-def _unary(node: Any, text: str) -> _Reader:
-    operand, apply = _reader(node.operand, text), _UNARY[type(node.op)]
-    return lambda config: apply(operand(config))
-
-
-def _logical(node: Any, text: str) -> _Reader:
-    parts = [_reader(part, text) for part in node.values]
-    join = all if isinstance(node.op, ast.And) else any
-    return lambda config: join(part(config) for part in parts)
-
-
-def _comparison(node: Any, text: str) -> _Reader:
-    parts = [_reader(part, text) for part in (node.left, *node.comparators)]
-    tests = [_COMPARISONS.get(type(op), operator.is_) for op in node.ops]
-
-    def compare(config: Any) -> bool:
-        values = [part(config) for part in parts]
-        return all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False))
-
-    return compare
-
-
-def _call(node: Any, text: str) -> _Reader:
-    function = _FUNCTIONS.get(node.func.id) if isinstance(node.func, ast.Name) else None
-    if function is None or node.keywords:
-        raise DefinitionError(
-            f"the condition {text!r} calls {ast.unparse(node.func)}; only {', '.join(_FUNCTIONS)} are known"
-        )
-    parts = [_reader(part, text) for part in node.args]
-    return lambda config: function(*(part(config) for part in parts))
-
-
-def _choice(node: Any, text: str) -> _Reader:
-    test, then, other = (_reader(part, text) for part in (node.test, node.body, node.orelse))
-    return lambda config: then(config) if test(config) else other(config)
-
-
-_MAKERS: Final[dict[type, Callable[[Any, str], _Reader]]] = {
-    ast.Name: _name, ast.Constant: _constant, ast.Tuple: _several, ast.List: _several, ast.BinOp: _binary,
-    ast.UnaryOp: _unary, ast.BoolOp: _logical, ast.Compare: _comparison, ast.Call: _call, ast.IfExp: _choice,
-}  # fmt: skip
+def _compare(tests: Sequence[Callable[[Any, Any], bool]], *values: Any) -> bool:
+    return all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False))
 
 
 def from_kernel_tuner(tune_params: Mapping[str, Iterable[Any]], restrictions: Sequence[str] = ()) -> Space:
-    """Return the space of Kernel Tuner's `tune_params` and `restrictions`, those as text.
+    """Return the space of Kernel Tuner's `tune_params`, and of its `restrictions` as text.
 
     >>> len(from_kernel_tuner({"block_size_x": [32, 64, 128], "tile": [1, 2]}, ["block_size_x * tile <= 128"]))
     5
@@ -154,7 +128,7 @@ def from_kernel_tuner(tune_params: Mapping[str, Iterable[Any]], restrictions: Se
 
 
 def read_t1(document: Mapping[str, Any]) -> Space:
-    """Return the space in a T1 document, as `json.load` gives it."""
+    """Return the space of a T1 document, as `json.load` returns it."""
     try:
         described = document["ConfigurationSpace"]
         axes = {str(p["Name"]): _values(p["Values"]) for p in described["TuningParameters"]}
@@ -168,7 +142,7 @@ def read_t1(document: Mapping[str, Any]) -> Space:
 
 
 def _values(values: Any) -> list[Any]:
-    """T1 writes a list of values as a list, or as the text of one."""
+    """Return the values of a T1 axis, which are a list or the text of a list."""
     if isinstance(values, str):
         try:
             values = ast.literal_eval(values)
@@ -186,7 +160,7 @@ def write_t1(space: Space) -> dict[str, Any]:
                 f"the constraint {constraint!r} is Python code, which T1 cannot hold; write it as "
                 'where(tunebook.search.Expression("block_x * block_y <= 1024"))'
             )
-        names = [name for name in space.axes if name in _names_in(constraint.text)]
+        names = [name for name in space.axes if name in constraint.names]
         conditions.append({"Expression": constraint.text, "Parameters": names})
     parameters = [
         {"Name": name, "Type": _type_of(name, values), "Values": json.dumps(list(values))}
@@ -195,16 +169,9 @@ def write_t1(space: Space) -> dict[str, Any]:
     return {"ConfigurationSpace": {"TuningParameters": parameters, "Conditions": conditions}}
 
 
-def _names_in(text: str) -> set[str]:
-    tree = ast.parse(text.replace("&&", " and ").replace("||", " or "), mode="eval")
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
 def _type_of(name: str, values: Sequence[Any]) -> str:
     kinds = {type(value) for value in values}
-    for kind, word in ((int, "int"), (str, "string")):
-        if kinds == {kind}:
+    for allowed, word in (({int}, "int"), ({str}, "string"), ({int, float}, "float")):
+        if kinds <= allowed:
             return word
-    if kinds <= {int, float}:
-        return "float"
-    raise DefinitionError(f"axis {name!r} has values that T1 has no type for; there are int, float and string")
+    raise DefinitionError(f"axis {name!r} has values that T1 cannot hold; its types are int, float and string")

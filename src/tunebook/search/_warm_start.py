@@ -1,40 +1,40 @@
-"""What the book knows already: the same kernel on other shapes and other devices."""
+"""A search's start from the book: the times of the same kernel on other shapes and other devices."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import defaultdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
 from tunebook._statistics.race import typical_s
-from tunebook.search._protocol import Observation
-from tunebook.search._trial_history import Start
+from tunebook.search._protocol import Observation, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Problem
-    from tunebook._space.space import Config, Space
+    from tunebook._space.space import Space
 
 T = TypeVar("T")
 
-# So many of the fastest of one record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
+# This many of the fastest of a record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
 # another device than its best.
 FROM_EACH: Final = 40
-# So many times of one record are read: more say little that is new, and take longer to read.
+# At most this many times of a record are read: more say little that is new, and take longer to read.
 _READ: Final = 1000
-# So many records, the nearest ones, are looked at.
+# At most this many records, the nearest, are used.
 _RECORDS: Final = 8
-# What another device's choice is taken to be worth before any problem was measured on both.
-_UNKNOWN_AGREEMENT: Final = 0.5
+# The assumed worth of another device's choice before any problem was measured on both.
+_UNKNOWN_WORTH: Final = 0.5
 
 
 class Times(NamedTuple):
-    """One problem as it was measured: seconds by fingerprint, fastest first, and what failed."""
+    """The measurements of a problem: seconds by fingerprint, fastest first, and the candidates that failed."""
 
     problem: Problem
     seconds: Mapping[str, float]
@@ -43,7 +43,7 @@ class Times(NamedTuple):
 
 
 def times_of(record: Record) -> Times:
-    """Return what a record says about configurations; of one that holds only a choice, that choice."""
+    """Return the times in a record; a record without measurements has one choice, of unknown time (nan)."""
     seconds: dict[str, float] = {}
     configs: dict[str, Json] = {}
     failed: set[str] = set()
@@ -60,19 +60,19 @@ def times_of(record: Record) -> Times:
     return Times(record.problem, ordered, configs, frozenset(failed - seconds.keys()))
 
 
-def agreement(here: Iterable[Times], there: Iterable[Times]) -> float:
-    """Return what another device's choices are worth here: 1 if they are the best here too, 0.5 if twice as slow.
+def choices_worth(here: Iterable[Times], there: Iterable[Times]) -> float:
+    """Return the worth of another device's choices here: 1 if they are the best here too, 0.5 if twice as slow.
 
-    It is measured on the problems that both have measured; a guess where there is none.
+    It is the mean over the problems that both devices have measured.
     """
-    mine = {times.problem.call_key: times for times in here}
+    mine = {times.problem.call_key: times.seconds for times in here}
     worth = []
     for other in there:
-        own = mine.get(other.problem.call_key)
-        common = [fp for fp in other.seconds if own is not None and fp in own.seconds]
-        if own is not None and common:
-            worth.append(min(own.seconds.values()) / own.seconds[common[0]])
-    return sum(worth) / len(worth) if worth else _UNKNOWN_AGREEMENT
+        own = mine.get(other.problem.call_key, {})
+        choice = next((fp for fp in other.seconds if fp in own), None)
+        if choice is not None:
+            worth.append(min(own.values()) / own[choice])
+    return sum(worth) / len(worth) if worth else _UNKNOWN_WORTH
 
 
 def distance(one: str, other: str) -> float:
@@ -86,12 +86,10 @@ def distance(one: str, other: str) -> float:
     if one == other:
         return 0.0
     try:
-        mine, theirs = list(_leaves(json.loads(one))), list(_leaves(json.loads(other)))
+        leaves = list(zip_longest(_leaves(json.loads(one)), _leaves(json.loads(other)), fillvalue=math.nan))
     except (ValueError, RecursionError):
         return math.inf  # a key_builder may make keys of any form
-    if len(mine) != len(theirs):
-        return math.inf
-    return sum(_apart(a, b) for a, b in zip(mine, theirs, strict=True))
+    return sum(_doublings(a, b) for a, b in leaves)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -109,7 +107,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield int(number) if number is not None else value
 
 
-def _apart(a: Any, b: Any) -> float:
+def _doublings(a: Any, b: Any) -> float:
     if type(a) is type(b) and a == b:
         return 0.0
     if type(a) is not int or type(b) is not int or min(a, b) <= 0:
@@ -118,54 +116,56 @@ def _apart(a: Any, b: Any) -> float:
 
 
 class WarmStartRecord(NamedTuple):
-    """A record that may help, and how much: what its device is worth here, halved with every doubling of a size."""
+    """A record that may help, and its worth: its device's worth here, halved with every doubling of a size."""
 
     times: Times
     worth: float
 
 
-def sources(records: Iterable[Record], problem: Problem) -> list[WarmStartRecord]:
-    """Return the records of a kernel that say something about a problem, the most helpful first."""
+def rank_records(records: Iterable[Record], problem: Problem) -> list[WarmStartRecord]:
+    """Return the records of a kernel that tell about a problem, the most helpful first."""
     by_device: dict[str, list[Times]] = defaultdict(list)
     for record in records:
         try:
             times = times_of(record)
         except CodecError:
-            continue  # its second line is not what it should be: the first still answers calls
+            continue  # its second line is damaged: the first still answers calls
         if times.seconds or times.failed:
             by_device[times.problem.device].append(times)
     here = by_device.get(problem.device, [])
     found = []
     for device, all_times in by_device.items():
-        agreed = 1.0 if device == problem.device else agreement(here, all_times)
+        device_worth = 1.0 if device == problem.device else choices_worth(here, all_times)
         for times in all_times:
             far = distance(times.problem.call_key, problem.call_key)
             if times.problem != problem and math.isfinite(far):
-                found.append(WarmStartRecord(times, agreed * 2.0**-far))
-    found.sort(key=lambda source: (-source.worth, source.times.problem))
+                found.append(WarmStartRecord(times, device_worth * 2.0**-far))
+    found.sort(key=lambda record: (-record.worth, record.times.problem))
     return found
 
 
 def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Start:
-    """Return where to begin a search: with what was fast elsewhere, the most helpful records in turn, and their times.
+    """Return where to begin a search: the fastest elsewhere, from the most helpful records in turn, and all times.
 
-    What failed in one of them and was measured in none is tried last.
+    Candidates that failed in one record and were measured in none come last.
     """
-    useful = sources(records, problem)[:_RECORDS]
-    ranked = [list(source.times.seconds)[:FROM_EACH] for source in useful]
-    places = [(place, number) for place in range(FROM_EACH) for number in range(len(ranked))]
-    in_turn = {ranked[number][place]: number for place, number in places if place < len(ranked[number])}
-    first = _configs(space, ((useful[number].times, fp) for fp, number in in_turn.items()))
-    worked = {fp for source in useful for fp in source.times.seconds}
-    failed = {fp: s.times for s in useful for fp in sorted(s.times.failed) if fp not in worked}
-    last = _configs(space, ((times, fp) for fp, times in failed.items()))
-    return Start(first, last, [observed for source in useful if (observed := _observed(space, source.times))])
+    useful = [record.times for record in rank_records(records, problem)[:_RECORDS]]
+    ranked = [list(times.seconds)[:FROM_EACH] for times in useful]
+    configs = {fp: config for times in reversed(useful) for fp, config in times.configs.items()}
+    first = [fp for place in zip_longest(*ranked) for fp in place if fp is not None]
+    worked = {fp for times in useful for fp in times.seconds}
+    last = [fp for times in useful for fp in sorted(times.failed) if fp not in worked]
+    first_configs, last_configs = (
+        [config for fp in dict.fromkeys(each) if (config := space.decoded(configs[fp])) is not None]
+        for each in (first, last)
+    )
+    return Start(first_configs, last_configs, [found for times in useful if (found := _observations(space, times))])
 
 
-def thinned(ranked: Sequence[T]) -> Sequence[T]:
+def thin(ranked: Sequence[T]) -> Sequence[T]:
     """Return the fastest of many, and some of the others, evenly.
 
-    >>> len(thinned(range(300))), len(thinned(range(10_000)))
+    >>> len(thin(range(300))), len(thin(range(10_000)))
     (300, 1000)
     """
     half = _READ // 2
@@ -173,14 +173,9 @@ def thinned(ranked: Sequence[T]) -> Sequence[T]:
     return [*ranked[:half], *ranked[half::step]]
 
 
-def _observed(space: Space, times: Times) -> list[Observation]:
-    """Return the times of one record, if there are enough of them to compare."""
-    timed = thinned([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
-    found = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
-    observed = [Observation(config, seconds) for config, seconds in found if config is not None]
-    return observed if len(observed) > 1 else []
-
-
-def _configs(space: Space, wanted: Iterable[tuple[Times, str]]) -> Sequence[Config]:
-    found = (space.decoded(times.configs[fp]) for times, fp in wanted)
-    return [config for config in found if config is not None]
+def _observations(space: Space, times: Times) -> list[Observation]:
+    """Return the times of a record, if there are enough of them to compare."""
+    timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
+    decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
+    found = [Observation(config, seconds) for config, seconds in decoded if config is not None]
+    return found if len(found) > 1 else []

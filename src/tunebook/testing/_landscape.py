@@ -1,4 +1,4 @@
-"""Pretend kernels with a known best and the noise of real devices, on a clock that only they move."""
+"""Pretend kernels with known times and the noise of real devices, on a clock that only they move."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tunebook._base.errors import CompileError, DefinitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 # Noise has the shape of a log-normal: runs bunch up just below the median, none is much faster, and a few are far
-# slower. With 0.6 its skewness is 2.3, near that of an exponential (2), but without the exponential's hard lower edge:
-# with that, the minimum of a few runs would find the best configuration however large the noise is.
+# slower. With 0.6 its skewness is 2.3, near an exponential's (2), but without the exponential's hard lower edge: with
+# that edge, the minimum of a few runs would find the best configuration however large the noise is.
 _SHAPE: Final = 0.6
 _SPREAD: Final = math.sqrt(math.expm1(_SHAPE**2) * math.exp(_SHAPE**2))  # the standard deviation of that log-normal
 _TAIL_INDEX: Final = 1.5  # of a Pareto distribution: below 2 the variance is infinite, and means never settle
@@ -25,23 +25,22 @@ _BEST_S: Final = 100e-6  # of the costs that are made up
 
 @final
 class Landscape:
-    """Kernels that take a known time, disturbed as asked; everything follows from the arguments. Not for threads.
+    """Kernels that take known times, with disturbances; everything follows from the arguments. Not for threads.
 
-    `costs` are the true seconds of each configuration: the median of its runs if nothing but `cv` disturbs them. A
-    number makes up that many configurations, 0 to n - 1, by the seed: one best, a few between 2 and 5 % slower, a few
-    up to 20 %, and the rest mostly 1.2 to 8 times slower. `Landscape(other.costs, seed=1)` is the same with other
-    noise.
+    `costs` are the true seconds of each configuration: the median of its runs if only `cv` disturbs them. A number
+    makes up that many configurations, 0 to n - 1, by the seed: one best, a few between 2 and 5 % slower, a few up to
+    20 %, and the rest mostly 1.2 to 8 times slower. `Landscape(other.costs, seed=1)` is the same with other noise.
 
-    - `cv`: standard deviation of a run as a part of its true time, skewed towards slow ones
-    - `tail`: probability that the noise of a run is of a kind without a variance, which `cv` does not include
+    - `cv`: standard deviation of a run as a part of its true time, skewed towards slow runs
+    - `tail`: probability that the noise of a run has an infinite variance, which `cv` does not include
     - `spikes`: probability that a run takes `spike_factor` times as long
-    - `drift`: how much slower everything becomes, in equal steps until `horizon_s`, and then stays
+    - `drift`: how much slower everything becomes, linearly until `horizon_s`, and then stays
     - `ramp`: how much slower everything is at first; this fades by 1/e in each `ramp_s`
     - `first_run`: factor on the first run of each configuration
-    - `bursts`: part of the time in which everything takes `burst_factor` times as long, about `burst_s` in one piece
+    - `bursts`: part of the time in which everything takes `burst_factor` times as long, for about `burst_s` each
     - `levels`: factors on everything, one at a time, each for about `level_s`: a device that changes its clock
-    - `overhead_s`: added to every run, and not to be told from it
-    - `compile_s`: passes when a configuration's function is made for the first time
+    - `overhead_s`: added to every run
+    - `compile_s`: passes when the function of a configuration is made for the first time
     - `failures`: errors raised instead of running, at no cost; a `CompileError` when the function is made
 
     `horizon_s` is by default the time of ten runs of everything, `ramp_s` and `burst_s` are a twentieth of it, and
@@ -77,7 +76,7 @@ class Landscape:
         failures: Mapping[Any, Exception] | None = None,
     ) -> None:
         self.costs: Final[Mapping[Hashable, float]] = (
-            dict(costs) if isinstance(costs, Mapping) else _made_up(costs, _stream("costs", seed))
+            dict(costs) if isinstance(costs, Mapping) else _make_up_costs(costs, _stream("costs", seed))
         )
         self._failures: Final = dict(failures or {})
         _check(self.costs, self._failures, {"spikes": spikes, "tail": tail, "bursts": bursts}, levels)
@@ -87,9 +86,9 @@ class Landscape:
         self._drift, self._horizon_s = drift, horizon_s
         self._ramp, self._ramp_s, self._first_run = ramp, ramp_s or horizon_s / 20, first_run
         # A stream of their own: how long a burst lasts must not depend on which candidates ran before it.
-        self._bursts = _Bursts(_stream("bursts", seed), bursts, burst_s or horizon_s / 20)
-        self._burst_factor = burst_factor
-        self._levels = _ClockLevels(_stream("levels", seed), levels, level_s or 10 * min(self.costs.values()))
+        self._bursts = _Steps(_bursts(_stream("bursts", seed), bursts, burst_factor, burst_s or horizon_s / 20))
+        level_s = level_s or 10 * min(self.costs.values())
+        self._levels = _Steps(_levels(_stream("levels", seed), levels, level_s))
         self._overhead_s, self._compile_s = overhead_s, compile_s
         self._random = _stream("runs", seed)
         self._made: set[Hashable] = set()
@@ -98,7 +97,7 @@ class Landscape:
 
     @property
     def configs(self) -> tuple[Any, ...]:
-        """Every configuration, those that fail too."""
+        """Every configuration, also failing ones."""
         return tuple(self.costs)
 
     @property
@@ -108,7 +107,7 @@ class Landscape:
 
     @property
     def samples(self) -> int:
-        """How many runs there were in all, failed ones too."""
+        """How many runs there were, including failed runs."""
         return self.runs.total()
 
     @property
@@ -125,11 +124,11 @@ class Landscape:
         return self.costs[config]
 
     def regret(self, config: Hashable) -> float:
-        """Return by which part of the best time a configuration is slower than the best: 0.02 is 2 %."""
+        """Return how much slower a configuration is than the best: 0.02 is 2 %."""
         return self.costs[config] / self.costs[self.best] - 1
 
     def make_fn(self, config: Hashable) -> Callable[..., None]:
-        """Return a function that takes anything, and whose call is one run."""
+        """Return a function that takes any arguments; each call is one run."""
         error = self._failures.get(config)
         if config not in self._made:
             self._made.add(config)
@@ -155,8 +154,7 @@ class Landscape:
         factor *= 1 + self._ramp * math.exp(-now_s / self._ramp_s)
         if self._random.random() < self._spikes:
             factor *= self._spike_factor
-        if self._bursts.at(now_s):
-            factor *= self._burst_factor
+        factor *= self._bursts.at(now_s)
         factor *= self._levels.at(now_s)
         return factor * self._first_run if first else factor
 
@@ -165,51 +163,48 @@ class Landscape:
         if self._random.random() < self._tail:
             return 1 + self._cv * self._random.paretovariate(_TAIL_INDEX)
         above = (self._random.lognormvariate(0.0, _SHAPE) - 1) / _SPREAD
-        return max(1 + self._cv * above, 0.1)  # only a cv beyond 0.7 gets there: no run takes no time
+        return max(1 + self._cv * above, 0.1)  # only a cv beyond 0.7 gets there: every run takes some time
 
 
-class _Bursts:
-    """Intervals of contention, at random; asked about times that only increase."""
+class _Steps:
+    """A value that changes at random times; `at` is called with increasing times."""
 
-    def __init__(self, random: Random, part: float, length_s: float) -> None:
-        self._random = random
-        self._lengths_s = {True: length_s, False: length_s * (1 - part) / part if part else math.inf}
-        self._on = random.random() < part
-        self._until_s = self._draw_s()
-
-    def _draw_s(self) -> float:
-        mean_s = self._lengths_s[self._on]
-        return self._random.expovariate(1 / mean_s) if math.isfinite(mean_s) and mean_s > 0 else mean_s
-
-    def at(self, now_s: float) -> bool:
-        while now_s >= self._until_s:
-            self._on = not self._on
-            self._until_s += self._draw_s()
-        return self._on
-
-
-class _ClockLevels:
-    """The clock of a device that moves among a few levels, at random; asked about times that only increase."""
-
-    def __init__(self, random: Random, factors: Sequence[float], length_s: float) -> None:
-        self._random = random
-        self._factors = factors
-        self._length_s = length_s
-        self._factor = 1.0
-        self._until_s = 0.0 if factors else math.inf
+    def __init__(self, steps: Iterator[tuple[float, float]]) -> None:
+        self._steps = steps
+        self._value, self._until_s = next(steps)
 
     def at(self, now_s: float) -> float:
         while now_s >= self._until_s:
-            self._factor = self._random.choice(self._factors)
-            self._until_s += self._random.expovariate(1 / self._length_s)
-        return self._factor
+            self._value, self._until_s = next(self._steps)
+        return self._value
+
+
+def _bursts(random: Random, part: float, factor: float, length_s: float) -> Iterator[tuple[float, float]]:
+    """Yield the factors of calm times and of bursts in turn, each with the time at which it ends."""
+    lengths_s = {True: length_s, False: length_s * (1 - part) / part if part else math.inf}
+    burst, until_s = random.random() < part, 0.0
+    while True:
+        mean_s = lengths_s[burst]
+        until_s += random.expovariate(1 / mean_s) if math.isfinite(mean_s) and mean_s > 0 else mean_s
+        yield factor if burst else 1.0, until_s
+        burst = not burst
+
+
+def _levels(random: Random, factors: Sequence[float], length_s: float) -> Iterator[tuple[float, float]]:
+    """Yield random levels of a device's clock, each with the time at which it ends."""
+    until_s = 0.0 if factors else math.inf
+    yield 1.0, until_s
+    while True:
+        factor = random.choice(factors)
+        until_s += random.expovariate(1 / length_s)
+        yield factor, until_s
 
 
 def _stream(name: str, seed: int) -> Random:
     return Random(f"{name} {seed}")  # noqa: S311 - noise, not a secret
 
 
-def _made_up(count: int, random: Random) -> dict[Hashable, float]:
+def _make_up_costs(count: int, random: Random) -> dict[Hashable, float]:
     close, near = count // 16, count // 10
     factors = [
         1.0,
@@ -231,7 +226,7 @@ def _check(
         raise DefinitionError(f"a landscape needs at least one configuration, each with its seconds > 0; got {costs!r}")
     for name, part in parts.items():
         if not 0 <= part <= 1:
-            raise DefinitionError(f"{name}={part!r} is no part of a whole: write a number from 0 to 1")
+            raise DefinitionError(f"{name}={part!r} is not a probability: write a number from 0 to 1")
     if not all(math.isfinite(level) and level > 0 for level in levels):
         raise DefinitionError(f"levels={levels!r}: each is a factor > 0 on all times")
     if unknown := [config for config in failures if config not in costs]:

@@ -1,4 +1,4 @@
-"""CUDA graphs: whether one is being captured, and runs as replays of one."""
+"""Runs a function by replaying a CUDA graph of its launches."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def is_capturing(device: Any) -> bool:
-    """Return whether launches go into a graph just now, where nothing may be measured or waited for."""
-    return bool(device.is_current_stream_capturing())
-
-
 @final
 class Replay:
-    """A function whose launches are captured after its first call; from then on it replays them.
+    """Captures the launches of a function at its second call; from then on each call replays them.
 
-    The first call runs it as it is, because loading a module may not happen during a capture. `device` has what
-    `torch.cuda` has.
+    The first call runs the function as it is, because loading a module may not happen during a capture. `device` is an
+    interface like `torch.cuda`.
     """
 
     def __init__(self, function: Callable[[], object], device: Any) -> None:
@@ -27,16 +22,16 @@ class Replay:
         self._graph: Any = None
 
     def __call__(self) -> None:
-        """Run it once."""
+        """Run the function once."""
         if not self._ran:
             self._function()
             self._ran = True
             return
         if self._graph is None:
-            self._graph = self._captured()
+            self._graph = self._capture()
         self._graph.replay()
 
-    def _captured(self) -> Any:
+    def _capture(self) -> Any:
         # Not by `torch.cuda.graph`: it collects garbage and empties the allocator's cache, 100 ms for each candidate.
         device = self._device
         graph, side = device.CUDAGraph(), device.Stream()

@@ -1,13 +1,13 @@
-"""A process of its own for what may crash a GPU's context, asked one thing at a time and started anew when it is lost.
+"""A worker process for work that may crash a GPU's context. It answers one request at a time, and restarts when lost.
 
-It is started afresh and not forked, because a context does not survive a fork.
+The process is started afresh, not forked, because a CUDA context does not survive a fork. `_measure.forked_worker` is
+the counterpart for work on the CPU, and says how a lost process is reported.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 from tunebook._base.vocabulary import Failure
+from tunebook._measure.forked_worker import Reply, exit_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 _START_S: Final = 120.0  # importing a framework and waking a GPU takes seconds, and more on a busy machine
-_TAIL: Final = 2048  # bytes of what it printed that are kept: a device-side assert says there what failed
+_TAIL: Final = 2048  # bytes of output that are kept: a device-side assert prints there which check failed
 # -P: the child must not find modules beside this file, where one is called torch.
 _START: Final = """
 import json, sys
@@ -32,19 +32,18 @@ serve(int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
 """
 
 
-class WorkerLost(NamedTuple):
-    """What became of a request that has no answer, and what the process printed last."""
+class FinalAnswer(NamedTuple):
+    """An answer after which the process is of no more use."""
 
-    failure: Failure
-    printed: str
+    answer: Any
 
 
 @final
 class SpawnedWorker:
-    """Runs `module.handler(*given)` in a process of its own, and asks what that returns. A context manager.
+    """Calls `handler(*given)` in a worker process, and sends requests to the function that it returns.
 
-    `handler` is named as "module:function"; what it returns is called with each request, and its result is the answer.
-    It may end the process after an answer by returning a `FinalAnswer`.
+    `handler` is named as "module:function". The function's result is the answer; a `FinalAnswer` also ends the process.
+    A context manager.
     """
 
     def __init__(self, handler: str, given: tuple[Any, ...], timeout_s: float) -> None:
@@ -59,14 +58,12 @@ class SpawnedWorker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end()
         self._printed.close()
 
     def start(self) -> None:
-        """Start the process if there is none; it takes seconds until it answers, and this does not wait for it."""
+        """Start the process unless it runs, without waiting; it takes seconds until it answers."""
         if self._process is not None:
             return
         self.starts += 1
@@ -85,39 +82,37 @@ class SpawnedWorker:
         theirs.close()
 
     def ask(self, request: object) -> Any:
-        """Return the answer to a request, or how the process was lost over it."""
+        """Return the answer to a request, or a `Reply` with a failure if the process was lost over it."""
         self.start()
         keep = False
         try:
-            answer = self._answer(request)
-            keep = not isinstance(answer, FinalAnswer)
-        finally:  # also when Ctrl-C comes while waiting: the answer must not be read as the next one's
+            answer = self._ask(request)
+            keep = not isinstance(answer, (FinalAnswer, Reply))
+        finally:  # also when Ctrl-C comes while waiting: the next request must not read this answer
             if not keep:
                 self._end()
         return answer.answer if isinstance(answer, FinalAnswer) else answer
 
-    def _answer(self, request: object) -> Any:
+    def _ask(self, request: object) -> Any:
         connection, process = self._connection, self._process
         if connection is None or process is None:
             raise RuntimeError("the worker was not started")
         try:
             if not self._ready and not connection.poll(_START_S):
-                return self._lost(Failure(kind="timeout", message=f"the worker did not start within {_START_S:g} s"))
+                return self._lose(Failure(kind="timeout", message=f"the worker did not start within {_START_S:g} s"))
             self._ready = self._ready or connection.recv()
             connection.send(request)
             if not connection.poll(self._timeout_s):
-                return self._lost(Failure(kind="timeout", message=f"no answer within {self._timeout_s:g} s"))
+                return self._lose(Failure(kind="timeout", message=f"no answer within {self._timeout_s:g} s"))
             return connection.recv()
         except (EOFError, ConnectionError):
-            status = process.wait()
-            words = signal.Signals(-status).name if status < 0 else f"status {status}"
-            return self._lost(Failure(kind="crash", message=f"the worker process ended with {words}"))
+            return self._lose(exit_failure(process.wait(), 0)._replace(kind="crash"))
 
-    def _lost(self, failure: Failure) -> WorkerLost:
+    def _lose(self, failure: Failure) -> Reply:
         self._end()
         size = self._printed.seek(0, os.SEEK_END)
         self._printed.seek(max(0, size - _TAIL))
-        return WorkerLost(failure, self._printed.read().decode(errors="replace"))
+        return Reply(failure=failure, remote=self._printed.read().decode(errors="replace"))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -129,17 +124,8 @@ class SpawnedWorker:
             process.wait()
 
 
-class FinalAnswer(NamedTuple):
-    """An answer after which the process is of no more use."""
-
-    answer: Any
-
-
-# ---- What follows runs in the process of its own.
-
-
 def serve(descriptor: int, handler: str, given: list[Any]) -> None:
-    """Answer requests until there is nobody to ask them."""
+    """Answer requests until the other end of the pipe is closed. Runs in the worker process."""
     connection = Connection(descriptor)
     module, _, name = handler.partition(":")
     handle: Callable[[Any], Any] = getattr(import_module(module), name)(*given)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class _BackwardOnly:
-    """Marks that forward passes are not measured."""
+    """Marks a block in which forward passes are not measured."""
 
     def content(self) -> str:
-        """Return what is equal for all of them."""
+        """Return the same text for every block of this kind, so that they share traces."""
         return "backward only"
 
 
 def backward_autotune_only() -> Scope:
-    """Measure backward passes only inside a with-block, where `validate_backward` says that they are measured at all.
+    """Measure only backward passes inside a with-block, where `validate_backward` has them measured at all.
 
     For a kernel whose forward pass runs elsewhere, or is paid for once: by `jax.vjp`, whose result is called often.
     """
@@ -30,27 +30,27 @@ def backward_autotune_only() -> Scope:
 
 
 def is_backward_only() -> bool:
-    """Whether this thread or task is inside such a block."""
+    """Return whether this thread or task is inside a block of `backward_autotune_only`."""
     return any(scoped(_BackwardOnly))
 
 
 def both(flat: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes gradients too, with respect to all arrays that have one."""
+    """Return a function that also computes gradients with respect to all arrays that have one."""
 
     def run(*arrays: Any) -> Any:
-        out, pull = _differentiated(flat, arrays)
-        # The output stands in for its own gradient: it has the right shape and dtype, and is no special value.
+        out, pull = _vjp(flat, arrays)
+        # The output stands in for its own gradient: it has the right shape and dtype, and ordinary values.
         return out, pull(out)
 
     return run
 
 
 def backward_alone(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """Return a function that computes gradients alone, and what it is given: what the forward pass keeps."""
+    """Return a function that computes only gradients, and its arguments: outputs and residuals of the forward pass."""
     trees: list[Any] = []
 
     def forward(*given: Any) -> Any:
-        out, pull = _differentiated(flat, given)
+        out, pull = _vjp(flat, given)
         kept, tree = jax.tree.flatten(pull)
         trees.append(tree)
         return out, kept
@@ -63,7 +63,8 @@ def backward_alone(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Cal
     return backward, [*out, *kept]
 
 
-def _differentiated(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[list[Any], Callable[..., Any]]:
+def _vjp(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """Return `jax.vjp` of a function with respect to the arrays that can have a gradient."""
     inexact = [i for i, x in enumerate(arrays) if is_inexact(x)]
 
     def forward(*chosen: Any) -> Any:
@@ -72,8 +73,7 @@ def _differentiated(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[li
             given[i] = x
         return [x for x in flat(*given) if is_inexact(x)]
 
-    out, pull = jax.vjp(forward, *(arrays[i] for i in inexact))
-    return out, pull
+    return jax.vjp(forward, *(arrays[i] for i in inexact))  # type: ignore[no-any-return] # jax is not seen by mypy
 
 
 def is_inexact(x: Any) -> bool:

@@ -1,9 +1,10 @@
-"""How overlays and policies meet jit's cache: one user context of jax, whose value stands for what is in force here.
+"""How overlays and policies meet jit's cache: a user context of jax, whose value stands for the scopes in force.
 
-`jax.jit` looks at it before it uses a trace again. It is made once, when this module is imported, because making one
-re-traces every jitted function of the process. Its value is a digest of the content: equal overlays share a trace, and
-a value that is the identity of an object would come back for another one (a peer runs stale configurations in 6 of 20
-overlays). It belongs to a thread, while scopes belong to a thread or task: see `_follow_tasks`.
+`jax.jit` compares this value before it uses a trace again. The user context is made once, when this module is imported,
+because making one re-traces every jitted function of the process. Its value is a digest of the scopes' content: equal
+overlays share a trace. The identity of an object would not do, since it can come back for another object (a peer runs
+stale configurations in 6 of 20 overlays). jax keeps the value per thread, while scopes belong to a thread or task:
+`_follow_tasks` bridges that.
 """
 
 from __future__ import annotations
@@ -29,30 +30,43 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How often all functions had to be traced again.
-CONTEXT: Final = jax.make_user_context(0)
-_adopted: Final = [0]  # the newest epoch that `refresh` was told of
-_refreshing: Final = threading.RLock()  # re-entrant: what tells of an epoch may be the garbage collector
+CONTEXT: Final = jax.make_user_context(0)  # its global value counts how often all functions had to be traced again
+_adopted: Final = [0]  # the newest epoch that `refresh` has seen
+_refreshing: Final = threading.RLock()  # re-entrant: the garbage collector may announce an epoch
 _serials: Final = itertools.count()
-_REMEMBERED: Final = 1024  # digests of values, each of which keeps one alive
+_REMEMBERED: Final = 1024  # digests, each of which keeps its value alive
+_digests: Final[dict[int, tuple[object, str]]] = {}
+_switching: Final = threading.Lock()
+_IDLE_CALLBACKS: Final = 1000  # without an overlay in any context: then asyncio gets its own method back
+_following: Final[list[Any]] = []  # the original `Handle._run` while ours is in its place
 
 
 class _ThreadContext(threading.local):
-    """What the user context is set to in this thread, and what sets it back."""
+    """The value of the user context in this thread, and the context manager that sets it back."""
 
     token: tuple[int, str] | None = None
     manager: Any = None
 
 
 _here: Final = _ThreadContext()
-_digests: Final[dict[int, tuple[object, str]]] = {}
-_following: Final[list[bool]] = []
+
+
+class FreshTraces:
+    """Marks a block in which jit finds no earlier trace: its content is never the same twice."""
+
+    def __init__(self) -> None:
+        self._number = next(_serials)
+
+    def content(self) -> list[Any]:
+        """Return a value that no other block has."""
+        return ["fresh", self._number]
 
 
 def sync() -> None:
-    """Set the user context of this thread to what is in force in this thread or task."""
-    layer = INNERMOST.get()
-    token = None if layer is None else (CONTEXT.get_global(), _digest_of_scopes())
+    """Set the user context of this thread to the scopes in force in this thread or task."""
+    token = None
+    if INNERMOST.get() is not None:
+        token = CONTEXT.get_global(), " ".join(map(_digest, scoped(object)))
     if token == _here.token:
         return
     if _here.manager is not None:
@@ -70,45 +84,61 @@ def _scopes_changed() -> None:
 
 
 def _follow_tasks(asyncio: Any) -> None:
-    """Have the user context follow the tasks of an event loop, from the first overlay that one of them enters.
+    """Make the user context follow the tasks of an event loop, while any of them has an overlay.
 
-    A task that waits inside an overlay would leave its value to the next one of the thread, which would get the other's
-    traces. Nothing tells when another task goes on but the one method by which asyncio calls anything, so it is that
-    one which is replaced. A task factory would be asked for new tasks only, and there is one per loop, the user's. What
-    takes turns in other ways does without; `jit` is exact there too.
+    A task that waits inside an overlay would leave its value to the thread's next task, which would get the wrong
+    traces. asyncio has no hook for task switches, so this wraps `Handle._run`, through which every callback goes. (A
+    task factory sees new tasks only, and a loop has one, the user's.) The wrapper costs each callback half a
+    microsecond. It puts the original back after 1000 callbacks during which no context of the process had an overlay.
+    Not at once, because a changed class loses Python's method caches: an overlay per request would take three times as
+    long. If another library has wrapped `Handle._run` on top of ours by then, ours stays. Event loops that are not
+    asyncio's are not followed; our `jit` is exact there too.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        return  # nobody takes turns here
+        return  # this thread runs no event loop
     others = None if isinstance(loop, asyncio.BaseEventLoop) else type(loop).__module__
     if "eager_task" in getattr(loop.get_task_factory(), "__qualname__", ""):
-        others = "an eager task factory"  # a task begins inside the one that makes it, and may wait there
+        others = "an eager task factory"  # a task begins inside the task that makes it, and may wait there
     if others is not None:
         warn_once(
             "tasks",
             others,
-            f"an overlay was entered in a task of {others}, of which jax.jit knows nothing: other tasks may get its "
-            "configurations. Use tunebook.adapters.jax.jit in place of jax.jit",
+            f"an overlay was entered in a task of {others}, whose task switches jax.jit cannot see: other tasks may "
+            "get its configurations. Use tunebook.adapters.jax.jit in place of jax.jit",
         )
         return
-    if _following:
-        return
-    _following.append(True)
-    run = asyncio.Handle._run  # noqa: SLF001 - there is no public one, see above
+    with _switching:
+        if not _following:
+            _wrap_run(asyncio.Handle)
+
+
+def _wrap_run(handle_class: Any) -> None:
+    run = handle_class._run  # noqa: SLF001 - asyncio has no public hook, see `_follow_tasks`
+    idle = 0
 
     def run_in_step(handle: Any) -> Any:
+        nonlocal idle
         try:
-            handle._context.run(sync)  # noqa: SLF001 - as above
+            handle._context.run(sync)  # noqa: SLF001 - no public hook
             return run(handle)
         finally:
             sync()
+            idle = 0 if MEMO.suspended else idle + 1
+            if idle >= _IDLE_CALLBACKS:
+                idle = 0
+                put_back()
 
-    asyncio.Handle._run = run_in_step  # noqa: SLF001 - as above
+    def put_back() -> None:
+        with _switching:
+            # Asked again under the lock: a scope that begins meanwhile suspends the memo first, then takes the lock.
+            if not MEMO.suspended and handle_class._run is run_in_step:  # noqa: SLF001 - no public hook
+                handle_class._run = run  # noqa: SLF001 - no public hook
+                _following.clear()
 
-
-def _digest_of_scopes() -> str:
-    return " ".join(_digest(value) for value in scoped(object))
+    handle_class._run = run_in_step  # noqa: SLF001 - no public hook
+    _following.append(run)
 
 
 def _digest(value: object) -> str:
@@ -122,14 +152,14 @@ def _digest(value: object) -> str:
         text = canonical_json(encode(content()))  # type: ignore[misc] # a TypeError if it has none
         digest = blake2b(text.encode(), digest_size=12).hexdigest()
     except (CodecError, TypeError):
-        digest = f"#{next(_serials)}"  # it has no content that can be compared: equal to nothing but itself
-    _digests[id(value)] = value, digest  # with the value: were it freed, another one could get its identity
+        digest = f"#{next(_serials)}"  # its content cannot be compared: equal to itself alone
+    _digests[id(value)] = value, digest  # with the value: if it were freed, another object could get its identity
     return digest
 
 
 @contextmanager
-def entered() -> Iterator[None]:
-    """Put in force for jax what this thread's context has, for a block."""
+def apply_scopes() -> Iterator[None]:
+    """Tell jax about the scopes of this thread's context, for a block."""
     before = _here.token, _here.manager
     _here.token, _here.manager = None, None
     try:
@@ -145,18 +175,18 @@ def refresh(epoch: int | None = None, *, everything: bool = False) -> None:
     """Make jitted functions with tunable calls look up their configurations again, each at its next call.
 
     A trace keeps the configurations that it was made with. Call this after tuning behind a running program, or when
-    another process has written to the book. Those functions are traced and compiled again, so it is not for every step.
-    `tunebook.on_epoch(refresh)` does it when an answer has changed: an epoch that was adopted is not again.
+    another process has written to the book. The functions are traced and compiled again, so do not call it in every
+    step. `tunebook.on_epoch(refresh)` calls it when an answer has changed; each epoch is adopted once.
 
-    Functions without tunable calls are left alone. They are traced again with `everything`, which is needed if programs
-    depend on a configuration that no tunable function made an equation by; if a trace is being made at the moment, in
-    any thread; and by releases of jax that keep their programs in unknown ways.
+    Functions without tunable calls are left alone. `everything=True` traces them again too. It is needed if a program
+    depends on a configuration by which no tunable function made an equation, if a trace is being made at the moment in
+    any thread, and with releases of jax that keep their programs in unknown ways.
     """
     with _refreshing:
         if epoch is not None and epoch <= _adopted[0]:
             return
         _adopted[0] = _adopted[0] if epoch is None else epoch
-        MEMO.invalidate()  # before: what is traced from now on is not to be traced again
+        MEMO.invalidate()  # first: programs traced from now on need not be traced again
         if everything or not forget_tuned():
             CONTEXT.set_global(CONTEXT.get_global() + 1)
     sync()
@@ -165,8 +195,8 @@ def refresh(epoch: int | None = None, *, everything: bool = False) -> None:
 def jit(function: Callable[..., T], /, **options: Any) -> Callable[..., T]:
     """Return `jax.jit(function, **options)` that looks at the overlays of its caller at every call.
 
-    Plain `jax.jit` is as exact in threads and in asyncio's tasks. This is for tasks of other event loops, which take
-    turns without a way to know: there, a task would get the trace of another one that waits inside an overlay.
+    Plain `jax.jit` is as exact in threads and in asyncio's tasks. Use this one with other event loops, whose task
+    switches cannot be seen: there, a task would get the trace of another task that waits inside an overlay.
     """
     jitted = jax.jit(function, **options)
 

@@ -1,6 +1,6 @@
-"""What a jax call depends on beside its arguments: settings, the mesh, batching by vmap, shardings.
+"""The facts that a jax call depends on beside its arguments: settings, the mesh, batching by vmap, shardings.
 
-It is part of the call's key, and enough to stage the call again where it is tuned. An ordinary call has none of it::
+They are part of the call's key, and enough to stage the call again where it is tuned. An ordinary call has none::
 
     {"settings": {"enable_x64": true}, "mesh": [["data", 8, "Manual"]],
      "vmap": [[0, 0, 0, 16, "i"]], "sharding": [[0, ["data", null]]]}
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tunebook._arrays.describe import ArraySpec, is_array
+from tunebook._arrays.describe import ArraySpec
+from tunebook.adapters._jax.flat_call import is_jax_array
 from tunebook.adapters._jax.vmap import vmaps_around
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json
 
-# The settings that decide which program a call of the same arguments is. jax names them as the functions that set them
-# for a block, which are also what says how they are set now.
+# The settings that decide which program a call with the same arguments is, and their values in a fresh jax. jax names
+# each setting like the function that sets it for a block; the function also has the present value.
 KEYED: Final = {"enable_x64": False, "default_matmul_precision": None, "default_prng_impl": "threefry2x32"}
-# These have to be there too when the call runs elsewhere.
+# The settings that a call also needs when it runs elsewhere.
 CAPTURED: Final = (*KEYED, "default_device", "numpy_dtype_promotion", "numpy_rank_promotion")
 
 
 class Level(NamedTuple):
-    """One vmap around a call, as one array sees it: `depth` is how many vmaps there are around that one."""
+    """One vmap around a call, as one array sees it: `depth` is the number of vmaps around that vmap."""
 
     depth: int
     axis: int
@@ -50,7 +51,7 @@ class MeshAxis(NamedTuple):
 
 
 class TraceFacts(NamedTuple):
-    """What a call depends on beside its arguments; `array_mesh` is that of its arrays, if another one is in force."""
+    """The facts of a call; `array_mesh` is the mesh of its arrays, if it differs from the mesh in force."""
 
     settings: tuple[tuple[str, Json], ...] = ()
     mesh: tuple[MeshAxis, ...] = ()
@@ -59,7 +60,7 @@ class TraceFacts(NamedTuple):
     sharding: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return it for a key; empty for an ordinary call."""
+        """Return the facts for a key; empty for an ordinary call."""
         depths = sorted({level.depth for _, level in self.vmap}, reverse=True)
         found: dict[str, Json] = {
             "settings": dict(self.settings),
@@ -72,7 +73,7 @@ class TraceFacts(NamedTuple):
 
     @classmethod
     def from_json(cls, found: Any) -> TraceFacts:
-        """Read what `to_json` made."""
+        """Return the facts that `to_json` wrote."""
         return cls(
             settings=tuple(found.get("settings", {}).items()),
             mesh=tuple(MeshAxis(*axis) for axis in found.get("mesh", ())),
@@ -85,91 +86,59 @@ class TraceFacts(NamedTuple):
         )
 
 
-def is_jax_array(x: object) -> bool:
-    """Return whether this is an array to jax: one of its own, one of a trace, one of numpy's, or a description."""
-    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) or is_array(x)
-
-
 def array_leaves(arguments: object) -> list[Any]:
     """Return the arrays among some arguments, in the order in which jax finds them."""
     return [leaf for leaf in jax.tree.leaves(arguments) if is_jax_array(leaf)]
 
 
 def facts_of(arguments: object) -> TraceFacts:
-    """Return what a call with these arguments depends on, here and now."""
+    """Return the facts of a call with these arguments, here and now."""
     arrays = array_leaves(arguments)
+    settings = {name: getattr(jax, name).value for name in KEYED}
     mesh = _axes([jax.sharding.get_abstract_mesh()])
-    array_mesh = _axes([_mesh_of(x) for x in arrays])
-    return TraceFacts(
-        settings=settings_facts(),
-        mesh=mesh,
-        array_mesh=() if array_mesh == mesh else array_mesh,
-        vmap=tuple(max(_found_by_vmap(arrays), _batching(arrays), key=_depths)),
-        sharding=tuple(_shardings(arrays)),
-    )
-
-
-def settings_facts() -> tuple[tuple[str, Json], ...]:
-    """Return the settings that are not as jax comes."""
-    values = {name: getattr(jax, name).value for name in KEYED}
-    return tuple((name, value) for name, value in values.items() if value != KEYED[name])
-
-
-# ------------------------------------------------------------------------------------------------------------- vmap
-
-
-def _found_by_vmap(arrays: Sequence[Any]) -> list[tuple[int, Level]]:
-    """Return the vmaps around a call as our own `vmap` has found them, in the order of `_batching`."""
+    shardings = [None if isinstance(x, ArraySpec) else _sharding_of(x) for x in arrays]
+    array_mesh = _axes([s.mesh for s in shardings if isinstance(s, NamedSharding)])
     batches = vmaps_around(arrays)
-    return [
+    by_our_vmap = [
         (index, Level(-place, axis, batch.size, batch.name))
         for index in range(len(arrays))
         for place, batch in enumerate(batches)
         if (axis := batch.axes[index]) is not None
     ]
-
-
-def _batching(arrays: Iterable[Any]) -> list[tuple[int, Level]]:
-    return [(index, level) for index, x in enumerate(arrays) for level in levels(x)]
-
-
-def _depths(found: Iterable[tuple[int, Level]]) -> int:
-    return len({level.depth for _, level in found})
+    by_tracers = [(index, level) for index, x in enumerate(arrays) for level in levels(x)]
+    seen_most = max(by_our_vmap, by_tracers, key=lambda found: len({level.depth for _, level in found}))
+    return TraceFacts(
+        settings=tuple((name, value) for name, value in settings.items() if value != KEYED[name]),
+        mesh=mesh,
+        array_mesh=() if array_mesh == mesh else array_mesh,
+        vmap=tuple(seen_most),
+        sharding=tuple(_parts(arrays, shardings)),
+    )
 
 
 def levels(x: Any) -> list[Level]:
-    """Return the vmaps that an array is batched by, the innermost first."""
+    """Return the vmaps that an array is batched by, innermost first."""
     found = []
     while isinstance(x, jax.core.Tracer):
         inner: Any = getattr(x, "primal", None)  # under a grad
         if type(x).__name__ == "BatchTracer":
-            inner = x.val
+            inner, trace = x.val, x._trace  # noqa: SLF001 - vmap has no public way to ask
             if isinstance(x.batch_dim, int):
-                found.append(_level(x, inner.shape[x.batch_dim]))
+                name = getattr(getattr(trace, "axis_data", None), "name", None)
+                depth = -1
+                while trace is not None:
+                    depth, trace = depth + 1, getattr(trace, "parent_trace", None)
+                size = inner.shape[x.batch_dim]
+                found.append(Level(depth, x.batch_dim, size, name if isinstance(name, str) else None))
         if inner is None:
             break
         x = inner
     return found
 
 
-def _level(x: Any, size: int) -> Level:
-    name = getattr(getattr(x._trace, "axis_data", None), "name", None)  # noqa: SLF001 - vmap has no public way to ask
-    return Level(_depth(x._trace), x.batch_dim, size, name if isinstance(name, str) else None)  # noqa: SLF001 - as above
-
-
-def _depth(trace: Any) -> int:
-    depth, outer = 0, getattr(trace, "parent_trace", None)
-    while outer is not None:
-        depth, outer = depth + 1, getattr(outer, "parent_trace", None)
-    return depth
-
-
-# ----------------------------------------------------------------------------------------------------- mesh, sharding
-
-
 def _axes(meshes: Sequence[Any]) -> tuple[MeshAxis, ...]:
     """Return the axes of the first mesh of several devices."""
-    mesh = next((m for m in meshes if m is not None and not m.empty and m.size > 1), None)
+    mesh = next((m for m in meshes if not m.empty and m.size > 1), None)
     return () if mesh is None else axes_of(mesh)
 
 
@@ -180,7 +149,7 @@ def axes_of(mesh: Any) -> tuple[MeshAxis, ...]:
 
 
 def mesh_like(axes: Iterable[Sequence[Any]]) -> Any:
-    """Return a mesh with such axes, of this process's devices; one without devices if there are not enough."""
+    """Return a mesh with these axes, of this process's devices; a mesh without devices if there are not enough."""
     names, sizes, kinds = zip(*axes, strict=True)
     devices = jax.local_devices()[: math.prod(sizes)]
     types = tuple(AxisType[kind] for kind in kinds)
@@ -189,24 +158,17 @@ def mesh_like(axes: Iterable[Sequence[Any]]) -> Any:
     return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
 
 
-def _mesh_of(x: Any) -> Any:
-    sharding = _sharding_of(x)
-    return sharding.mesh if isinstance(sharding, NamedSharding) else None
-
-
 def _sharding_of(x: Any) -> Any:
-    # The data of a real array are where its own sharding says; its type says so for an explicit mesh only.
+    # The sharding of a real array says where its data are; its type says so for an explicit mesh only.
     return getattr(x.aval if isinstance(x, jax.core.Tracer) else x, "sharding", None)
 
 
-def _shardings(arrays: Iterable[Any]) -> Iterable[tuple[int, tuple[Any, ...]]]:
-    for index, x in enumerate(arrays):
-        sharding = None if isinstance(x, ArraySpec) else _sharding_of(x)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size == 1:
-            continue
+def _parts(arrays: Sequence[Any], shardings: Sequence[Any]) -> Iterable[tuple[int, tuple[Any, ...]]]:
+    """Yield the place and the partition of each array that is spread over several devices."""
+    for index, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)):
         if isinstance(sharding, NamedSharding):
             parts = tuple(sharding.spec) + (None,) * (len(x.shape) - len(sharding.spec))
-            if any(part is not None for part in parts):
+            if sharding.mesh.size > 1 and any(part is not None for part in parts):
                 yield index, tuple(_part(part) for part in parts)
         elif sharding is not None and len(sharding.device_set) > 1:
             yield index, tuple(int(n) for n in sharding.shard_shape(x.shape))

@@ -1,9 +1,9 @@
-"""Times on a device, as jax's profiler sees them: how long its streams were busy with a program.
+"""Device times from jax's profiler: how long a device's streams were busy with a program.
 
-The host's clock times the way to the device too, 20 to 50 us through Python, which is longer than many kernels run. A
-profile costs something as well (2 ms on a CPU, to start, stop, write and read it), so one holds several runs, and makes
-one sample of them. Whether a process can afford it is tried out once. Confirming only the finalists by it would be
-cheaper, but the host's clock has put out the best by then if all of them are shorter than the way.
+The host's clock also times the way to the device: 20 to 50 us through Python, longer than many kernels run. A profile
+has its cost too (2 ms on a CPU, to start, stop, write and read it), so one profile holds several runs, and is one
+sample. Each process tries once whether it can afford that. Confirming only the finalists by the profiler would be
+cheaper, but by then the host's clock has eliminated the best, if all candidates are shorter than the way.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from tunebook._measure.stopwatch import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# What compiled candidates are called in a profile. Other threads may run programs meanwhile, which do not count.
+# The name of compiled candidates in a profile. Programs of other threads have other names, and do not count.
 CANDIDATE: Final = "jit_candidate"
-# One sample is of this many runs, or of as many as fit into so long: what a profile costs is spread over them.
+# A sample has this many runs, or as many as fit into this time: they share the cost of the profile.
 _RUNS: Final = 8
 _RUNS_NS: Final = 2_000_000
-# A race takes some hundreds of samples. If each one took longer than this, tuning would be slower than what it saves.
+# A race takes some hundreds of samples. With slower ones, tuning would take longer than it saves.
 LONGEST_PROFILE_NS: Final = 50_000_000
-# Another profile may be running, the user's own; jax has one at a time.
+# How long to wait for another profile, the user's own; jax has one at a time.
 _PATIENCE_S: Final = 60.0
 _one_at_a_time: Final = threading.Lock()
+_affordable: Final[dict[str, bool]] = {}
 
 
 class _Span(NamedTuple):
@@ -42,44 +43,40 @@ class _Span(NamedTuple):
 
 
 def record_profile(work: Callable[[], object], patience_s: float = 0.0) -> Any:
-    """Do some work under jax's profiler, and return what it saw; `RuntimeError` if it stays busy with another one."""
+    """Run `work` under jax's profiler, and return the profile; `RuntimeError` if another profile does not end."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # every call of a Python function would be an event
     options.host_tracer_level = 1
     options.enable_hlo_proto = False  # the text of all programs
+    until_s = time.monotonic() + patience_s
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="tunebook-profile-") as folder:
-        _start(folder, options, time.monotonic() + patience_s)
+        while True:
+            try:
+                jax.profiler.start_trace(folder, profiler_options=options)
+                break
+            except RuntimeError:
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(0.05)
         try:
             work()
         finally:
             jax.profiler.stop_trace()
         found = next(Path(folder).rglob("*.xplane.pb"), None)
         if found is None:
-            raise RuntimeError("jax's profiler wrote nothing")
+            raise RuntimeError("jax's profiler wrote no profile")
         return jax.profiler.ProfileData.from_file(str(found))
 
 
-def _start(folder: str, options: Any, until_s: float) -> None:
-    while True:
-        try:
-            jax.profiler.start_trace(folder, profiler_options=options)
-        except RuntimeError:
-            if time.monotonic() >= until_s:
-                raise
-            time.sleep(0.05)
-        else:
-            return
-
-
 def on_a_device(plane: str, line: str) -> bool:
-    """Whether a line of a profile shows what a device did: a GPU's streams, a TPU's programs."""
+    """Return whether a line of a profile shows work of a device: a GPU's streams, a TPU's programs."""
     return plane.startswith(("/device:GPU:", "/device:TPU:")) and line.startswith(("Stream ", "XLA Modules"))
 
 
 def busy_ns(profile: Any, counts: Callable[[str, str], bool] = on_a_device) -> float:
-    """Return how long the slowest device was busy with candidates, or with anything if none is seen; 0 if it was not.
+    """Return how long the slowest device was busy with candidates, or with any program if the profile has no candidate.
 
-    `counts(plane, line)` says which lines are those of devices. What ran at the same time counts once.
+    `counts(plane, line)` says which lines belong to devices. Work at the same time counts once.
     """
     return max((_covered_ns(_of_candidates(_spans(plane, counts))) for plane in profile.planes), default=0.0)
 
@@ -87,11 +84,11 @@ def busy_ns(profile: Any, counts: Callable[[str, str], bool] = on_a_device) -> f
 def _spans(plane: Any, counts: Callable[[str, str], bool]) -> list[_Span]:
     events = [event for line in plane.lines if counts(plane.name, line.name) for event in line.events]
     with warnings.catch_warnings():
-        # jax 0.11 makes a class when this is first read, which Python 3.12 warns about; where warnings are errors, that
-        # one would end the process.
+        # jax 0.11 makes a class when this is first read. Python 3.12 warns about that, and where warnings are errors,
+        # this one would end the process.
         warnings.simplefilter("ignore", DeprecationWarning)
         stats = [dict(event.stats) for event in events]
-    # A GPU's events are kernels, and say of which program; a TPU's are programs, named "jit_f(123)".
+    # A GPU's events are kernels, and name their program; a TPU's events are programs, named "jit_f(123)".
     modules = [str(found.get("hlo_module", event.name)) for found, event in zip(stats, events, strict=True)]
     return [
         _Span(module.partition("(")[0], event.start_ns, event.start_ns + event.duration_ns)
@@ -99,9 +96,8 @@ def _spans(plane: Any, counts: Callable[[str, str], bool]) -> list[_Span]:
     ]
 
 
-def _of_candidates(spans: Iterable[_Span]) -> list[_Span]:
-    every = list(spans)
-    return [span for span in every if span.module == CANDIDATE] or every
+def _of_candidates(spans: list[_Span]) -> list[_Span]:
+    return [span for span in spans if span.module == CANDIDATE] or spans
 
 
 def _covered_ns(spans: Iterable[_Span]) -> float:
@@ -114,7 +110,7 @@ def _covered_ns(spans: Iterable[_Span]) -> float:
 
 @final
 class ProfilerTimer:
-    """A `Timer` by the profiler. `record(work)` does some work and returns the profile of it."""
+    """A `Timer` by the profiler. `record(work)` runs `work` and returns its profile."""
 
     name: Final = "device-profiler/warm-cache"
     is_device_clock: Final = True
@@ -132,25 +128,21 @@ class ProfilerTimer:
         wait_for(result)
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run on the slowest device, as the mean of so many, or of more if they are short."""
+        """Return the seconds of one run on the slowest device: the mean of `runs`, or of more short runs."""
         done = 0
 
-        def several() -> None:
+        def run_several() -> None:
             nonlocal done
             start_ns = self._clock_ns()
             while done < runs or (done < _RUNS and self._clock_ns() - start_ns < _RUNS_NS):
                 wait_for(launch())
                 done += 1
 
-        found_ns = busy_ns(self._record(several), self._counts)
+        found_ns = busy_ns(self._record(run_several), self._counts)
         if not found_ns:
-            # A program that the device had nothing to do for, or a profile that was lost: no time is better than none
-            # at all, by which it would win.
+            # The device had nothing to do, or the profile was lost. An error is better than a time of zero, which wins.
             raise RuntimeError("jax's profiler saw nothing of a run on the device")
         return found_ns * 1e-9 / done
-
-
-_affordable: Final[dict[str, bool]] = {}
 
 
 def timer_on(
@@ -158,15 +150,15 @@ def timer_on(
     record: Callable[[Callable[[], object]], Any] = record_profile,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> ProfilerTimer | None:
-    """Return what times runs on a device by the profiler; None if that does not see it, or takes too long."""
+    """Return a timer for runs on a device; None if the profiler does not see the device, or takes too long."""
     platform = device.platform
     if platform not in _affordable:
         try:
-            # A thread of our own is in no trace, whatever the caller is in.
+            # A thread of our own is in no trace, even if the caller is.
             with ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax") as pool:
                 _affordable[platform] = pool.submit(_is_affordable, device, record, clock_ns).result()
         except RuntimeError:
-            return None  # the user's own profile is running: next time, perhaps
+            return None  # the user's own profile is running; the next call tries again
     return ProfilerTimer() if _affordable[platform] else None
 
 

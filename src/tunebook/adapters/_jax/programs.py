@@ -1,12 +1,18 @@
-"""The programs that jax keeps, and making it forget those in which a tunable call chose a configuration.
+"""Makes jax forget the programs in which a tunable call chose a configuration, and no others.
 
-There is no public way to ask for them, and a new value of a user context makes every function of the process be traced
-again. But an equation knows the Python frames that it was made in: a program with a frame of ours in it is one of
-those, however deep it is nested, and whatever it was derived from. So nothing has to be noted while a program is
-traced, where 30 ns would be an eighth of a known call. It takes 10 ms for a thousand equations.
+Why: a traced program keeps the configuration that it was made with. jax has no public way to drop single programs from
+its caches; a new value of a user context makes it trace *every* function of the process again.
 
-Should another release of jax keep its programs in another way, that is found out by trying: the caller is told that
-nothing could be forgotten.
+How: an equation knows the Python frames that it was made in. A program with a frame of ours in an equation has a
+tunable call in it, however deep the call is nested, and whatever the program was derived from. So nothing has to be
+noted while a program is traced, where 30 ns would be an eighth of a known call. jax's caches do not list their values,
+but they must show them to the garbage collector: `gc.get_referents` reads them there. It takes 10 ms for a thousand
+equations.
+
+When jax changes: `_can_forget` tries all of this on four small programs, once per process, before anything is dropped.
+If they are not forgotten as expected, `forget_tuned` returns False, and `refresh` makes jax trace every function again.
+Results stay right; lost is the time to trace and compile functions without tunable calls. A test fails then too
+(`test_this_jax_keeps_its_programs_as_expected`), so that a new release of jax is noticed here first.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import traceback
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -28,25 +35,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import CodeType
 
-_GENERATED: Final = "<tunebook "  # what `_dispatch` generates has no file
+_GENERATED: Final = "<tunebook "  # the dispatcher's generated code has no file
 _EXECUTOR: Final = Executor.__call__.__code__.co_filename
-# In these, functions with rules of their own are called: to be differentiated by, or batched. What a rule makes does
-# not have its own frames, but those of the call that it is a rule for, so that any rule may have made a tunable call.
+# In these modules, jax calls functions with rules of their own, to differentiate or batch them. Equations made by a
+# rule have the frames of the call that the rule is for, not of the rule. So any rule may have made a tunable call.
 _RULES: Final = tuple(
     f"jax._src.{name}" for name in ("custom_derivatives", "custom_batching", "custom_transpose", "custom_dce", "hijax")
 )
-# In these a function is being traced or compiled, or a program of one is looked for.
+# In these modules a function is being traced or compiled, or its program is looked up.
 _TRACING: Final = ("jax._src.pjit", "jax._src.interpreters.partial_eval")
 
 
 def forget_tuned() -> bool:
-    """Make jax forget the programs with tunable calls; False if others may be left, and all have to be made again."""
-    return not is_tracing() and _can_forget() and _forget_all()
-
-
-def _forget_all() -> bool:
+    """Make jax forget the programs with tunable calls; False if some may be left, and all have to be traced again."""
+    if is_tracing() or not _can_forget():
+        return False
     _forget()
-    # A thread that has read what was forgotten after it may put it back: it is inside of jax, or it has done so by now.
+    # A thread that read a cache before it was cleared may put the program back: it is inside jax now, or already has.
     busy = is_tracing()
     _forget()
     return not busy
@@ -55,93 +60,68 @@ def _forget_all() -> bool:
 def is_tracing() -> bool:
     """Return whether jax is making a program in any thread."""
     files = _files_of(_TRACING)
-    return any(_is_in(files, frame) for frame in sys._current_frames().values())  # noqa: SLF001 - its documented name
+    stacks = map(traceback.walk_stack, sys._current_frames().values())  # noqa: SLF001 - its documented name
+    return any(frame.f_code.co_filename in files for stack in stacks for frame, _ in stack)
 
 
 def _files_of(modules: Iterable[str]) -> frozenset[str | None]:
     return frozenset(getattr(sys.modules.get(name), "__file__", None) for name in modules)
 
 
-def _is_in(files: frozenset[str | None], frame: Any) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename in files:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _forget() -> None:
-    every = sys.modules["jax._src.util"]._caches  # noqa: SLF001 - see above
-    caches = [kept for kept in list(every) if type(kept).__name__ == "WeakrefLRUCache"]
+    every = sys.modules["jax._src.util"]._caches  # noqa: SLF001 - no public way, see above
+    caches = [each for each in list(every) if type(each).__name__ == "WeakrefLRUCache"]
     search = _ProgramSearch()
-    tuned = {id(key): key for kept in caches for key, value in _entries(kept) if search.finds_one_in(value)}
-    for kept in caches:
-        # Also what else is kept for the same function. One that a cache does not have could not be compared with those
-        # that it has: they are functions, programs, and modules of MLIR, which compare with nothing else.
-        for key in [key for weak, *_ in kept.cache_keys() if id(key := weak()) in tuned]:
-            kept.evict_weakref(key)
-    # By these jit finds compiled programs. Those whose traces are still there are found again by them, in 0.3 ms.
+    tuned = {id(key): key for each in caches for key, value in _entries(each) if search.finds_call_in(value)}
+    for each in caches:
+        # This also drops other values kept for the same function. Only keys that this cache has are evicted: a lookup
+        # of another key would compare functions, programs and MLIR modules with each other, which fails.
+        for key in [key for weak, *_ in each.cache_keys() if id(key := weak()) in tuned]:
+            each.evict_weakref(key)
+    # By these jit finds compiled programs. Programs whose traces are still there are found again in 0.3 ms.
     for name in ("_cpp_pjit_cache_fun_only", "_cpp_pjit_cache_explicit_attributes"):
         getattr(sys.modules["jax._src.pjit"], name).clear()
     sys.modules["jaxlib._jax"].PjitFunctionCache.clear_all()
 
 
-def _entries(kept: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what a cache of jax's has, and for which function or program.
-
-    Its values cannot be asked for, but the garbage collector is told: of each entry the key, then the value.
-    """
-    starts = {id(weak) for weak, *_ in kept.cache_keys()}
+def _entries(jax_cache: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the function or program, and the value, of each entry: the garbage collector gets key and value in turn."""
+    starts = {id(weak) for weak, *_ in jax_cache.cache_keys()}
     key = None
-    for part in gc.get_referents(kept):
+    for part in gc.get_referents(jax_cache):
         if isinstance(part, weakref.ref) and id(part) in starts:
             key = part()
         elif key is not None:
             yield key, part
 
 
-def _programs_in(value: Any) -> Iterator[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _programs_in(part)
-
-
 class _ProgramSearch:
-    """Which programs may have a tunable call in them; each is looked at once."""
+    """Finds programs that may have a tunable call in them; looks at each program and each traceback once."""
 
     def __init__(self) -> None:
         self._rules = _files_of(_RULES)
-        self._known: dict[int, bool] = {}
+        self._programs: dict[int, bool] = {}
         self._tracebacks: dict[Any, bool] = {}
 
-    def finds_one_in(self, value: Any) -> bool:
-        """Return whether a tunable call may be in what jax has kept."""
-        return any(map(self._has_one, _programs_in(value)))
-
-    def _has_one(self, program: Jaxpr) -> bool:
-        known = self._known.get(id(program))
+    def finds_call_in(self, value: Any) -> bool:
+        """Return whether a tunable call may be in a value of jax's caches."""
+        if isinstance(value, ClosedJaxpr):
+            value = value.jaxpr
+        if not isinstance(value, Jaxpr):
+            return isinstance(value, (tuple, list)) and any(map(self.finds_call_in, value))
+        known = self._programs.get(id(value))
         if known is None:
-            known = self._known[id(program)] = any(map(self._is_of_one, program.eqns))
+            known = self._programs[id(value)] = any(map(self._may_be_from_call, value.eqns))
         return known
 
-    def _is_of_one(self, equation: Any) -> bool:
-        return self._was_made_in_one(equation.source_info.traceback) or any(
-            map(self.finds_one_in, equation.params.values())
-        )
-
-    def _was_made_in_one(self, traceback: Any) -> bool:
-        if traceback is None:
-            return False
-        known = self._tracebacks.get(traceback)
+    def _may_be_from_call(self, equation: Any) -> bool:
+        made_in = equation.source_info.traceback
+        known = False if made_in is None else self._tracebacks.get(made_in)
         if known is None:
-            known = self._tracebacks[traceback] = any(map(self._may_be_one, traceback.raw_frames()[0]))
-        return known
+            known = self._tracebacks[made_in] = any(map(self._is_ours, made_in.raw_frames()[0]))
+        return known or any(map(self.finds_call_in, equation.params.values()))
 
-    def _may_be_one(self, code: CodeType) -> bool:
+    def _is_ours(self, code: CodeType) -> bool:
         file = code.co_filename
         is_rule = code.co_name == "__call__" and file in self._rules
         return is_rule or file == _EXECUTOR or file.startswith(_GENERATED)
@@ -149,9 +129,9 @@ class _ProgramSearch:
 
 @cache
 def _can_forget() -> bool:
-    """Return whether this jax keeps its programs in the way that is looked for, tried out once: 0.2 s."""
+    """Return whether this jax keeps its programs in the way that `_forget` expects; tried once, in 0.2 s."""
     found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(_try_to_forget()))  # one that no user's trace or mesh is in
+    thread = threading.Thread(target=lambda: found.append(_try_to_forget()))  # a new thread has no trace and no mesh
     thread.start()
     thread.join()
     return found == [True]
@@ -160,7 +140,7 @@ def _can_forget() -> bool:
 def _try_to_forget() -> bool:
     traces: list[str] = []
 
-    def traced(name: str, function: Callable[[Any], Any], **options: Any) -> Callable[[Any], Any]:
+    def jit_noting(name: str, function: Callable[[Any], Any], **options: Any) -> Callable[[Any], Any]:
         def note(x: Any) -> Any:
             traces.append(name)
             return function(x)
@@ -169,22 +149,19 @@ def _try_to_forget() -> bool:
         return jitted
 
     names: dict[str, Any] = {}
-    exec(compile("def tuned(x): return x + x", f"{_GENERATED}trial>", "exec"), names)  # noqa: S102 - as `_dispatch` does
+    exec(compile("def tuned(x): return x + x", f"{_GENERATED}trial>", "exec"), names)  # noqa: S102 - as the dispatcher
     ruled = jax.custom_vjp(lambda x: x)
     ruled.defvjp(lambda x: (x, None), lambda _, dy: (names["tuned"](dy),))
-    inner = traced("inner", names["tuned"])
-    outer = traced("outer", inner, keep_unused=True)
-    programs = inner, outer, traced("ruled", jax.grad(ruled)), traced("other", lambda x: x * x)
+    inner = jit_noting("inner", names["tuned"])
+    outer = jit_noting("outer", inner, keep_unused=True)
+    programs = inner, outer, jit_noting("ruled", jax.grad(ruled)), jit_noting("other", lambda x: x * x)
     try:
-        _run_each(programs)
+        for program in programs:
+            program(np.float32(1))
         before = len(traces)
         _forget()
-        _run_each(programs)
+        for program in programs:
+            program(np.float32(1))
     except (AttributeError, TypeError, LookupError):
-        return False  # another jax
+        return False  # a jax with other caches
     return sorted(traces[before:]) == ["inner", "outer", "ruled"]
-
-
-def _run_each(programs: Iterable[Callable[[Any], Any]]) -> None:
-    for program in programs:
-        program(np.float32(1))

@@ -1,9 +1,16 @@
-"""Whether jax's settings are the same in all threads, so that a call need not look at them.
+"""Knows whether jax's settings are the same in all threads, so that a call need not read them.
 
-Reading those that are in every key takes 180 ns, two thirds of a tuned call. They hardly ever change, and jax calls
-hooks when they do. So a number stands for them in the hot path's keys: another one after each change for the whole
-process. While a thread has one of its own, by `with jax.enable_x64(True)` or so, calls also read the number that stands
-for what the hooks of their own thread told. Where jax does not tell, they read the settings.
+Why: every key contains four settings of jax, and reading them takes 180 ns, two thirds of a tuned call. They hardly
+ever change. So a number stands for them in the hot path's keys, and each change for the whole process takes a new one.
+While a thread has a setting of its own, by `with jax.enable_x64(True)` or so, calls also read a number for the settings
+of their thread.
+
+How: jax has no public way to hear of changes. It calls two private hooks of each setting, for its own use; this module
+puts functions in their place that call the old hook and then update the number.
+
+When jax changes: `Settings.watch` changes each setting to its present value, and looks whether the hooks were called.
+If they were not, or if the hooks are missing, the number stays 0, and every call reads the settings. Results stay
+right; lost are the 180 ns. The tests fail then too, since they expect a number above 0.
 """
 
 from __future__ import annotations
@@ -27,10 +34,10 @@ _NEVER: Final = object()
 
 
 class _ProcessState:
-    """What stands for what is set for the whole process: `value`, the number.
+    """Holds `value`, the number for the settings of the whole process.
 
-    While something else is in force (see `Settings.held`) there is no such attribute, and what it is is asked for at
-    each call. A property would do that too, but takes 100 ns always, since the accelerator has to run Python for it.
+    Inside `Settings.held` the attribute is missing, and every call asks for the value. A property would do that too,
+    but takes 100 ns always, since the accelerator has to run Python for it.
     """
 
     value: int | str
@@ -46,15 +53,15 @@ class _ProcessState:
 
 
 class _ThreadState(threading.local):
-    """The number that stands for what a thread has set for itself; 0 is nothing."""
+    """Holds the number for the settings that a thread has for itself; 0 if it has none."""
 
     value = 0
 
 
 class Settings:
-    """Settings of jax that are watched. `number[0]` stands for them; 0 says that it depends on the thread.
+    """Settings of jax that are watched. `number[0]` stands for all of them; 0 says that they depend on the thread.
 
-    Then `for_all` and `own` stand for them together, if `watch` says that changes are told.
+    Then `for_all` and `own` stand for them together, if `watch` has found that jax calls the hooks.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -69,65 +76,64 @@ class Settings:
         self._unset: list[object] = []
         self._own: Final[set[tuple[int, int]]] = set()
         self._holds = 0
-        # Re-entrant: a block may be left by the garbage collector, which may run while this thread holds the lock.
-        self._lock = threading.RLock()
+        self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Take a new lock, in a forked child."""
+        """Take a new lock, also in a forked child."""
+        # Re-entrant: the garbage collector may leave a block, and may run while this thread holds the lock.
         self._lock = threading.RLock()
 
     def watch(self) -> bool:
-        """Notice changes from now on, and say whether: if this jax tells of them and no thread may have made one."""
+        """Notice changes from now on; False if this jax does not call the hooks, or a thread is inside a block."""
         try:
-            self._watching = not self._is_any_entered() and self._is_told()
+            self._watching = not self._is_any_entered() and self._hook_all()
         except AttributeError:
-            return False  # a jax of other ways: calls read the settings, which is right everywhere
-        self._changed_for_all()
+            return False  # a jax without these hooks: calls read the settings, which is right everywhere
+        self._change_for_all()
         return self._watching
 
-    def _is_told(self) -> bool:
-        """Have changes told, and say whether they are."""
+    def _hook_all(self) -> bool:
+        """Put our functions behind jax's hooks, and return whether jax calls them."""
         self._unset = [state.get_local() for state in self._states]
         for place, state in enumerate(self._states):
-            # There is no public way. What jax has for its own settings of this kind are these two.
-            state._update_global_hook = _both(state._update_global_hook, self._changed_for_all)  # noqa: SLF001 - as said
-            here = partial(self._changed_here, place)
-            state._update_thread_local_hook = _both(state._update_thread_local_hook, here)  # noqa: SLF001 - as said
-        return all(map(self._is_told_of, self._states))
+            state._update_global_hook = _call_both(state._update_global_hook, self._change_for_all)  # noqa: SLF001 - see top
+            here = partial(self._change_here, place)
+            state._update_thread_local_hook = _call_both(state._update_thread_local_hook, here)  # noqa: SLF001 - see top
+        return all(map(self._is_hooked, self._states))
 
-    def _changed_for_all(self) -> None:
+    def _change_for_all(self) -> None:
         with self._lock:
             self.for_all.number = next(self._numbers)
-            self._stand()
-        MEMO.invalidate()  # what is being worked out under the number that was: see `Gate.remember`
+            self._update_number()
+        MEMO.invalidate()  # drops answers that are being worked out under the old number: see `AnswerMemo.remember`
 
-    def _changed_here(self, place: int) -> None:
-        """Note whether this thread has a value of its own now: even one like the others' will not follow theirs."""
+    def _change_here(self, place: int) -> None:
+        """Note whether this thread now has a value of its own: even an equal value does not follow the process's."""
         me = threading.get_ident(), place
         local = [state.get_local() for state in self._states]
         is_unset = [value is unset for value, unset in zip(local, self._unset, strict=True)]
         with self._lock:
             (self._own.discard if is_unset[place] else self._own.add)(me)
-            # The same number for the same values, or each time that a block is entered, calls in it would be new ones.
+            # Equal values share a number, or every entry of a block would make its calls new ones.
             known = len(self._own_numbers) + 1
             self.own.value = 0 if all(is_unset) else self._own_numbers.setdefault((*local,), known)
-            self._stand()
+            self._update_number()
 
     @contextmanager
     def held(self, ask: Callable[[], object]) -> Iterator[None]:
-        """Have calls ask for a block: something else that is in their keys is in force in it. All ask in one way."""
+        """Make calls ask for a part of their keys during a block. All blocks use the same `ask`."""
         with self._lock:
             self.for_all.ask = ask
             self._holds += 1
-            self._stand()
+            self._update_number()
         try:
             yield
         finally:
             with self._lock:
                 self._holds -= 1
-                self._stand()
+                self._update_number()
 
-    def _stand(self) -> None:
+    def _update_number(self) -> None:
         number = self.for_all.number
         self.number[0] = number if self._watching and not self._own and not self._holds else 0
         if self._holds:
@@ -135,8 +141,8 @@ class Settings:
         else:
             self.for_all.value = number
 
-    def _is_told_of(self, state: Any) -> bool:
-        """Whether changes are told, tried out by changes to what is in force."""
+    def _is_hooked(self, state: Any) -> bool:
+        """Return whether jax calls our hooks, tried by changing a setting to its present value."""
         before = self.for_all.number
         jax.config.update(f"jax_{state.__name__}", state.get_global())
         with state(state.value):
@@ -144,14 +150,14 @@ class Settings:
         return told and not self._own and self.for_all.number != before
 
     def _is_any_entered(self) -> bool:
-        """Whether a thread may be inside a block that sets one, without having told."""
+        """Return whether a thread may already be inside a block that sets one of the settings."""
         block = type(self._states[0](self._states[0].value))
-        # 20 ms, once. Those that were never entered, of decorated functions, do not know yet what to go back to.
+        # 20 ms, once. A block that was never entered, of a decorated function, has no value to go back to.
         alive = [x.state for x in gc.get_objects() if type(x) is block and getattr(x, "prev", _NEVER) is not _NEVER]
         return any(state is one for state in alive for one in self._states)
 
 
-def _both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> Callable[[Any], None]:
+def _call_both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> Callable[[Any], None]:
     def both(value: Any) -> None:
         if hook is not None:
             hook(value)
@@ -161,6 +167,6 @@ def _both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> C
 
 
 SETTINGS: Final = Settings((jax.enable_x64, jax.default_matmul_precision, jax.default_device, jax.default_prng_impl))
-ARE_TOLD: Final = SETTINGS.watch()
+HOOKED: Final = SETTINGS.watch()
 # A lock that another thread held at a fork would stay locked in the child for ever.
 os.register_at_fork(after_in_child=SETTINGS.renew_lock)

@@ -1,8 +1,8 @@
-"""Where a jax call is tuned: on arrays that exist, in a thread that no trace has touched, under the caller's settings.
+"""Where a jax call is tuned: on arrays that exist, in a thread without a trace, under the caller's settings.
 
 Inside `jax.jit` even `jnp.ones` returns a tracer, and timing there would time tracing: a peer chose a candidate 1000 x
-slower in that way, and left 15,856 equations in the user's program. A thread of our own has no trace; but it also has
-none of the caller's settings, so they are taken along.
+slower in that way, and left 15,856 equations in the user's program. A thread of our own has no trace. It also has none
+of the caller's settings, so they are taken along.
 """
 
 from __future__ import annotations
@@ -26,39 +26,37 @@ from tunebook._arrays.framework import TuningSite
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook.adapters._jax.backward import backward_alone, both, is_backward_only, is_inexact
-from tunebook.adapters._jax.context import CONTEXT
-from tunebook.adapters._jax.context import entered as overlays_entered
-from tunebook.adapters._jax.facts import CAPTURED, KEYED, TraceFacts, is_jax_array, mesh_like
+from tunebook.adapters._jax.context import CONTEXT, apply_scopes
+from tunebook.adapters._jax.facts import CAPTURED, KEYED, TraceFacts, mesh_like
+from tunebook.adapters._jax.flat_call import FlatCall, is_jax_array
 from tunebook.adapters._jax.kernel import bind
 from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-    from contextvars import Context
 
     from tunebook._kernel.kernel import Invocation
     from tunebook.adapters._jax.facts import MeshAxis
 
 T = TypeVar("T")
 
-# A function that looks at values cannot be compiled as a whole. Called outside of a trace, it runs all the same.
+# A function that looks at values cannot be compiled as a whole, but runs outside of a trace.
 _UNTRACEABLE: Final = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
-    jax.errors.TracerBoolConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-# Making a normal number takes 10 ns, so a gigabyte would take longer to make than to tune on. An odd number, so that
-# rows are not all alike.
+# Making a normal number takes 10 ns, so a gigabyte of them would take longer to make than to tune on. The numbers
+# repeat after this many: an odd count, so that rows are not all alike.
 _DISTINCT: Final = (1 << 20) + 7
-# What a number of Python's becomes: it takes the dtype of what it meets, so that another array in its place would make
-# another program.
+# The values of weakly typed arrays. A Python number takes the dtype of the array that it meets, so a strongly typed
+# array in its place would make another program.
 _WEAK: Final = {"b": True, "i": 3, "u": 3, "f": 1.5, "c": 1.5 + 0.5j}
 
 
 class ArrayLike(NamedTuple):
-    """An array that a trace stands for."""
+    """The array that a tracer stands for."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -66,20 +64,21 @@ class ArrayLike(NamedTuple):
 
 
 class TracedCall:
-    """A call and the settings of the thread that made it."""
+    """A call, and the settings of the thread that made it. `eager` says that it was made outside of any trace."""
 
     def __init__(self, inv: Invocation[Any, Any], facts: TraceFacts) -> None:
         self._inv = inv
-        leaves, self._tree = jax.tree.flatten((inv.args, dict(inv.kwargs)))
-        self._leaves = [_without_trace(leaf) for leaf in leaves]
-        made = any(isinstance(leaf, (ArrayLike, jax.ShapeDtypeStruct)) for leaf in self._leaves)
-        self._eager = not made and inv.surroundings is None
+        flat = FlatCall.of(inv.args, inv.kwargs)
+        self._flat = flat._replace(leaves=[_without_trace(leaf) for leaf in flat.leaves])
+        made = any(isinstance(leaf, (ArrayLike, jax.ShapeDtypeStruct)) for leaf in self._flat.leaves)
+        self.eager: Final = not made and inv.surroundings is None
         self._facts = facts
         self._settings = {name: getattr(jax, name).value for name in CAPTURED} | KEYED | dict(facts.settings)
         self._user_contexts = _user_contexts()
         self._context = copy_context()
         self._mesh = _mesh_for(facts.mesh)
         self._mesh_of_arrays = _mesh_for(facts.array_mesh or facts.mesh)
+        self._depths = sorted({level.depth for _, level in facts.vmap}, reverse=True)
 
     @contextmanager
     def site(self) -> Iterator[tuple[TuningSite, Callable[..., Any]]]:
@@ -91,7 +90,7 @@ class TracedCall:
             return pool.submit(self._context.run, self._call_entered, function, *args).result()
 
         try:
-            yield there(self._stage, self._leaves, self._tree, stopped), there
+            yield there(self._stage, self._flat, stopped), there
         except KeyboardInterrupt:
             stopped.set()  # the thread cannot be interrupted, but ends before its next run of a candidate
             raise
@@ -99,92 +98,92 @@ class TracedCall:
             pool.shutdown(wait=False)
 
     def _call_entered(self, function: Callable[..., T], *args: Any) -> T:
-        with self.entered():
+        with self._enter_settings():
             return function(*args)
 
-    def _stage(self, leaves: Sequence[Any], tree: Any, stopped: threading.Event) -> TuningSite:
-        arrays = [i for i, leaf in enumerate(leaves) if is_array_or_like(leaf)]
-        as_seen, given = list(leaves), list(leaves)
-        for place, i in enumerate(arrays):
-            given[i] = self._made(leaves[i], place)
-            as_seen[i] = self._first(given[i], place)
+    def _stage(self, flat: FlatCall, stopped: threading.Event) -> TuningSite:
+        arrays = [self._make(x, place) for place, x in enumerate(flat.arrays)]
+        args, kwargs = flat.fill(self._first_of_batch(x, place) for place, x in enumerate(arrays))
+        call_args, call_kwargs = flat.fill(arrays)
+        staged = _StagedCall(self, flat.with_arrays(arrays), stopped)
 
         def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
-            found, like = jax.tree.flatten((args, dict(kwargs)))
-            return self._stage(found, like, stopped)
+            return self._stage(FlatCall.of(args, kwargs), stopped)
 
-        args, kwargs = jax.tree.unflatten(tree, as_seen)
-        call_args, call_kwargs = jax.tree.unflatten(tree, given)
-        frame = _Frame(self, tree, given, arrays, stopped)
         return TuningSite(
             inv=replace(self._inv, args=args, kwargs=kwargs),
             args=call_args,
             kwargs=call_kwargs,
             bind=bind,
-            programs=partial(_programs, frame),
-            differentiable=partial(_differentiable, frame),
+            programs=partial(_programs, staged),
+            differentiable=partial(_is_differentiable, staged),
             passes="backward" if is_backward_only() else "forward+backward",
             one_of=self._one_of,
-            with_inputs=None if self._eager else with_inputs,
+            with_inputs=None if self.eager else with_inputs,
         )
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Make the settings of the caller those of this thread."""
+    def _enter_settings(self) -> Iterator[None]:
+        """Give this thread the caller's settings."""
         with ExitStack() as stack:
             for name, value in self._settings.items():
                 stack.enter_context(getattr(jax, name)(value))
             for context, value in self._user_contexts:
                 stack.enter_context(context(value))
-            stack.enter_context(overlays_entered())
+            stack.enter_context(apply_scopes())
             if self._mesh is not None and any(axis.kind != "Manual" for axis in self._facts.mesh):
                 stack.enter_context(jax.set_mesh(self._mesh))
             yield
 
-    # ------------------------------------------------------------------------------------------------------- arrays
+    def run_as_caller(self, function: Callable[[T], Any], argument: T) -> Any:
+        """Call a function under the caller's settings and overlays, in any thread."""
 
-    def _sizes(self, place: int) -> tuple[tuple[int, int], ...]:
-        """Return the axes that vmaps add to an array, the innermost first."""
+        def run() -> Any:
+            with self._enter_settings():
+                return function(argument)
+
+        # A copy, because several threads compile, and only one of them can enter a context at a time.
+        return self._context.copy().run(run)
+
+    def _added_axes(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Return the axes that vmaps add to an array, innermost first."""
         return tuple((level.axis, level.size) for i, level in self._facts.vmap if i == place)
 
-    def _made(self, leaf: Any, place: int) -> Any:
-        """Return the array that a candidate gets for one of the call, batched as that is."""
+    def _make(self, leaf: Any, place: int) -> Any:
+        """Return the array that a candidate gets for an array of the call, batched in the same way."""
         if isinstance(leaf, (ArrayLike, jax.ShapeDtypeStruct)):
             shape = list(leaf.shape)
-            for axis, size in self._sizes(place):
+            for axis, size in self._added_axes(place):
                 shape.insert(axis, size)
-            weak = isinstance(leaf, ArrayLike) and leaf.weak_type
-            made = jax.numpy.broadcast_to(_WEAK[np.dtype(leaf.dtype).kind], shape) if weak else None
-            return self._placed(made_up(tuple(shape), leaf.dtype, place) if made is None else made, place)
-        if self._eager:
-            return leaf  # the user's own, and where it belongs
-        for axis, size in self._sizes(place):
-            leaf = np.repeat(np.expand_dims(leaf, axis), size, axis)
-        return self._placed(leaf, place)
-
-    def _first(self, x: Any, place: int) -> Any:
-        """Return the part of a batched array that one call of the kernel gets."""
-        for axis, _ in reversed(self._sizes(place)):
-            x = x[(slice(None),) * axis + (0,)]
-        return x
-
-    def _one_of(self, output: Any) -> Any:
-        """Return the part of an output that one call of the kernel gives; vmap puts what it adds in front."""
-        depth = len({level.depth for _, level in self._facts.vmap})
-        return jax.tree.map(lambda x: x[(0,) * depth] if is_jax_array(x) else x, output) if depth else output
-
-    def _placed(self, x: Any, place: int) -> Any:
+            if isinstance(leaf, ArrayLike) and leaf.weak_type:
+                x = jax.numpy.broadcast_to(_WEAK[np.dtype(leaf.dtype).kind], shape)
+            else:
+                x = made_up(tuple(shape), leaf.dtype, place)
+        elif self.eager:
+            return leaf  # the user's own array, already where it belongs
+        else:
+            x = leaf
+            for axis, size in self._added_axes(place):
+                x = np.repeat(np.expand_dims(x, axis), size, axis)
         spec = dict(self._facts.sharding).get(place)
         if spec is None or self._mesh_of_arrays is None or not any(isinstance(part, (str, tuple)) for part in spec):
             return x
         return jax.device_put(x, NamedSharding(self._mesh_of_arrays, PartitionSpec(*spec)))
 
-    # ----------------------------------------------------------------------------------------------------- programs
+    def _first_of_batch(self, x: Any, place: int) -> Any:
+        """Return the part of a batched array that one call of the kernel gets."""
+        for axis, _ in reversed(self._added_axes(place)):
+            x = x[(slice(None),) * axis + (0,)]
+        return x
 
-    def transformed(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
-        """Return a function of all arrays under the vmaps and the shard_map that the user's call is under."""
-        depths = sorted({level.depth for _, level in self._facts.vmap}, reverse=True)
-        for depth in depths:
+    def _one_of(self, output: Any) -> Any:
+        """Return the part of an output that one call of the kernel gives; vmap adds its axes in front."""
+        first = (0,) * len(self._depths)
+        return jax.tree.map(lambda x: x[first] if is_jax_array(x) else x, output) if first else output
+
+    def transform(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Callable[..., Any]:
+        """Return a function of all arrays under the same vmaps and the same shard_map as the user's call."""
+        for depth in self._depths:
             axes: list[int | None] = [None] * len(arrays)
             name = None
             for place, level in self._facts.vmap:
@@ -195,24 +194,9 @@ class TracedCall:
         if not manual or self._mesh is None:
             return function
         every = PartitionSpec()
-        mapped: Callable[..., Any] = jax.shard_map(
+        return jax.shard_map(  # type: ignore[no-any-return] # jax is not seen by mypy
             function, mesh=self._mesh, in_specs=every, out_specs=every, axis_names=manual, check_vma=False
         )
-        return mapped
-
-    def context(self) -> Context:
-        """Return a copy of the caller's context: of its overlays, for tunable functions that are called in this one."""
-        return self._context.copy()
-
-    @property
-    def eager(self) -> bool:
-        """Whether the user's call was made outside of any trace."""
-        return self._eager
-
-
-def is_array_or_like(leaf: object) -> bool:
-    """Return whether a leaf of a captured call is an array, real or to be made."""
-    return isinstance(leaf, ArrayLike) or is_jax_array(leaf)
 
 
 def _without_trace(leaf: Any) -> Any:
@@ -222,7 +206,7 @@ def _without_trace(leaf: Any) -> Any:
 
 
 def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
-    """Return a mesh of this process's devices like the one of the call; None if there are not enough."""
+    """Return a mesh of this process's devices like the call's mesh; None if there are not enough devices."""
     size = int(np.prod([axis.size for axis in axes]))
     if not axes or size > len(jax.local_devices()):
         return None
@@ -232,7 +216,7 @@ def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
 def _user_contexts() -> list[tuple[Any, Any]]:
     """Return the user contexts that are set in this thread, with their values; a new thread has none of them.
 
-    jax keeps no list of them that may be read, the garbage collector does: 20 ms, once per tuning.
+    jax keeps no list of them that may be read; the garbage collector does: 20 ms, once per tuning.
     """
     kind = type(CONTEXT)
     found = [x for x in gc.get_objects() if type(x) is kind and x is not CONTEXT]
@@ -240,7 +224,7 @@ def _user_contexts() -> list[tuple[Any, Any]]:
 
 
 def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-    """Return an array of values that no kernel trips over: never zeros, the same for the same seed."""
+    """Return an array of harmless values: never zeros, and the same for the same seed."""
     if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(seed), shape)
     size = int(np.prod(shape))
@@ -248,40 +232,48 @@ def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
     return jax.numpy.asarray(np.resize(values, shape) if size else np.zeros(shape, dtype))
 
 
-# ---------------------------------------------------------------------------------------------------------- programs
-
-
-class _Frame(NamedTuple):
-    """A captured call with its arrays in place."""
+class _StagedCall(NamedTuple):
+    """A captured call with real arrays in place."""
 
     call: TracedCall
-    tree: Any
-    leaves: list[Any]
-    arrays: list[int]
+    flat: FlatCall
     stopped: threading.Event
+
+    def check(self) -> None:
+        """Raise if the caller was interrupted."""
+        if self.stopped.is_set():
+            raise InterruptedError("the caller was interrupted")
+
+    def of_arrays(self, function: Callable[..., Any], shape: list[Any]) -> Callable[..., Any]:
+        """Return a function of the arrays that returns arrays alone; `shape` gets the rest of its result."""
+
+        def flat(*arrays: Any) -> list[Any]:
+            out, tree = jax.tree.flatten(self.flat.of_arrays(function)(*arrays))
+            shape[:] = [tree, [None if _is_output(x) else x for x in out]]
+            return [x for x in out if _is_output(x)]
+
+        return flat
 
 
 class _JaxProgram(NamedTuple):
-    """What runs a candidate. `digest` is equal for those that are the same program; None if that is not known."""
+    """A candidate's program. Equal programs have equal digests; None if the digest is unknown."""
 
     digest: bytes | None
     launch: Callable[..., Any]
 
 
 def _programs(
-    frame: _Frame,
+    staged: _StagedCall,
     bind_one: Callable[[Any], Callable[..., Any]],
     backward: bool,  # noqa: FBT001 - as in `TuningSite`
 ) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[Any], bytes | None]]:
-    """Return what makes a candidate's function, and what compiles it ahead."""
+    """Return a function that makes a candidate's launch function, and a function that compiles it ahead."""
     executables: dict[bytes, Any] = {}
 
     def make(config: Any) -> _JaxProgram:
-        with frame.call.entered():
-            return _compiled(frame, bind_one(config), executables, backward=backward)
+        return _compile(staged, bind_one(config), executables, backward=backward)
 
-    # Several threads compile, and a context can be entered by one of them at a time.
-    made = PerConfig(lambda config: frame.call.context().run(make, config), _config_key)
+    made = PerConfig(partial(staged.call.run_as_caller, make), _config_key)
     return (lambda config: made(config).launch), (lambda config: made(config).digest)
 
 
@@ -289,25 +281,34 @@ def _config_key(config: Any) -> Hashable:
     try:
         return fingerprint(config)
     except CodecError:
-        return id(config)  # the job holds them all, so that no other can get the same
+        return id(config)  # unique: the job holds all configurations
 
 
-def _compiled(
-    frame: _Frame, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
+def _compile(
+    staged: _StagedCall, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
 ) -> _JaxProgram:
-    arrays = [frame.leaves[i] for i in frame.arrays]
+    arrays = staged.flat.arrays
     shape: list[Any] = []
-    flat = _flat(function, frame.tree, frame.leaves, frame.arrays, shape)
-    whole = frame.call.transformed(both(flat) if backward and not is_backward_only() else flat, arrays)
+    flat = staged.of_arrays(function, shape)
+    whole = staged.call.transform(both(flat) if backward and not is_backward_only() else flat, arrays)
     if backward and is_backward_only():
         whole, arrays = backward_alone(whole, arrays)
+
+    def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
+        return whole(*arrays)
+
     try:
-        lowered = jax.jit(_named(whole)).lower(*arrays)
+        lowered = jax.jit(candidate).lower(*arrays)
     except _UNTRACEABLE:
-        if not frame.call.eager or backward:
+        if not staged.call.eager or backward:
             raise
-        return _JaxProgram(None, partial(_run_as_it_is, frame, function))
-    # Constants are written out in it, so that programs of different ones differ.
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            staged.check()
+            return jax.block_until_ready(function(*args, **kwargs))
+
+        return _JaxProgram(None, run)
+    # Constants are written out in the text, so programs with different constants differ.
     digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
     if digest not in executables:
         try:
@@ -316,74 +317,29 @@ def _compiled(
             raise CompileError(str(error)) from error
     executable = executables[digest]
     placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
-    return _JaxProgram(digest, partial(_run_compiled, executable, placed, shape, frame.stopped, rebuild=not backward))
+
+    # `placed` are the arrays of the arguments; taking them out of the arguments again would be timed too.
+    def launch(*_args: Any, **_kwargs: Any) -> Any:
+        staged.check()
+        out = jax.block_until_ready(executable(*placed))
+        if backward:
+            return out
+        tree, others = shape
+        found = iter(out)
+        return jax.tree.unflatten(tree, [next(found) if x is None else x for x in others])
+
+    return _JaxProgram(digest, launch)
 
 
-def _differentiable(frame: _Frame, function: Callable[..., Any]) -> bool:
-    """Whether a function has a gradient with respect to one of the call's arrays."""
-    arrays = [frame.leaves[i] for i in frame.arrays]
-    flat = _flat(function, frame.tree, frame.leaves, frame.arrays, [])
+def _is_differentiable(staged: _StagedCall, function: Callable[..., Any]) -> bool:
+    """Return whether a function has a gradient with respect to one of the call's arrays."""
+    arrays = staged.flat.arrays
     try:
-        jax.eval_shape(frame.call.transformed(both(flat), arrays), *arrays)
-    except (TypeError, ValueError, NotImplementedError):  # what jax raises where there is no derivative
+        jax.eval_shape(staged.call.transform(both(staged.of_arrays(function, [])), arrays), *arrays)
+    except (TypeError, ValueError, NotImplementedError):  # jax raises these where there is no derivative
         return False
     return any(map(is_inexact, arrays))
 
 
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose name is the same for all candidates: the name is part of a program's text.
-
-    The profiler knows them by it too.
-    """
-
-    def candidate(*arrays: Any) -> Any:
-        return function(*arrays)
-
-    return candidate
-
-
-def _flat(
-    function: Callable[..., Any], tree: Any, leaves: Sequence[Any], arrays: Sequence[int], shape: list[Any]
-) -> Callable[..., Any]:
-    """Return a function of the arrays alone, which returns arrays alone; `shape` gets what its result is made of."""
-
-    def flat(*given: Any) -> list[Any]:
-        filled = list(leaves)
-        for i, x in zip(arrays, given, strict=True):
-            filled[i] = x
-        args, kwargs = jax.tree.unflatten(tree, filled)
-        out, out_tree = jax.tree.flatten(function(*args, **kwargs))
-        shape[:] = [out_tree, [None if _is_output(x) else x for x in out]]
-        return [x for x in out if _is_output(x)]
-
-    return flat
-
-
 def _is_output(x: object) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic))
-
-
-def _run_compiled(
-    executable: Any,
-    arrays: Sequence[Any],
-    shape: Sequence[Any],
-    stopped: threading.Event,
-    *_args: Any,
-    rebuild: bool,
-    **_kwargs: Any,
-) -> Any:
-    # The arguments are those that the arrays were taken from; taking them out again would be timed too.
-    if stopped.is_set():
-        raise InterruptedError("the caller was interrupted")
-    out = jax.block_until_ready(executable(*arrays))
-    if not rebuild:
-        return out
-    tree, others = shape
-    found = iter(out)
-    return jax.tree.unflatten(tree, [next(found) if x is None else x for x in others])
-
-
-def _run_as_it_is(frame: _Frame, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if frame.stopped.is_set():
-        raise InterruptedError("the caller was interrupted")
-    return jax.block_until_ready(function(*args, **kwargs))

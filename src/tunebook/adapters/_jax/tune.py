@@ -1,4 +1,4 @@
-"""Plain functions with hyperparameters, made tunable."""
+"""Makes plain functions with hyperparameters tunable."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def tune(
 ) -> Any:
     """Make a function choose some of its keyword arguments by itself, measured once and remembered.
 
-    `hyperparams` has a list of values for each name; under a tuple of names it has tuples, of values that go together.
-    A call overrides the choice by `config={...}`. If all of them have defaults, those are the heuristic: tuning never
-    makes a call slower than that. `options` are those of `tunebook.tunable`.
+    `hyperparams` maps a name to a list of values, or a tuple of names to a list of tuples, of values that go together.
+    A call overrides the choice by `config={...}`. If all hyperparameters have defaults, the defaults are the heuristic:
+    tuning never makes a call slower than that. `options` go to `tunebook.tunable`.
 
     >>> import jax.numpy as jnp
     >>> def scale(x, *, factor=1, times=2):
@@ -43,7 +43,7 @@ def tune(
     defaults = {name: parameters[name].default for name in names if name in parameters}
     if len(defaults) == len(names) and inspect.Parameter.empty not in defaults.values():
         options.setdefault("heuristic", defaults)
-    return tunable(_taking_config(function, names), space=_space(hyperparams), **options)
+    return tunable(_take_config(function, names), space=_space(hyperparams), **options)
 
 
 def _check(function: Callable[..., Any], names: list[str], parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -60,7 +60,7 @@ def _check(function: Callable[..., Any], names: list[str], parameters: Mapping[s
 
 
 def _space(hyperparams: Mapping[str | tuple[str, ...], Iterable[Any]]) -> Any:
-    """Return all combinations; where names go together, as a list, because an axis of a space has one name."""
+    """Return all combinations: a list where names go together, because an axis of a space has one name."""
     if all(isinstance(key, str) for key in hyperparams):
         return Space(**{cast("str", key): list(values) for key, values in hyperparams.items()})
     combined: list[dict[str, Any]] = [{}]
@@ -70,13 +70,13 @@ def _space(hyperparams: Mapping[str | tuple[str, ...], Iterable[Any]]) -> Any:
     return combined
 
 
-def _taking_config(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Return a function of `config` in place of the hyperparameters, with what else the other takes."""
+def _take_config(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """Return a function that takes `config` in place of the hyperparameters."""
     signature = inspect.signature(function)
     positions = list(signature.parameters)
     first = min((positions.index(name) for name in names if name in positions), default=len(positions))
     kept = [p for name, p in signature.parameters.items() if name not in names]
-    # What stood behind a hyperparameter would be taken for it if it were passed on by position.
+    # Passed on by name: by position, a parameter behind a hyperparameter would be taken for the hyperparameter.
     behind = [p.name for p in kept[first:] if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     def call(*args: Any, config: Any, **kwargs: Any) -> Any:

@@ -22,12 +22,12 @@ from tunebook.stores._files import distrust, make_directory, replace_file, writi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# At the end of every file: loading a library that was cut short does not fail, it kills the process (SIGBUS). What
-# follows the sections of a library is ignored by the loader.
+# At the end of every file, with a digest: loading a truncated library does not fail, it kills the process (SIGBUS). The
+# loader ignores bytes after the sections of a library.
 _SEAL: Final = b"tunebook"
 _DIGEST_BYTES: Final = 16
 _SUFFIX: Final = ".so"
-# Some 16,000 kernels of the usual 16 kB; beyond it the longest unused go first.
+# Some 16,000 kernels of the usual 16 kB; beyond it the libraries that were unused the longest are removed.
 MAX_BYTES: Final = 256 << 20
 _STALE_TEMP_S: Final = 3600
 
@@ -36,9 +36,9 @@ _STALE_TEMP_S: Final = 3600
 class BuildCache:
     """Libraries by digest. Safe to share between threads and processes: a file is replaced whole, or not at all.
 
-    `directory=None` is `native` in the user's book, found anew each time because its root can change. A directory that
-    others can write to is not used, since what is in it is run; then, and where nothing can be written, libraries go
-    into a directory of this process, after one warning.
+    `directory=None` is `native` in the user's book, looked up each time because its root can change. A directory that
+    other users can write to is not used, since its files are executed. Then, and where nothing can be written,
+    libraries go to a temporary directory of this process, after one warning.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -48,30 +48,27 @@ class BuildCache:
         self._tidied = False
 
     def get(self, digest: str, build: Callable[[Path], None], *, afresh: bool = False) -> Path:
-        """Return the library of a digest; if there is no whole one, or `afresh`, `build` writes it to a given path."""
+        """Return the library of a digest; `build(path)` makes it if it is missing or truncated, or with `afresh`."""
         with self._locks.setdefault(digest, threading.Lock()):
             shared = self._directory()
             for path in (None if shared is None else shared / f"{digest}{_SUFFIX}", self._not_shared.get(digest)):
                 if path is not None and not afresh and _is_whole(path):
                     return path
-            content = _built(build)
+            content = _build(build)
             if shared is not None:
                 try:
                     with writing(str(shared)):
-                        self._tidy_once(shared)
+                        if not self._tidied:
+                            self._tidied = True
+                            _tidy(shared)
                         return _put(shared, digest, content)
                 except StoreError as error:
                     _warn_not_kept(error)
             path = self._not_shared[digest] = _put(_own_directory(os.getpid()), digest, content)
             return path
 
-    def _tidy_once(self, directory: Path) -> None:
-        if not self._tidied:
-            self._tidied = True
-            _tidy(directory)
-
     def _directory(self) -> Path | None:
-        """Return the directory that outlives this process, or None if there is none that may be used."""
+        """Return the directory that outlives this process, or None if it cannot be used."""
         root = book_root() if self._given is None else self._given
         if root is None:
             message = f"no home directory: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
@@ -80,7 +77,8 @@ class BuildCache:
         directory = root.absolute() / "native" if self._given is None else root
         try:
             with writing(str(directory)):
-                make_directory(directory, _no_sync)
+                # Not synced: a directory that a power loss removes is made again.
+                make_directory(directory, lambda _descriptor: None)
                 unsafe = distrust(str(root)) or distrust(str(directory))
             if unsafe is None:
                 return directory
@@ -90,17 +88,13 @@ class BuildCache:
         return None
 
 
-def _no_sync(_descriptor: int) -> None:
-    """Leave it to the system: a directory that is lost with the power is made again."""
-
-
 def _warn_not_kept(error: StoreError) -> None:
     warn_once(error.kind, error.path, f"compiled kernels are not kept for the next process: {error}")
 
 
 @cache
 def _own_directory(pid: int) -> Path:
-    """Return this process's own directory, removed when it ends; the number is there for the children of a fork."""
+    """Return this process's own directory, removed when it ends; a forked child has another `pid`."""
     path = Path(tempfile.mkdtemp(prefix="tunebook-native-"))
     atexit.register(_remove, path, pid)
     return path
@@ -111,8 +105,8 @@ def _remove(path: Path, pid: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _built(build: Callable[[Path], None]) -> bytes:
-    # In a directory of our own, so that a full cache is no reason for the compiler to fail.
+def _build(build: Callable[[Path], None]) -> bytes:
+    # In a directory of our own, so that the compiler does not fail because the cache is full.
     path = _own_directory(os.getpid()) / f"build-{secrets.token_hex(8)}{_SUFFIX}"
     try:
         build(path)
@@ -124,7 +118,7 @@ def _built(build: Callable[[Path], None]) -> bytes:
 
 def _put(directory: Path, digest: str, content: bytes) -> Path:
     path = directory / f"{digest}{_SUFFIX}"
-    # Not synced: what a power loss leaves of it has no seal, and is built again.
+    # Not synced: a file that a power loss cuts short has no seal, and is built again.
     replace_file(path, content, mode=0o644, temporary=directory / f"tmp-{secrets.token_hex(8)}")
     return path
 
@@ -133,14 +127,14 @@ def _is_whole(path: Path) -> bool:
     try:
         content = path.read_bytes()
     except OSError:
-        return False  # not there, or not readable: it is built
+        return False  # missing or not readable: it is built
     end = len(content) - _DIGEST_BYTES - len(_SEAL)
     seal = _SEAL + blake2b(content[: max(end, 0)], digest_size=_DIGEST_BYTES).digest()
     return end > 0 and content[end:] == seal
 
 
 def _tidy(directory: Path) -> None:
-    """Remove what killed processes left, and the longest unused libraries beyond the limit."""
+    """Remove the temporary files of killed processes, and the longest unused libraries beyond the limit."""
     libraries: list[tuple[float, int, str]] = []
     now = time.time()
     with os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""Source in C, or in a language like it, with a configuration as macros: C, CUDA C and OpenCL C."""
+"""Source in C, CUDA C or OpenCL C, with a configuration as macros."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ _SHOWN_LINES: Final = 12
 _SHOWN_COLUMNS: Final = 200
 
 
-# ---------------------------------------------------------------------------------------------------------- macros
-
-
 class Macros(NamedTuple):
-    """What a configuration means to the compiler."""
+    """The macros and the flags of a configuration."""
 
     definitions: tuple[str, ...]
     flags: tuple[str, ...]
@@ -46,51 +43,44 @@ class Macros(NamedTuple):
 
 
 def macros_of(config: Mapping[str, Any]) -> Macros:
-    """Return the macros and flags of a configuration; `DefinitionError` for what the compiler could not be told.
+    """Return the macros and flags of a configuration; `DefinitionError` for values that cannot be macros.
 
     >>> macros_of({"BLOCK": 64, "PACK": True, "TYPE": "float", "cflags": ("-O2",)}).definitions
     ('BLOCK=64', 'PACK=1', 'TYPE=float')
     """
     if not isinstance(config, Mapping):
         raise DefinitionError(
-            f"compiled source takes its configuration as a mapping, such as tunebook.Config or a dict; got {config!r}"
+            f"compiled source takes its configuration as a mapping, e.g. tunebook.Config or a dict; got {config!r}"
         )
-    definitions = [f"{_macro_name(n)}={_macro_value(n, v)}" for n, v in config.items() if n != FLAGS_ITEM]
+    definitions = [f"{n}={_macro_value(n, v)}" for n, v in config.items() if n != FLAGS_ITEM]
     return Macros(tuple(sorted(definitions)), flags_of(FLAGS_ITEM, config.get(FLAGS_ITEM, ())))
 
 
-def _macro_name(name: str) -> str:
+def _macro_value(name: str, value: object) -> str:
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or name in _KEYWORDS:
         raise DefinitionError(f"{name!r} cannot be a macro: it is not an identifier in C")
-    return name
-
-
-def _macro_value(name: str, value: object) -> str:
     if isinstance(value, str) and not set(value) & {"\n", "\r", "\0"}:
-        return str.__str__(value)  # an enum of strings would otherwise give its own name
+        return str.__str__(value)  # str(value) of an enum of strings would give its name
     if isinstance(value, Integral):
         return str(int(value))
     if isinstance(value, Real) and math.isfinite(value):
         return repr(float(value))
     raise DefinitionError(
-        f"{name}={value!r} cannot be a macro: use a finite number, a bool, or a str of one line; flags for the "
+        f"{name}={value!r} cannot be a macro: use a finite number, a bool, or a one-line str; flags for the "
         f"compiler go into {FLAGS_ITEM}=('-O2', ...)"
     )
 
 
 def flags_of(name: str, flags: Iterable[str]) -> tuple[str, ...]:
-    """Return flags as a tuple; `DefinitionError` if they are something else."""
+    """Return flags as a tuple; `DefinitionError` for anything but an iterable of flags."""
     given = None if isinstance(flags, str) or not isinstance(flags, Iterable) else tuple(flags)
     if given is None or not all(isinstance(flag, str) and flag and "\0" not in flag for flag in given):
-        raise DefinitionError(f"{name}={flags!r}: write a tuple of flags, such as {name}=('-O3', '-march=native')")
+        raise DefinitionError(f"{name}={flags!r}: write a tuple of flags, e.g. {name}=('-O3', '-march=native')")
     return given
 
 
-# ---------------------------------------------------------------------------------------------------------- source
-
-
 class SourceText(NamedTuple):
-    """Source, and the content of the headers beside it that it includes; `directory` is where they are."""
+    """Source, and the content of the headers beside it that it includes; `directory` has the headers."""
 
     name: str
     text: str
@@ -99,7 +89,7 @@ class SourceText(NamedTuple):
 
 
 def read_source(source: str | Path) -> SourceText:
-    """Return source that was given as text, or that is in a file."""
+    """Return source given as text, or as the path of a file."""
     if isinstance(source, Path):
         path = source.absolute()
         try:
@@ -118,11 +108,11 @@ def _read(path: Path) -> str:
 
 
 def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
-    """Yield the content of the files beside a source that it includes, and of those that they include."""
+    """Yield the content of the files beside a source that it includes, and of the files that these include."""
     for name in _INCLUDE.findall(text):
         path = directory / name
         if path in seen or not path.is_file():
-            continue  # one that is not there is the compiler's to find, or to complain about
+            continue  # a missing file is for the compiler to find, or to complain about
         seen.add(path)
         content = _read(path)
         yield content
@@ -130,11 +120,8 @@ def _headers(text: str, directory: Path, seen: set[Path]) -> Iterator[str]:
 
 
 def digest(parts: list[Json]) -> str:
-    """Return a digest that is equal for equal parts, in every process."""
+    """Return a digest of some parts; equal parts have equal digests in every process."""
     return blake2b(canonical_json(parts).encode("ascii"), digest_size=16).hexdigest()
-
-
-# ------------------------------------------------------------------------------------------------------ complaints
 
 
 def complaint(said: str, otherwise: str, macros: Macros | str) -> str:

@@ -1,4 +1,4 @@
-"""What is made once per configuration: a loaded library, a compiled function."""
+"""Values that are made once per configuration: a loaded library, a compiled function."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REMEMBERED: Final = 1024
 class PerConfig(Generic[T]):
     """Calls `make` once per configuration, also under threads; an error is raised and not remembered.
 
-    `key` tells configurations apart, and is asked only about objects that were not seen before: a tuned call always
-    passes the same one, which is found again in 0.1 us. Looking it up by its own hash would take twice as long and be
-    wrong, because `Config(n=1) == Config(n=1.0)`, and C divides by them differently.
+    `key` tells configurations apart, and is called only for new objects: a tuned call always passes the same object,
+    which is found again in 0.1 us. A lookup by the configuration's own hash would take twice as long and be wrong,
+    because `Config(n=1) == Config(n=1.0)`, and C divides by them differently.
     """
 
     __slots__ = ("__wrapped__", "_by_identity", "_by_value", "_key", "_locks")
@@ -48,6 +48,6 @@ class PerConfig(Generic[T]):
             # Hashed by value, so its value does not change.
             if len(self._by_identity) >= _REMEMBERED:
                 self._by_identity.clear()
-            # With the configuration itself: were it freed, another one could get its identity.
+            # With the configuration itself: if it were freed, another object could get its identity.
             self._by_identity[id(config)] = config, self._by_value[key]
         return self._by_value[key]

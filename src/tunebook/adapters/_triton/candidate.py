@@ -1,4 +1,4 @@
-"""A `triton.Config` as the core knows it, and one launch of a kernel."""
+"""A `triton.Config` as a candidate of the core, and one launch of a kernel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _HOOK: Final = "pre_hook"
+_OPTIONS: Final = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"})
 
 
 @final
 class LaunchConfig:
-    """A configuration with what a launch needs of it, made once: asking a `triton.Config` takes 1 us each time."""
+    """A `triton.Config` with its launch arguments worked out once: asking a `triton.Config` takes 1 us each time."""
 
     __slots__ = ("config", "meta", "pre_hook")
 
@@ -32,9 +33,9 @@ class LaunchConfig:
         return f"triton.Config({self.config})"
 
 
-def _written(candidate: LaunchConfig) -> dict[str, object]:
+def _encode(candidate: LaunchConfig) -> dict[str, object]:
     plain = {name: _plain(value) for name, value in candidate.meta.items()}
-    # Two configurations may differ in nothing but the hook, which changes what a launch does.
+    # Two configurations may differ in nothing but the hook, which changes the effect of a launch.
     return plain if candidate.pre_hook is None else {**plain, _HOOK: source_digest(candidate.pre_hook)}
 
 
@@ -48,25 +49,24 @@ def _plain(value: object) -> object:
     return value
 
 
-def _read(written: dict[str, Any]) -> LaunchConfig:
-    """Return a configuration from the book; its hook is code, which no book holds."""
-    options = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-    given = {name: value for name, value in written.items() if name in options}
-    kwargs = {name: value for name, value in written.items() if name not in (*options, _HOOK)}
-    return LaunchConfig(triton.Config(kwargs, **given))
+def _decode(encoded: dict[str, Any]) -> LaunchConfig:
+    """Return a configuration from the book, without its hook: a hook is code, and a book holds no code."""
+    options = {name: value for name, value in encoded.items() if name in _OPTIONS}
+    kwargs = {name: value for name, value in encoded.items() if name not in {*_OPTIONS, _HOOK}}
+    return LaunchConfig(triton.Config(kwargs, **options))
 
 
-register_codec(LaunchConfig, _written, _read)
-# Constants of a kernel's module: without these an edited one would leave the kernel's checksum as it was.
+register_codec(LaunchConfig, _encode, _decode)
+# Constants in a kernel's module: without these codecs, editing a constant would leave the kernel's checksum unchanged.
 register_codec(tl.constexpr, lambda constant: constant.value, tl.constexpr)
 register_codec(tl.dtype, lambda dtype: dtype.name, tl.dtype)
 
 
 @final
 class Launch:
-    """One call of a kernel. A class of its own, so that nobody looks for arrays in it: Triton keys by less than those.
+    """One call of a kernel; unpacks to grid, positional arguments and keyword arguments.
 
-    Unpacks to grid, positional arguments and keyword arguments.
+    A class of its own, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
     """
 
     __slots__ = ("args", "grid", "kwargs")

@@ -1,21 +1,16 @@
-"""The device that Triton launches on, through Triton's own driver: the one place that asks it."""
+"""The device that Triton launches on. Only this module asks Triton's driver."""
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from triton.runtime import driver
 
-from tunebook.adapters._cuda.graph import is_capturing
-
-_NVIDIA: Final = Path("/proc/driver/nvidia/version")
+from tunebook._arrays.device_fingerprint import nvidia_driver
 
 
 def interface() -> Any:
-    """Return what has events, streams and properties: `torch.cuda`, or its like for other vendors."""
+    """Return the module with events, streams and properties: `torch.cuda`, or its like for other vendors."""
     return driver.active.get_device_interface()
 
 
@@ -36,33 +31,23 @@ def device_count() -> int:
 
 
 def device_name(index: int) -> str:
-    """Return a device's name as it stands in keys; two of one model have the same."""
-    return _device_name(driver.active, index)
+    """Return a device's name as it stands in keys; GPUs of the same model share it."""
+    return f"gpu:{interface().get_device_name(index)}"
 
 
-@cache
-def _device_name(active: Any, index: int) -> str:
-    return f"gpu:{active.get_device_interface().get_device_name(index)}"
-
-
-def architecture(index: int) -> str:
-    """Return what programs are compiled for."""
-    return _architecture(driver.active, index)
-
-
-@cache
-def _architecture(active: Any, _index: int) -> str:
-    target = active.get_current_target()
+def architecture() -> str:
+    """Return the architecture that programs of this thread are compiled for."""
+    target = driver.active.get_current_target()
     return f"{target.backend}:{target.arch}"
 
 
 def under_capture() -> bool:
-    """Return whether launches of this thread go into a graph."""
-    return is_capturing(interface())
+    """Return whether launches of this thread go into a CUDA graph, where nothing may be measured or waited for."""
+    return bool(interface().is_current_stream_capturing())
 
 
 def free_bytes() -> float:
-    """Return how much memory of this thread's device nobody uses."""
+    """Return how much memory of this thread's device is unused."""
     return float(interface().mem_get_info()[0])
 
 
@@ -76,11 +61,6 @@ def cold_cache() -> Any:
     return driver.active.get_empty_cache_for_benchmark()
 
 
-@cache
 def driver_version() -> str:
-    """Return the version of the GPU's driver, or "unknown"; read once per process."""
-    try:
-        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _NVIDIA.read_text())
-    except OSError:  # another vendor, or a container that hides it
-        return "unknown"
-    return found[1] if found else "unknown"
+    """Return the version of NVIDIA's driver; "unknown" for other vendors, or in a container that hides it."""
+    return nvidia_driver().get("driver", "unknown").removeprefix("nvidia ")

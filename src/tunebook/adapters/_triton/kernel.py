@@ -1,4 +1,4 @@
-"""A kernel of Triton's as the core knows it: its key, its candidates, its code, and how one is compiled."""
+"""A Triton kernel as a `Kernel` of the core: its key, its candidates, its code, and how a candidate is compiled."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
     import triton
 
+SCALARS: Final = (bool, int, float, str, type(None))
+
 
 class PruneConfigs(NamedTuple):
-    """Which configurations are worth a try for a launch, as `prune_configs_by` says."""
+    """Triton's `prune_configs_by`.
+
+    Not `_space.pruning`, because Triton's rules differ: `top_k` is a part of all configurations, rounded down; the rest
+    is ordered by the model; and the model is not asked if few enough are left.
+    """
 
     early: Callable[..., Any] | None = None
     perf_model: Callable[..., float] | None = None
@@ -36,37 +42,33 @@ class PruneConfigs(NamedTuple):
     def __call__(
         self, configs: Sequence[triton.Config], named: Mapping[str, Any], keywords: Mapping[str, Any]
     ) -> Sequence[triton.Config]:
-        """Return those that are left."""
-        left = configs
-        if self.early is not None:
-            left = self.early(configs, named, **keywords)
-            if not left:
-                raise DefinitionError("early_config_prune left no configuration; let it keep at least one")
-        kept = self._kept(len(configs))
+        """Return the configurations worth a try for a launch."""
+        left = configs if self.early is None else self.early(configs, named, **keywords)
+        if not left:
+            raise DefinitionError("early_config_prune left no configuration; let it keep at least one")
+        if isinstance(self.top_k, float) and self.top_k <= 1.0:
+            kept = max(1, int(len(configs) * self.top_k))
+        elif isinstance(self.top_k, int):
+            kept = self.top_k
+        else:
+            raise DefinitionError(f"top_k={self.top_k!r}: write a part, e.g. 0.2, or a number, e.g. 10")
         model = self.perf_model
         if model is None or len(left) <= kept:
             return left
         return sorted(left, key=lambda config: model(**named, **keywords, **config.all_kwargs()))[:kept]
 
-    def _kept(self, configs: int) -> int:
-        if isinstance(self.top_k, float) and self.top_k <= 1.0:
-            return max(1, int(configs * self.top_k))
-        if isinstance(self.top_k, int):
-            return self.top_k
-        raise DefinitionError(f"top_k={self.top_k!r}: write a part such as 0.2, or a number such as 10")
-
 
 class Hooks(NamedTuple):
-    """What the user wants to run around every run of a candidate, instead of what resets and restores arguments."""
+    """The user's hooks around every run of a candidate; they replace resetting and restoring arguments."""
 
     before: Callable[..., object] | None = None
     after: Callable[..., object] | None = None
 
 
 class TritonKernel(Kernel[LaunchConfig, Any]):
-    """Its invocations hold one `Launch`. `fn` is what is tuned: a jitted function, or one with heuristics around it."""
+    """A kernel whose invocations hold one `Launch`. `fn` is the jitted function, perhaps with heuristics around it."""
 
-    checks = False  # `triton.autotune` knows no reference, and of its configurations none is more right than the others
+    checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(
         self,
@@ -82,11 +84,12 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         version: str = "0",
     ) -> None:
         self.fn: Final = fn
-        self.chain: Final = tuple(_chain(fn))
+        self.chain: Final = tuple(_unwrap(fn))
         self.function: Final = self.chain[-1]
         self.names: Final[tuple[str, ...]] = tuple(fn.arg_names)
         self.key: Final = tuple(key)
         self.pruning, self.hooks = pruning, hooks
+        self._prunes: Final = pruning.early is not None or pruning.perf_model is not None
         self.reset_to_zero, self.restore_value = tuple(reset_to_zero), tuple(restore_value)
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
         self.compiles = not self.interpreted
@@ -110,10 +113,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         """Return a launch as a call."""
         return Invocation(self.op_id, (launch,), {})
 
-    # ------------------------------------------------------------------------------------------------ what it is about
-
     def problem(self, inv: Invocation[LaunchConfig, Any]) -> Problem:
-        """Return what a launch's configuration is looked up by: the device, and what Triton would key it by."""
+        """Return the problem of a launch: the device, and the parts of Triton's own key."""
         launch: Launch = inv.args[0]
         device = host_cpu() if self.interpreted else device_name(current_device())
         arguments = launch.positional(self.names) | launch.kwargs
@@ -129,46 +130,34 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         """Return the software that a measurement depends on: Triton, its settings, and the driver."""
         if self.interpreted:
             return environment_fingerprint(["triton"], {"target": "interpreter"})
-        facts = {
-            "driver": driver_version(),
-            "target": architecture(current_device()),
-            **{f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()},
-        }
+        knobs = {f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()}
+        facts = {"driver": driver_version(), "target": architecture(), **knobs}
         return environment_fingerprint(["triton"], facts)
 
     @cached_property
     def code_checksum(self) -> str:
-        """The digest over the function, those that it calls, their constants, and what heuristics compute."""
+        """The digest over the function, the functions that it calls, their constants, and the heuristics."""
         heuristics = [link.values for link in self.chain[:-2]]
         return code_checksum(self.function, version=self.version, extra=heuristics)
 
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
-        """Return the digest over code and candidates; worked out once unless these depend on the launch."""
+        """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
         return super().checksum(inv) if self._prunes else self._static_checksum
-
-    @property
-    def _prunes(self) -> bool:
-        return self.pruning.early is not None or self.pruning.perf_model is not None
 
     @cached_property
     def _static_checksum(self) -> str:
         return self._checksum_over(self._known.values())
 
-    # ----------------------------------------------------------------------------------------------------- candidates
-
-    def candidate_cfgs(self, inv: Invocation[LaunchConfig, Any]) -> Iterable[LaunchConfig]:
-        """Return the configurations for a launch."""
-        return self.of_launch(inv.args[0])
-
-    def of_launch(self, launch: Launch) -> list[LaunchConfig]:
+    def candidate_cfgs(self, inv: Invocation[LaunchConfig, Any]) -> list[LaunchConfig]:
         """Return the configurations that pruning leaves for a launch."""
+        launch: Launch = inv.args[0]
         if not self._prunes:
             return list(self._known.values())
         left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
         return [self.candidate(config) for config in left]
 
     def candidate(self, config: triton.Config) -> LaunchConfig:
-        """Return a configuration as a candidate; the same object for each of those that the kernel was given."""
+        """Return a configuration as a candidate: the same object every time for a configuration of this kernel."""
         return self._known.get(id(config)) or LaunchConfig(config)
 
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
@@ -180,7 +169,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         return self.candidate(self._heuristic(inv.args[0].named(self.names)))
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
-        """Compile a candidate into Triton's own caches; return what tells apart what a launch of it does."""
+        """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""
         launch: Launch = inv.args[0]
         try:
             compiled = self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
@@ -188,17 +177,19 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             raise CompileError(f"{type(error).__name__}: {error}") from error
         if compiled is None or cfg.pre_hook is not None or self.hooks != Hooks():
             return None
-        # The program alone does not say how many of it run: a grid may depend on what the code does not read.
+        # The program does not say how many instances of it run: a grid may depend on values that the code never reads.
         grid = self.grid_of(launch, cfg)
         return b"\0".join([compiled.kernel, repr((grid, compiled.packed_metadata)).encode()])
 
     def grid_of(self, launch: Launch, cfg: LaunchConfig) -> tuple[int, ...]:
-        """Return the grid that a launch has with a configuration."""
-        return tuple(launch.grid(self.bound(launch, cfg)) if callable(launch.grid) else launch.grid)
+        """Return the grid of a launch with a configuration."""
+        return tuple(launch.grid(self._bind_names(launch, cfg)) if callable(launch.grid) else launch.grid)
 
-    def bound(self, launch: Launch, cfg: LaunchConfig | None = None) -> dict[str, Any]:
-        """Return the arguments by name, with defaults; with a configuration, also what it and heuristics supply."""
-        values = {**self._defaults, **launch.named(self.names)}
+    def _bind_names(self, launch: Launch, cfg: LaunchConfig | None) -> dict[str, Any]:
+        """Return the arguments by name, with defaults; with a configuration, also its values and the heuristics'."""
+        parameters = inspect.signature(self.function).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        values = {**defaults, **launch.named(self.names)}
         if cfg is not None:
             values |= cfg.meta
             for link in self.chain[:-2]:
@@ -207,16 +198,9 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         return {name: value for name, value in values.items() if name in self.names}
 
     def variables(self, launch: Launch, cfg: LaunchConfig | None = None) -> dict[str, Any]:
-        """Return the same, without what is compiled in."""
+        """Return the arguments by name that are not compiled in, with defaults."""
         constants = {parameter.name for parameter in self.chain[-2].params if parameter.is_constexpr}
-        return {name: value for name, value in self.bound(launch, cfg).items() if name not in constants}
-
-    @cached_property
-    def _defaults(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-    # -------------------------------------------------------------------------------------------------------- running
+        return {name: value for name, value in self._bind_names(launch, cfg).items() if name not in constants}
 
     def run(self, *call: Any, cfg: LaunchConfig, **_named: Any) -> Any:
         """Launch with a configuration; the first argument unpacks to grid, positional and keyword arguments."""
@@ -225,24 +209,13 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             cfg.pre_hook({**Launch(grid, args, kwargs).named(self.names), **cfg.meta})
         return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **cfg.meta)
 
-    def mutated(self, inv: Invocation[LaunchConfig, Any]) -> Sequence[object]:  # noqa: ARG002 - as it says
-        """Return nothing: what runs write to is put back where they are measured, outside of the timed window."""
+    def mutated(self, inv: Invocation[LaunchConfig, Any]) -> Sequence[object]:  # noqa: ARG002 - see below
+        """Return nothing: `SavedTensors` puts tensors back, outside of the timed window."""
         return ()
 
 
-SCALARS: Final = (bool, int, float, str, type(None))
-
-
-def what_cannot_be_sent(kernel: TritonKernel, launch: Launch) -> str | None:
-    """Return which argument has no place in another process, or None."""
-    for name, value in kernel.variables(launch).items():
-        if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
-            return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
-    return None
-
-
-def _chain(fn: Any) -> Iterable[Any]:
-    """Yield what is tuned, then what is inside of it, down to the function that the user wrote."""
+def _unwrap(fn: Any) -> Iterable[Any]:
+    """Yield a decorated function, then each function inside it, down to the user's own."""
     while not inspect.isfunction(fn):
         yield fn
         fn = fn.fn

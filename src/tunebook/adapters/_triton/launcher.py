@@ -1,6 +1,6 @@
-"""The launch of a tuned kernel: one function generated per kernel, which reads what the key needs and looks it up.
+"""The launch of a tuned kernel: a function generated per kernel, which reads the key's parts and looks them up.
 
-For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, once it has seen its arguments::
+For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, after its first call::
 
     def bind(grid):
         def launch(x_ptr, y_ptr, n, **kwargs):
@@ -9,14 +9,15 @@ For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, once it ha
             return _other(grid, (x_ptr, y_ptr, n), kwargs)
         return launch
 
-`_call` is the function that `_dispatch` generates: it looks the facts up, and launches with what it finds.
+`_call` is the dispatcher's generated function: it looks the facts up, and launches with the configuration it finds.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Final, final
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
 from tunebook._keys.fast_key import fast_key_of
@@ -29,7 +30,7 @@ _PLAIN: Final = frozenset({int, bool, str, type(None)})
 
 @final
 class LaunchFacts(tuple[Any, ...]):
-    """All that a launch is looked up by; equal only if the launches have the same key."""
+    """The facts that a launch is looked up by; equal only if the launches have the same key."""
 
     __slots__ = ()
 
@@ -39,7 +40,7 @@ keyed_by_value(LaunchFacts)
 
 @final
 class Launcher:
-    """Owns a kernel's generated function. `call` is the dispatcher's; `device` is None if there is one only."""
+    """Owns a kernel's generated function. `call` is the dispatcher's; `device()` returns None if there is only one."""
 
     def __init__(
         self,
@@ -51,12 +52,12 @@ class Launcher:
         call: Callable[..., Any],
         device: Callable[[], Hashable],
     ) -> None:
-        self._parameters = _leading(function, names, supplied)
+        self._parameters = _leading_parameters(function, names, supplied)
         self._names = [p.name for p in self._parameters]
         self._key = frozenset(key)
         self._call, self._device = call, device
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
-        self._typed: set[str] = set()  # those with a dtype
+        self._typed: set[str] = set()  # arguments with a dtype
         self._one_device: bool | None = None
         self._form = 0
         self._lock = threading.Lock()
@@ -66,7 +67,7 @@ class Launcher:
         namespace: dict[str, Any] = {
             "_tb_call": self._call,
             "_tb_facts": LaunchFacts,
-            "_tb_other": self._other,
+            "_tb_other": self._launch_other,
             "_tb_exact": fast_key_of,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
@@ -79,35 +80,34 @@ class Launcher:
 
     def _source(self) -> str:
         declared = [p.name if p.default is p.empty else f"{p.name}=_tb_default_{p.name}" for p in self._parameters]
-        leaves = [self._leaf(name, self._seen.get(name)) for name in self._names]
         guards = [f"{n}.__class__ is _tb_class_{n}" for n in self._names if self._seen.get(n) is not None]
-        facts = [str(self._form), *(leaf for leaf in leaves if leaf)]
+        facts = [str(self._form), *filter(None, map(self._expression, self._names))]
         facts += [] if self._one_device else ["_tb_device()"]
         facts += ["*(_tb_named(_tb_kwargs) if _tb_kwargs else ())"]
         arguments = "".join(f"{name}, " for name in self._names)
-        call = f"_tb_call((_tb_grid, ({arguments}), _tb_kwargs), _tb_facts(({', '.join(facts)},)))"
-        fast = " and ".join(guards) or "True"
+        fast = (" and ".join(guards) or "True") if self._form else "False"
         return "\n".join(
             [
                 "def bind(_tb_grid):",
                 f" def launch({', '.join([*declared, '**_tb_kwargs'])}):",
-                f"  if {fast if self._form else 'False'}:",
-                f"   return {call}",
+                f"  if {fast}:",
+                f"   return _tb_call((_tb_grid, ({arguments}), _tb_kwargs), _tb_facts(({', '.join(facts)},)))",
                 f"  return _tb_other(_tb_grid, ({arguments}), _tb_kwargs)",
                 " return launch",
             ]
         )
 
-    def _leaf(self, name: str, kind: type | None) -> str:
-        """Return how an argument is read: a key's value, a tensor's dtype; the class of the rest is in the guard."""
+    def _expression(self, name: str) -> str:
+        """Return the code that reads an argument: a key's value, or a tensor's dtype; guards check other classes."""
+        kind = self._seen.get(name)
         if name in self._key:
             return name if kind is not None else f"_tb_exact({name})"
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
 
-    def _other(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Launch what the generated code is not for yet: the first call, or arguments of other classes."""
+    def _launch_other(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch a call that the generated code does not cover yet: the first one, or arguments of other classes."""
         self._note(args)
         facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
         # With -1, because generated code counts its forms from 1, and puts other facts in other places.
@@ -134,18 +134,16 @@ class Launcher:
                 self.bind = self._generate()
 
 
-def _leading(function: Callable[..., Any], names: Sequence[str], supplied: frozenset[str]) -> list[inspect.Parameter]:
-    """Return the parameters that calls pass by position: those before the first that a configuration supplies."""
-    leading: list[inspect.Parameter] = []
-    for name, p in zip(names, inspect.signature(function).parameters.values(), strict=False):
-        if name in supplied or p.kind is not p.POSITIONAL_OR_KEYWORD:
-            break
-        leading.append(p)
-    return leading
+def _leading_parameters(
+    function: Callable[..., Any], names: Sequence[str], supplied: frozenset[str]
+) -> list[inspect.Parameter]:
+    """Return the parameters that calls pass by position: all before the first that a configuration supplies."""
+    pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
+    leading = takewhile(lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs)
+    return [parameter for _, parameter in leading]
 
 
 def kind_of(value: Any) -> Hashable:
-    """Return a tensor's dtype, or the class of what has none."""
-    dtype: Any = getattr(value, "dtype", None)
-    found: Any = type(value) if dtype is None else dtype  # not "or": numpy's dtypes are false
-    return found  # type: ignore[no-any-return] # all of them are hashable
+    """Return a tensor's dtype, or the class of any other value."""
+    dtype: Hashable = getattr(value, "dtype", None)
+    return cast("Hashable", type(value)) if dtype is None else dtype  # not "or": numpy's dtypes are false

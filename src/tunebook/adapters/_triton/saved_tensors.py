@@ -1,14 +1,16 @@
-"""Tensors that runs write to: put back between runs, so that every candidate meets what the user's call brought."""
+"""Puts a launch's tensors back between runs, so that every candidate meets the arguments of the user's call."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final, final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+from tunebook._arrays.framework import framework_of
+from tunebook._measure.argument_restore import Restorer
 
-# Copies of everything are kept until it is known what is written to; they may take this part of the free memory.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# All tensors are copied until it is known which of them are written to. The copies may take this part of free memory.
 _PART_OF_FREE: Final = 0.25
 
 
@@ -16,46 +18,44 @@ _PART_OF_FREE: Final = 0.25
 class SavedTensors:
     """Holds copies of a launch's tensors.
 
-    Those named `zeroed` are set to zero before every run, and those named `restored` put back. Which of the others are
-    written to is found out in the first run, if there is memory for their copies; these are put back too.
+    Tensors named in `zeroed` are set to zero before every run, and tensors named in `restored` are put back. The first
+    run shows which of the others are written to, if there is memory for their copies; these are put back too.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        zeroed: Iterable[str],
-        restored: Iterable[str],
+        zeroed: Sequence[str],
+        restored: Sequence[str],
         free_bytes: Callable[[], float],
     ) -> None:
-        # Not the tensors themselves: writing to them would count as a change that a backward pass must not survive.
+        # `data`, because a write to the tensor itself would count as a change that forbids a backward pass.
         tensors = {name: value.data for name, value in arguments.items() if _is_writable(value)}
+        framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
         self._zeroed = [tensors[name] for name in zeroed if name in tensors]
-        self._copies = {name: (tensors[name], tensors[name].clone()) for name in restored if name in tensors}
-        others = {name: x for name, x in tensors.items() if name not in {*zeroed, *restored}}
-        affordable = sum(x.numel() * x.element_size() for x in others.values()) <= _PART_OF_FREE * free_bytes()
-        self._unsure = {name: (x, x.clone()) for name, x in others.items()} if affordable else {}
+        self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
+        others = [x for name, x in tensors.items() if name not in {*zeroed, *restored}]
+        affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes()
+        self._others = Restorer(others if affordable else ())
+        self._compared = False
 
     def restore(self) -> None:
-        """Put back what is known to be written to."""
+        """Put back the tensors that are known to be written to."""
         for tensor in self._zeroed:
             tensor.zero_()
-        for tensor, copy in self._copies.values():
-            tensor.copy_(copy)
+        self._declared.restore()
+        self._others.restore()
 
     def notice(self) -> None:
-        """Find out which tensors the run before has written to, and put them back; later calls do nothing."""
-        if not self._unsure:
-            return
-        equal = sys.modules["torch"].equal
-        self._copies |= {name: pair for name, pair in self._unsure.items() if not equal(*pair)}
-        self._unsure = {}
-        self.restore()
+        """Find out which tensors the first run has written to, and put them back; later calls do nothing."""
+        if not self._compared:
+            self._compared = True
+            self._others.notice()
+            self.restore()
 
 
-def _is_writable(value: object) -> bool:
-    """Whether this is a tensor of torch's whose elements have a place of their own each."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] != "torch" or getattr(value, "data_ptr", None) is None:
+def _is_writable(value: Any) -> bool:
+    """Return whether the value is a torch tensor in which no two elements share a place in memory."""
+    if type(value).__module__.partition(".")[0] != "torch" or getattr(value, "data_ptr", None) is None:
         return False
-    tensor: Any = value
-    return all(stride or size <= 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return all(stride or size <= 1 for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -1,37 +1,30 @@
-"""Tuning a kernel of Triton's: what of a run is timed, and what is done around it."""
+"""Tunes a Triton kernel: which part of a run is timed, and the work around it."""
 
 from __future__ import annotations
 
 import math
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
-from tunebook._base.errors import Unsupported
+from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
+from tunebook._tuning.job import Budget
 from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.graph import Replay
 from tunebook.adapters._cuda.timer import EventTimer
+from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch
 from tunebook.adapters._triton.compile_ahead import FEWEST, CompileForks, is_worth_it
-from tunebook.adapters._triton.device import (
-    cold_cache,
-    current_device,
-    device_count,
-    device_name,
-    free_bytes,
-    interface,
-    tensor_device,
-    use_device,
-)
-from tunebook.adapters._triton.kernel import Hooks, what_cannot_be_sent
+from tunebook.adapters._triton.kernel import SCALARS, Hooks
 from tunebook.adapters._triton.saved_tensors import SavedTensors
-from tunebook.adapters._triton.spread_over_gpus import moved, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tunebook._base.vocabulary import Measurement
     from tunebook._tuning.job import Job, Tuned
     from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.adapters._triton.kernel import TritonKernel
@@ -42,7 +35,7 @@ _measuring: Final[dict[int, threading.RLock]] = {}
 
 @final
 class BenchTimer:
-    """Believes what the user's `do_bench` says: a run returns its seconds."""
+    """A `Timer` for the user's `do_bench`, where each run returns its own seconds."""
 
     name: Final = "do_bench"
     is_device_clock: Final = False  # the user's function may read any clock
@@ -50,17 +43,17 @@ class BenchTimer:
     def wait(self, _result: object) -> None:
         """Return at once: `do_bench` has waited."""
 
-    def sample_s(self, launch: Callable[[], object], runs: int) -> float:  # noqa: ARG002 - it has seen to that
-        """Return what the run says."""
+    def sample_s(self, launch: Callable[[], object], runs: int) -> float:  # noqa: ARG002 - do_bench decides
+        """Return the seconds that the run returns."""
         return cast("float", launch())
 
 
 class DeviceTuner(Tuner):
-    """Measures candidates on the device that the launch is for, by its events; or as the user's `do_bench` does.
+    """Measures candidates on the launch's device, by device events or by the user's `do_bench`.
 
-    `processes` allows forks of this process that compile. Candidates are spread over `devices`. `must_isolate` says
-    whether one that cannot be isolated is an error, where isolation is asked for; `worker_setup` is called in worker
-    processes first, named as "module:function". `on_tuned(launch, tuned)` is told of every result.
+    `processes` allows forks of this process that compile. `devices` share the candidates. `must_isolate()` says whether
+    a kernel that cannot run in a worker process is an error, where the job asks for isolation. Worker processes first
+    call `worker_setup`, a "module:function". `on_tuned(launch, tuned)` gets every result.
     """
 
     def __init__(
@@ -76,158 +69,99 @@ class DeviceTuner(Tuner):
         on_tuned: Callable[[Launch, Tuned[LaunchConfig]], object] = lambda _launch, _tuned: None,
     ) -> None:
         self._kernel, self._graph, self._do_bench, self._on_tuned = kernel, graph, do_bench, on_tuned
-        self._processes, self._spread, self._worker_setup = processes, devices, worker_setup
+        self._processes, self._devices, self._worker_setup = processes, devices, worker_setup
         self._must_isolate = must_isolate
         self._lock = threading.RLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
         if do_bench is None and not kernel.interpreted:
             way = "graph" if graph else "launch"
-            self._timer = EventTimer(interface, cold_cache, windows=True, way=way)
+            self._timer = EventTimer(device.interface, device.cold_cache, windows=True, way=way)
         super().__init__(
             stopwatch=Stopwatch().by(self._timer if do_bench is None else BenchTimer()),
-            # Who else uses the CPU does not disturb a device that times its own work.
+            # Other programs on the CPU do not disturb a device that times its own work.
             probes=None if self._timer is None else lambda _platform: (),
         )
 
-    def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # of such kernels alone
-        """Measure what is not known yet, and decide over all of it; the launch's arguments are as before then."""
+    def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # Triton kernels only
+        """Measure the candidates that are not known yet, and decide over all; the launch's arguments stay unchanged."""
         launch: Launch = job.parts[0].args[0]
         if self._kernel.interpreted:
-            tuned = self._measured(job, launch)
+            tuned = self._measure(job, launch)
         else:
-            index = current_device()
-            others = self._devices(index)
-            if others:  # before the lock, which each of them takes for its own device
-                job = spread(job, [index, *others], partial(self._share, launch))
+            index = device.current_device()
+            others = self._other_devices(index)
+            if others:  # before the lock: each device has a lock of its own
+                job = self._share_out(job, [index, *others])
             with self._lock, _measuring.setdefault(index, threading.RLock()):
                 there = job._replace(setup=job.setup._replace(platform="gpu", ordinal=index))
-                tuned = self._compiled_and_measured(there, launch, index)
+                tuned = self._compile_and_measure(there, launch, index)
         self._on_tuned(launch, tuned)
         return tuned
 
-    def _compiled_and_measured(self, job: Job[LaunchConfig], launch: Launch, index: int) -> Tuned[LaunchConfig]:
-        setup = job.setup
-        if setup.compile is None:
-            return self._measured(job, launch)
-        compile_one = partial(_on_device, index, setup.compile)
+    def _compile_and_measure(self, job: Job[LaunchConfig], launch: Launch, index: int) -> Tuned[LaunchConfig]:
+        setup, compile_on = job.setup, job.setup.compile
+        if compile_on is None:
+            return self._measure(job, launch)
+
+        def compile_one(candidate: LaunchConfig) -> object:
+            device.use_device(index)
+            return compile_on(candidate)
+
         unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
         if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
             extra = [] if job.heuristic is None else [job.heuristic]
             with CompileForks(compile_one, [*job.candidates, *extra]) as forks:
-                return self._measured(job._replace(setup=setup._replace(compile=forks.compile)), launch)
-        return self._measured(job._replace(setup=setup._replace(compile=compile_one)), launch)
+                return self._measure(job._replace(setup=setup._replace(compile=forks.compile)), launch)
+        return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
 
-    def _devices(self, index: int) -> list[int]:
-        """Return the other devices that candidates may run on."""
-        if self._spread == ():
-            return []
-        wanted = range(device_count()) if self._spread == "all" else self._spread
-        return [i for i in wanted if i != index and device_name(i) == device_name(index)]
-
-    def _share(self, launch: Launch, index: int, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
-        """Measure a share of a job's candidates on a device, in a thread of its own."""
-        use_device(index)
-        there = Launch(launch.grid, *moved(launch, tensor_device()))
-        alone = DeviceTuner(self._kernel, graph=self._graph, do_bench=self._do_bench, processes=False)
-        compile_one = partial(self._kernel.compile_cfg, self._kernel.invocation(there))
-        part = job.parts[0]._replace(args=(there,))
-        return alone.tune(job._replace(parts=[part], setup=job.setup._replace(compile=compile_one)))
-
-    def _measured(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
+    def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
-            obstacle = self._obstacle(job, launch)
+            obstacle = self._isolation_obstacle(job, launch)
             if obstacle is None:
-                return self._isolated(job, launch)
+                return self._measure_isolated(job, launch)
             if self._must_isolate():
                 raise Unsupported(
                     f"{self._kernel.op_id} cannot run in a worker process: {obstacle}. Use isolate='auto'."
                 )
             job = job._replace(setup=job.setup._replace(isolate=False))
-        runs = _Runs(self._kernel, launch, self._timer, graph=self._graph, do_bench=self._do_bench)
+        kernel, named = self._kernel, launch.named(self._kernel.names)
+        before = kernel.hooks.before  # the user's own hook replaces resetting and restoring
+        saved = SavedTensors(
+            named,
+            () if before else kernel.reset_to_zero,
+            () if before else kernel.restore_value,
+            (lambda: math.inf) if kernel.interpreted else device.free_bytes,
+        )
         best: LaunchConfig | None = None
         try:
-            tuned = super().tune(job._replace(parts=[job.parts[0]._replace(make_fn=runs.make, args=(), kwargs={})]))
+            make_run = partial(self._make_run, launch, named, saved)
+            tuned = super().tune(job._replace(parts=[job.parts[0]._replace(make_fn=make_run, args=(), kwargs={})]))
             best = tuned.config
             return tuned
-        finally:
-            runs.close(best)
+        finally:  # leave the arguments in the state that the launch of the best candidate expects
+            saved.restore()
+            if before is not None and best is not None:
+                before({**named, **best.meta}, reset_only=True)
+            if self._timer is not None:
+                self._timer.release()
 
-    def _obstacle(self, job: Job[LaunchConfig], launch: Launch) -> str | None:
-        """Return why candidates cannot run in a worker process, or None."""
-        hooked = self._kernel.hooks != Hooks() or any(c.pre_hook is not None for c in job.candidates)
-        if hooked or self._graph or self._do_bench is not None:
-            return "it has hooks, or a do_bench= or use_cuda_graph= of its own"
-        return what_cannot_be_sent(self._kernel, launch)
-
-    def _isolated(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
-        from tunebook.adapters._triton.remote_runs import Remote  # noqa: PLC0415 - torch, which only these are sure to have
-
-        def remote(candidates: Sequence[LaunchConfig]) -> Remote:
-            return Remote(
-                self._kernel,
-                launch,
-                candidates,
-                device=current_device(),
-                timeout_s=job.setup.timeout_s,
-                setup=self._worker_setup,
-            )
-
-        tuned = super().tune(job._replace(setup=job.setup._replace(isolate=False, runner=remote)))
-        for name in self._kernel.reset_to_zero:
-            launch.named(self._kernel.names)[name].data.zero_()
-        return tuned
-
-
-def _on_device(index: int, compile_one: Callable[[LaunchConfig], object], candidate: LaunchConfig) -> object:
-    use_device(index)
-    return compile_one(candidate)
-
-
-class _Runs:
-    """The runs of one launch's candidates, each on arguments as the user brought them."""
-
-    def __init__(
-        self,
-        kernel: TritonKernel,
-        launch: Launch,
-        timer: EventTimer | None,
-        *,
-        graph: bool,
-        do_bench: Callable[..., Any] | None,
-    ) -> None:
-        self._kernel, self._launch, self._timer = kernel, launch, timer
-        self._graph, self._do_bench = graph, do_bench
-        self._named = launch.named(kernel.names)
-        hooked = kernel.hooks.before is not None  # the user's own hook takes the place of what these would do
-        self._kept = SavedTensors(
-            self._named,
-            () if hooked else kernel.reset_to_zero,
-            () if hooked else kernel.restore_value,
-            (lambda: math.inf) if kernel.interpreted else free_bytes,
-        )
-
-    def make(self, candidate: LaunchConfig) -> Callable[[], object]:
-        """Return what runs a candidate once."""
-        grid, args, kwargs = self._launch
+    def _make_run(
+        self, launch: Launch, named: dict[str, Any], saved: SavedTensors, candidate: LaunchConfig
+    ) -> Callable[[], object]:
+        """Return a function that runs a candidate once, on arguments as the user passed them."""
+        grid, args, kwargs = launch
         run: Callable[[], object] = partial(
             self._kernel.fn.run, *args, grid=grid, warmup=False, **kwargs, **candidate.meta
         )
         if self._graph and self._do_bench is None:
-            run = Replay(run, interface())
-        once = partial(self._run, run, candidate, {**self._named, **candidate.meta})
-        return once if self._do_bench is None else _Benched(once, self._do_bench)
+            run = Replay(run, device.interface())
+        once = partial(self._run, run, saved, candidate, {**named, **candidate.meta})
+        return once if self._do_bench is None else _BenchedRun(once, self._do_bench)
 
-    def close(self, best: LaunchConfig | None) -> None:
-        """Leave the arguments as the launch of the best candidate is to find them."""
-        self._kept.restore()
-        before = self._kernel.hooks.before
-        if before is not None and best is not None:
-            before({**self._named, **best.meta}, reset_only=True)
-        if self._timer is not None:
-            self._timer.release()
-
-    def _run(self, run: Callable[[], object], candidate: LaunchConfig, arguments: dict[str, Any]) -> None:
-        self._kept.restore()
+    def _run(
+        self, run: Callable[[], object], saved: SavedTensors, candidate: LaunchConfig, arguments: dict[str, Any]
+    ) -> None:
+        saved.restore()
         before, after = self._kernel.hooks
         if candidate.pre_hook is not None:
             candidate.pre_hook(arguments)
@@ -235,25 +169,89 @@ class _Runs:
             before(arguments)
         finished = False
         try:
-            self._in_window(run)
+            if self._timer is not None:
+                self._timer.begin()
+            run()
+            if self._timer is not None:
+                self._timer.end()
             finished = True
         finally:
             if after is not None:
                 after(arguments, exception=None if finished else sys.exception())
-        self._kept.notice()
+        saved.notice()
 
-    def _in_window(self, run: Callable[[], object]) -> None:
-        if self._timer is None:
-            run()
-            return
-        self._timer.begin()
-        run()
-        self._timer.end()
+    def _isolation_obstacle(self, job: Job[LaunchConfig], launch: Launch) -> str | None:
+        """Return why candidates cannot run in a worker process, or None."""
+        hooked = self._kernel.hooks != Hooks() or any(c.pre_hook is not None for c in job.candidates)
+        if hooked or self._graph or self._do_bench is not None:
+            return "it has hooks, or a do_bench= or use_cuda_graph= of its own"
+        for name, value in self._kernel.variables(launch).items():
+            if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
+                return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
+        return None
+
+    def _measure_isolated(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
+        from tunebook.adapters._triton.remote_runs import Remote  # noqa: PLC0415 - needs torch, others may not have it
+
+        remote = partial(
+            Remote,
+            self._kernel,
+            launch,
+            device=device.current_device(),
+            timeout_s=job.setup.timeout_s,
+            setup=self._worker_setup,
+        )
+        tuned = super().tune(job._replace(setup=job.setup._replace(isolate=False, runner=remote)))
+        for name in self._kernel.reset_to_zero:
+            launch.named(self._kernel.names)[name].data.zero_()
+        return tuned
+
+    def _other_devices(self, index: int) -> list[int]:
+        """Return the devices of the same model that candidates may also run on."""
+        if self._devices == ():
+            return []
+        wanted = range(device.device_count()) if self._devices == "all" else self._devices
+        return [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
+
+    def _share_out(self, job: Job[LaunchConfig], devices: Sequence[int]) -> Job[LaunchConfig]:
+        """Measure a share of the candidates on each device at once; return the job that is left for the first device.
+
+        Two GPUs of the same model differ by more than finalists do, so the finalists are raced again on one GPU. Half
+        of the time budget is for the shares.
+        """
+        if job.budget.seconds is not None:
+            job = job._replace(budget=Budget(job.budget.seconds / 2, job.budget.trials))
+        parts = [job._replace(candidates=job.candidates[i :: len(devices)], on_step=None) for i in range(len(devices))]
+        with ThreadPoolExecutor(len(devices), thread_name_prefix="tunebook-device") as pool:
+            found = [m for part in pool.map(self._measure_share, devices, parts) for m in part]
+        lost = [m._replace(dropped=m.failure is None) for m in found if m.failure is not None or m.dropped]
+        return job._replace(history=job.history._replace(measurements=(*job.known, *lost)))
+
+    def _measure_share(self, index: int, job: Job[LaunchConfig]) -> Sequence[Measurement]:
+        """Measure candidates on copies of the tensors on another device, in a thread of its own."""
+        if not job.candidates:
+            return ()
+        device.use_device(index)
+        part, where = job.parts[0], device.tensor_device()
+        launch: Launch = part.args[0]
+
+        def move(value: Any) -> Any:
+            return value.to(where, copy=True) if getattr(value, "untyped_storage", None) is not None else value
+
+        kwargs = {name: move(value) for name, value in launch.kwargs.items()}
+        moved = Launch(launch.grid, tuple(map(move, launch.args)), kwargs)
+        tuner = DeviceTuner(self._kernel, graph=self._graph, do_bench=self._do_bench, processes=False)
+        compile_one = partial(self._kernel.compile_cfg, self._kernel.invocation(moved))
+        try:
+            setup = job.setup._replace(compile=compile_one)
+            return tuner.tune(job._replace(parts=[part._replace(args=(moved,))], setup=setup)).measurements
+        except TuningFailed as error:
+            return error.measurements
 
 
 @final
-class _Benched:
-    """Runs a candidate once as it is; from then on each call returns the seconds that `do_bench` found, once."""
+class _BenchedRun:
+    """Runs a candidate as it is at the first call; every later call returns the seconds that `do_bench` found once."""
 
     def __init__(self, once: Callable[[], object], do_bench: Callable[..., Any]) -> None:
         self._once, self._do_bench = once, do_bench
@@ -269,6 +267,6 @@ class _Benched:
             found: float | Sequence[float] = self._do_bench(self._once, quantiles=(0.5, 0.2, 0.8))
             milliseconds = float(found) if isinstance(found, (int, float)) else float(found[0])
             if not 0 < milliseconds < math.inf:
-                raise ValueError(f"do_bench returned {milliseconds}, which is no time")
+                raise ValueError(f"do_bench returned {milliseconds}: expected milliseconds above zero")
             self._found_s = milliseconds * 1e-3
         return self._found_s

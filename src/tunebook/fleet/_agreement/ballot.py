@@ -1,4 +1,9 @@
-"""The vote of ranks on a problem, and what comes of it: pure functions, so that every rank would count the same."""
+"""Votes, log entries, and how votes are counted: pure functions, so that every rank would count the same.
+
+Each rank votes once per problem: with a configuration that it knows, or with whether it could tune. The rank that
+opened the vote counts: a known configuration wins, else the lowest rank that can tune becomes the leader. If the
+counting rank dies, another rank takes over after a lease (see `round`).
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,13 @@ Share: TypeAlias = Literal["leader", "split"]
 Kind: TypeAlias = Literal["open", "lead", "left", "decided", "nothing"]
 Origin: TypeAlias = Literal["cache", "tuned", "heuristics", ""]
 
-# Processes of one job run on machines of one kind, whose times differ by less than this. What is further behind the
-# fastest of all parts could not have won on any of them, and is not raced again.
+# Ranks of a job run on machines of the same kind, whose times differ by less than this. A candidate further behind the
+# fastest of all parts could not win on any of them, and does not race again.
 _COULD_WIN: Final = 1.25
 
 
 class Vote(NamedTuple):
-    """What a rank knows about a problem: a configuration, or whether it could tune now; and its candidates' digest."""
+    """A rank's known configuration (`hit`) or None, whether it could tune now, and the digest of its candidates."""
 
     rank: int
     hit: Json
@@ -31,21 +36,18 @@ class Vote(NamedTuple):
     candidates: str
 
     def text(self) -> str:
-        """Return it in one line."""
-        return canonical_json([self.rank, self.hit, self.able, self.candidates])
+        return canonical_json([*self])
 
 
 def vote_from(text: str) -> Vote:
-    """Return a vote from its line."""
-    rank, hit, able, candidates = json.loads(text)
-    return Vote(rank, hit, able, candidates)
+    return Vote(*json.loads(text))
 
 
 class LogEntry(NamedTuple):
-    """What stands at one place of a problem's log. `by` is the process that wrote it: a rank may be started again.
+    """One place of a problem's log. `by` is the call that wrote it, because a rank may be started again.
 
-    "open" begins the vote; "lead" makes `rank` tune, after the ranks of `split` have measured a part each; "left" says
-    that the one who led has failed; "decided" and "nothing" are the end.
+    "open" begins the vote. "lead" makes `rank` tune, after the ranks of `split` have measured a part each. "left" says
+    that the leader failed. "decided" and "nothing" end the log.
     """
 
     kind: Kind
@@ -58,64 +60,57 @@ class LogEntry(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the problem is settled by it."""
         return self.kind in ("decided", "nothing")
 
     def text(self) -> str:
-        """Return it as the board keeps it."""
         return canonical_json([*self[:-1], list(self.split)])
 
 
 def entry_from(text: str) -> LogEntry:
-    """Return an entry as the board had it."""
-    kind, rank, by, config, origin, why, split = json.loads(text)
-    return LogEntry(kind, rank, by, config, origin, why, tuple(split))
+    entry = LogEntry(*json.loads(text))
+    return entry._replace(split=tuple(entry.split))
 
 
-class Guess(NamedTuple):
-    """Why nothing follows from the votes; `odd` if the job's programs seem to differ."""
+class NoDecision(NamedTuple):
+    """The reason why the votes decide nothing; `warn` if the programs of the job seem to differ."""
 
     why: str
-    odd: bool = False
+    warn: bool = False
 
 
-def count(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> LogEntry | Guess:
-    """Return what follows from the votes, or why all must guess; `parts` is among how many the work can be split.
+def count_votes(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> LogEntry | NoDecision:
+    """Return the entry that follows from the votes; `parts` is among how many ranks the work can be split.
 
-    A configuration that a rank knows goes before tuning, and that of the lowest rank before others'. Ranks with
-    different candidates have none in common that one of them could choose.
+    A known configuration wins over tuning, and the lowest rank over the others. Ranks with different candidates cannot
+    share a configuration.
     """
     in_order = [votes[rank] for rank in sorted(votes)]
+    different = [vote.rank for vote in in_order if vote.candidates != in_order[0].candidates]
+    if different:
+        return NoDecision(f"{list_ranks(different)} and rank {in_order[0].rank} have different candidates", warn=True)
     hit = next((vote for vote in in_order if vote.hit is not None), None)
-    able = tuple(vote.rank for vote in in_order if vote.able)
-    if different := _with_other_candidates(in_order):
-        return Guess(f"{named(different)} and rank {in_order[0].rank} have different candidates", odd=True)
     if hit is not None:
         return LogEntry("decided", hit.rank, by, hit.hit, "cache")
+    able = tuple(vote.rank for vote in in_order if vote.able)
     if not able:
-        return Guess(f"{named(votes)} may not tune")
-    split = able[:parts] if parts > 1 else ()
+        return NoDecision(f"{list_ranks(votes)} may not tune")
+    split = able[:parts]
     return LogEntry("lead", able[0], by, split=split if len(split) > 1 else ())
 
 
-def _with_other_candidates(votes: Sequence[Vote]) -> list[int]:
-    return [vote.rank for vote in votes if vote.candidates != votes[0].candidates]
-
-
-def named(ranks: Iterable[int]) -> str:
+def list_ranks(ranks: Iterable[int]) -> str:
     """Return some ranks in words.
 
-    >>> named([2]), named([3, 1, 2]), named(range(40))
+    >>> list_ranks([2]), list_ranks([3, 1, 2]), list_ranks(range(40))
     ('rank 2', 'ranks 1, 2, 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
     """
     known = sorted(ranks)
-    listed = ", ".join(map(str, known[:8]))
     more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-    return f"rank{'s' * (len(known) > 1)} {listed}{more}"
+    return f"rank{'s' * (len(known) > 1)} {', '.join(map(str, known[:8]))}{more}"
 
 
 def contenders(parts: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
-    """Return the measurements of all parts, with those marked as dropped that are clearly behind the best of any."""
+    """Return the measurements of all parts; candidates that are clearly behind the fastest are marked as dropped."""
     measured = [m for part in parts for m in part]
     times = [typical_s(m.valid_samples_s) for m in measured if m.failure is None and m.valid_samples_s]
     limit_s = min(times, default=0.0) * _COULD_WIN

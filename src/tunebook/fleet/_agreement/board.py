@@ -1,9 +1,14 @@
-"""What ranks agree through: a few operations that the services of any job have."""
+"""The board: the five operations through which ranks communicate.
+
+Every job has a service that offers them: the coordination service of JAX, the store of torch.distributed, or a Redis
+server. Votes, log entries, heartbeats and shared measurements all travel over the board. `RetryingBoard` outlasts a
+short outage; after that, ranks fall back to their heuristics.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from tunebook._base.errors import StoreError
 
@@ -11,15 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-# A server that restarts is back by then. Each problem costs no more than this where it is not, and only the first.
-_PATIENCE_S: Final = 3.0
+# A server that restarts is back by then. An outage costs the first problem this long, and later problems nothing.
+_RETRY_S: Final = 3.0
 _PAUSES_S: Final = (0.05, 0.5)
 
 
 @runtime_checkable
 class Board(Protocol):
-    """What all ranks of a job read and write; safe to share between threads. What fails is a `StoreError`."""
+    """The shared state of all ranks of a job; safe to share between threads. Failures are `StoreError`s."""
 
     @property
     def rank(self) -> int:
@@ -31,81 +37,63 @@ class Board(Protocol):
 
     @property
     def where(self) -> str:
-        """What messages call it."""
+        """The name of the board in messages."""
 
     def first(self, key: str, value: str) -> str:
-        """Write a value under a key unless there is one, and return the one that stands, which is the same for all."""
+        """Write a value unless the key has one, and return the value of the key, which is the same for all ranks."""
 
     def wait(self, key: str, timeout_s: float) -> str | None:
-        """Return the value of a key as soon as there is one; None if there is none in time."""
+        """Return the value of a key as soon as it has one; None after the timeout."""
 
     def post(self, topic: str, value: str) -> None:
-        """Add a text without line breaks to those of a topic; of two by one rank either the last counts, or both."""
+        """Add a text without line breaks to a topic; of two texts by one rank, the board keeps the last or both."""
 
     def posted(self, topic: str) -> list[str]:
-        """Return what was added to a topic so far, in any order."""
+        """Return the texts of a topic so far, in any order."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return its value."""
 
 
-class Patient:
-    """A board that is tried again for a while when it fails. The same call twice does no harm on any."""
+class RetryingBoard:
+    """Repeats each operation of a board for a while when it fails; every operation may safely run twice."""
 
-    def __init__(
-        self,
-        board: Board,
-        clock_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._board: Final = board
+    def __init__(self, board: Board) -> None:
         self.rank: Final = board.rank
         self.world: Final = board.world
         self.where: Final = board.where
-        self._clock_s, self._sleep = clock_s, sleep
+        self.first: Final = _retrying(board.first)
+        self.wait: Final = _retrying(board.wait)
+        self.post: Final = _retrying(board.post)
+        self.posted: Final = _retrying(board.posted)
+        self.add: Final = _retrying(board.add)
 
-    def first(self, key: str, value: str) -> str:
-        return self._lasting(self._board.first, key, value)
 
-    def wait(self, key: str, timeout_s: float) -> str | None:
-        return self._lasting(self._board.wait, key, timeout_s)
-
-    def post(self, topic: str, value: str) -> None:
-        self._lasting(self._board.post, topic, value)
-
-    def posted(self, topic: str) -> list[str]:
-        return self._lasting(self._board.posted, topic)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._lasting(self._board.add, key, amount)
-
-    def _lasting(self, call: Callable[..., T], *args: Any) -> T:
-        gives_up_s = self._clock_s() + _PATIENCE_S
+def _retrying(call: Callable[P, T]) -> Callable[P, T]:
+    def retry(*args: P.args, **kwargs: P.kwargs) -> T:
+        gives_up_s = time.monotonic() + _RETRY_S
         pause_s, longest_s = _PAUSES_S
         while True:
             try:
-                return call(*args)
+                return call(*args, **kwargs)
             except StoreError:
-                if self._clock_s() + pause_s > gives_up_s:
+                if time.monotonic() + pause_s > gives_up_s:
                     raise
-            self._sleep(pause_s)
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
 
+    return retry
 
-def poll(
-    look: Callable[[], T | None],
-    timeout_s: float,
-    clock_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T | None:
-    """Return what `look` finds, asked ever less often: ten times as long a wait costs 24 more looks, up to a second.
 
-    A tenth of the time waited so far is what a find may be late by.
+def poll(look: Callable[[], T | None], timeout_s: float) -> T | None:
+    """Call `look` until it returns a value, ever less often; None after the timeout.
+
+    A value is noticed late by at most a tenth of the time waited so far: a wait ten times as long costs 24 more calls.
     """
-    began_s = clock_s()
+    began_s = time.monotonic()
     while (found := look()) is None:
-        waited_s = clock_s() - began_s
+        waited_s = time.monotonic() - began_s
         if waited_s >= timeout_s:
             return None
-        sleep(min(max(waited_s / 10, 0.001), 1.0, timeout_s - waited_s))
+        time.sleep(min(max(waited_s / 10, 0.001), 1.0, timeout_s - waited_s))
     return found

@@ -1,9 +1,17 @@
-"""The proof that all ranks of a job hold the same decisions."""
+"""The proof that all ranks of a job hold the same decisions.
+
+Every rank sends a digest of its decisions to the board, and the first rank to arrive compares them for all. Only where
+digests differ do ranks send the decisions themselves, one rank per digest. A rank that is dead or never calls is named
+after the timeout.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections import defaultdict
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebook._base.config_codec import readable
 from tunebook._base.errors import Disagreement, Unsupported
@@ -11,7 +19,7 @@ from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.selector import agreement
 from tunebook.fleet._agreement.agreement_state import JobAgreement
-from tunebook.fleet._agreement.ballot import named
+from tunebook.fleet._agreement.ballot import list_ranks
 from tunebook.fleet._agreement.board import Board, poll
 
 if TYPE_CHECKING:
@@ -19,49 +27,37 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json
 
-T = TypeVar("T")
-
 Difference = tuple[Problem, str, tuple[int, ...]]
 
 
 def assert_agreement(timeout_s: float = 60.0) -> None:
-    """Raise `Disagreement` in every rank if two use different configurations for one problem, or if one does not ask.
+    """Raise `Disagreement` in every rank if two ranks use different configurations for one problem, or one is missing.
 
-    To be called by all ranks, as often by each. Digests are compared, in four messages per rank; only ranks whose
-    digests differ show what they hold, one of each kind. A problem that one rank has met and another has not is no
-    difference. What overrides, overlays and pins have set is not compared.
+    All ranks must call it, and equally often. Ranks compare digests, in four messages each; only if digests differ do
+    some ranks send their decisions. A problem that only some ranks have met is not a difference. Configurations set by
+    overrides, overlays and pins are not compared.
     """
-    held = agreement()
-    if not isinstance(held, JobAgreement):
-        raise Unsupported("assert_agreement() compares what ranks have agreed on; call fleet.agree(...) first")
-    compare(held, timeout_s)
+    current = agreement()
+    if not isinstance(current, JobAgreement):
+        raise Unsupported("assert_agreement() compares the decisions of ranks; call fleet.agree(...) first")
+    compare(current, timeout_s)
 
 
-def compare(held: JobAgreement, timeout_s: float) -> None:
-    """Compare what one rank holds with what the others do."""
-    decisions = {problem: settled.config for (problem, _), settled in held.settled.items()}
-    _Round(held.board, decisions, timeout_s).run()
+def compare(job: JobAgreement, timeout_s: float) -> None:
+    """Compare this rank's decisions with the decisions of the other ranks."""
+    _ComparisonRound(job.board, {problem: d.config for (problem, _), d in job.decisions.items()}, timeout_s).run()
 
 
-class _Said(NamedTuple):
-    """What the first rank to ask found: which ranks must show what they hold, which never asked, and what differs."""
+class _ComparisonResult(NamedTuple):
+    """The ranks that must send their decisions, the ranks that never called, and the differences."""
 
     show: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     differences: tuple[Difference, ...] = ()
 
-    def text(self) -> str:
-        return json.dumps(self)
 
-
-def _said_from(text: str) -> _Said:
-    show, missing, differences = json.loads(text)
-    listed = tuple((Problem(*problem), config, tuple(ranks)) for problem, config, ranks in differences)
-    return _Said(tuple(show), tuple(missing), listed)
-
-
-class _Round:
-    """One call of `assert_agreement`, in one rank. The first rank to come compares for all."""
+class _ComparisonRound:
+    """One call of `assert_agreement`, in one rank. The first rank to arrive compares for all."""
 
     def __init__(self, board: Board, decisions: Mapping[Problem, Json], timeout_s: float) -> None:
         self.board, self.timeout_s = board, timeout_s
@@ -73,84 +69,71 @@ class _Round:
         digest = blake2b(json.dumps(self.table).encode(), digest_size=16).hexdigest()
         mine = json.dumps([self.board.rank, digest])
         if self.board.first(f"{self.name}/first", mine) == mine:
-            said = self._compare(digest)
+            result = self._compare(digest)
         else:
             self.board.post(f"{self.name}/digests", mine)
-            said = self._hear("said")
-        if said.show:
-            said = self._show(said)
-        self._raise(said)
+            result = self._receive("result")
+            if self.board.rank in result.show:
+                self.board.post(f"{self.name}/tables", json.dumps([self.board.rank, self.table]))
+            if result.show:
+                result = self._receive("differences")
+        self._raise(result)
 
-    def _compare(self, digest: str) -> _Said:
+    def _compare(self, digest: str) -> _ComparisonResult:
         digests = self._gather("digests", set(range(self.board.world)), {self.board.rank: digest})
         missing = tuple(sorted(set(range(self.board.world)) - digests.keys()))
-        by_digest = _ranks_by(digests)
+        by_digest: dict[str, list[int]] = defaultdict(list)
+        for rank in sorted(digests):
+            by_digest[digests[rank]].append(rank)
         show = tuple(ranks[0] for ranks in by_digest.values()) if len(by_digest) > 1 else ()
-        said = _Said(show, missing)
-        self.board.first(f"{self.name}/said", said.text())
+        result = _ComparisonResult(show, missing)
+        self.board.first(f"{self.name}/result", json.dumps(result))
         if not show:
-            return said
+            return result
         mine = {self.board.rank: self.table} if self.board.rank in show else {}
         tables = self._gather("tables", set(show), mine)
         differences = _differences(tables, {ranks[0]: ranks for ranks in by_digest.values()})
-        said = _Said((), missing or tuple(sorted(set(show) - tables.keys())), differences)
-        self.board.first(f"{self.name}/differences", said.text())
-        return said
-
-    def _show(self, said: _Said) -> _Said:
-        if self.board.rank in said.show:
-            self.board.post(f"{self.name}/tables", json.dumps([self.board.rank, self.table]))
-        return self._hear("differences")
+        result = _ComparisonResult((), missing or tuple(sorted(set(show) - tables.keys())), differences)
+        self.board.first(f"{self.name}/differences", json.dumps(result))
+        return result
 
     def _gather(self, topic: str, ranks: set[int], known: dict[int, Any]) -> dict[int, Any]:
-        def all_in() -> dict[int, Any] | None:
+        def look() -> dict[int, Any] | None:
             known.update(json.loads(text) for text in self.board.posted(f"{self.name}/{topic}"))
             return known if ranks <= known.keys() else None
 
-        poll(all_in, self.timeout_s)
+        poll(look, self.timeout_s)
         return known
 
-    def _hear(self, what: str) -> _Said:
-        # The one who compares gives up after the timeout, and then has to say so.
-        text = self.board.wait(f"{self.name}/{what}", self.timeout_s + 5.0)
+    def _receive(self, key: str) -> _ComparisonResult:
+        # The rank that compares gives up after the timeout, and must then still publish its result.
+        text = self.board.wait(f"{self.name}/{key}", self.timeout_s + 5.0)
         if text is None:
-            raise Disagreement(f"no rank has compared what the ranks hold in {self.timeout_s:g} s: it may have ended")
-        return _said_from(text)
+            raise Disagreement(f"no rank compared the decisions within {self.timeout_s:g} s: the first may have died")
+        show, missing, differences = json.loads(text)
+        listed = tuple((Problem(*problem), config, tuple(ranks)) for problem, config, ranks in differences)
+        return _ComparisonResult(tuple(show), tuple(missing), listed)
 
-    def _raise(self, said: _Said) -> None:
+    def _raise(self, result: _ComparisonResult) -> None:
         lines = []
-        if said.differences:
+        if result.differences:
             lines.append("ranks of this job use different configurations:")
-        for problem, texts in _by_problem(said.differences).items():
+        for problem, uses in groupby(result.differences, itemgetter(0)):
             lines.append(f"  {problem.op} on {problem.device}, {problem.call_key}")
-            lines += [f"    {named(ranks)}: {readable(json.loads(config))}" for config, ranks in texts]
-        if said.missing:
-            lines.append(f"{named(said.missing)} of {self.board.world} did not call assert_agreement in time.")
+            lines += [f"    {list_ranks(ranks)}: {readable(json.loads(config))}" for _, config, ranks in uses]
+        if result.missing:
+            lines.append(f"{list_ranks(result.missing)} of {self.board.world} did not call assert_agreement in time.")
         if lines:
             lines.append("Call fleet.agree(...) in every rank before its first tunable call.")
-            raise Disagreement("\n".join(lines), said.differences, said.missing)
+            raise Disagreement("\n".join(lines), result.differences, result.missing)
 
 
-def _ranks_by(digests: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for rank in sorted(digests):
-        found[digests[rank]] = (*found.get(digests[rank], ()), rank)
-    return found
-
-
-def _by_problem(differences: tuple[Difference, ...]) -> dict[Problem, list[tuple[str, tuple[int, ...]]]]:
-    found: dict[Problem, list[tuple[str, tuple[int, ...]]]] = {}
-    for problem, config, ranks in differences:
-        found.setdefault(problem, []).append((config, ranks))
-    return found
-
-
-def _differences(tables: Mapping[int, Any], like: Mapping[int, tuple[int, ...]]) -> tuple[Difference, ...]:
-    """Return who uses what where that differs; `like` are the ranks that hold the same as the one with a table."""
+def _differences(tables: Mapping[int, Any], same: Mapping[int, list[int]]) -> tuple[Difference, ...]:
+    """Return the problems with several configurations; `same` are the ranks that hold the table of a rank too."""
     uses: dict[Problem, dict[str, list[int]]] = {}
     for rank, table in sorted(tables.items()):
         for problem, config in table:
-            uses.setdefault(Problem(*problem), {}).setdefault(config, []).extend(like[rank])
+            uses.setdefault(Problem(*problem), {}).setdefault(config, []).extend(same[rank])
     return tuple(
         (problem, config, tuple(sorted(ranks)))
         for problem, configs in sorted(uses.items())

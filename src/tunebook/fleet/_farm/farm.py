@@ -1,10 +1,10 @@
-"""Tuning a recording on many devices at once: what is sent where, what comes back, and who is told."""
+"""Tunes a recording on many devices at once: sends tasks to workers, collects their results, and reports progress."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,32 +16,32 @@ from tunebook._selection.env_pins import names_of
 from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import SavedCall, saved_calls
 from tunebook._tuning.job import Budget, parse_budget
+from tunebook.fleet._farm.clusters import open_cluster
 from tunebook.fleet._farm.task import Status, Task, TaskOutcome, tune_call
-from tunebook.fleet._farm.workers import FarmWorker, engine_for
 from tunebook.formats._bundle import merge_into
 from tunebook.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
     from tunebook._base.vocabulary import Problem
     from tunebook._selection.recording import Recording
-    from tunebook.fleet._farm.workers import Engine
+    from tunebook.fleet._farm.workers import Cluster, FarmWorker
     from tunebook.stores import Store
 
 # How often a call is sent out. The second time, because a worker may have died of something else.
 TRIES: Final = 2
-# How often the parent looks for workers that are gone without a word, and for new ones in their place.
+# How often the parent looks for workers that vanished without an error, and for replacements.
 _LOOK_S: Final = 0.5
-# How long a seat may stay without a worker before it is given up: a nanny has a new one within seconds.
+# How long a place may stay without a worker before it is given up: a nanny has a new one within seconds.
 _VACANT_S: Final = 60.0
 
 
 class FarmResult(NamedTuple):
-    """What became of one recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
+    """The result of a recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
 
-    `tuned_as` is what it is on the worker: the device may be another one than where it was recorded.
+    `tuned_as` is the problem on the worker: its device may differ from the device of the recording.
     """
 
     problem: Problem
@@ -55,7 +55,7 @@ class FarmResult(NamedTuple):
 
 
 class FarmStep(NamedTuple):
-    """Where the whole is: how many calls are done, which are being tuned (by seat), and what was done last."""
+    """Progress: how many calls are done, which problems are being tuned (by worker), and the latest result."""
 
     done: int
     total: int
@@ -65,14 +65,14 @@ class FarmStep(NamedTuple):
 
 
 class FarmReport(NamedTuple):
-    """What became of a recording, in its order."""
+    """The results of a recording, in its order."""
 
     results: tuple[FarmResult, ...]
     seconds: float
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each status."""
+        """How many results have each status."""
         return dict(Counter(result.status for result in self.results))
 
     @property
@@ -94,133 +94,126 @@ def tune_recording(
     dry_run: bool = False,
     on_step: Callable[[FarmStep], None] | None = None,
 ) -> FarmReport:
-    """Tune the calls of a recording, or of the file of one, on many devices; what is known is not tuned again.
+    """Tune the calls of a recording, or of its file, on many devices; known problems are not tuned again.
 
-    `over` is where: None or "local" for the devices of this machine, "dask://host:port", "ray://auto" or
-    "ray://host:port", "mpi", or any executor of `concurrent.futures`. Workers import the modules that the calls name,
-    and `modules` before; each problem is tuned by the kernel's own selector, into the worker's book, and merged into
-    `book` (the user's own) here. A device tunes `at_once` problems at a time: with 2, one compiles while the other
-    measures, if both fit into its memory. An executor that cannot be asked is sent so many at a time.
+    `over` names the workers: None or "local" for the devices of this machine, the address of a cluster, as in
+    "dask://host:port" (docs/fleet-tuning.md lists all kinds), or any executor of `concurrent.futures`. Workers import
+    `modules`, then the modules that the calls name. The kernel's own selector tunes each problem into the worker's
+    book; this process merges the result into `book` (by default the user's). A device tunes `at_once` problems at a
+    time: with 2, one compiles while the other measures, if both fit into its memory. An executor gets `at_once`
+    problems in all.
 
-    A call whose worker dies is tried once more. `budget` is for all: seconds from now, or candidates, which are shared
-    out evenly. `kernel` is a pattern such as "attention*", and `device` one of a part of the name where a call was
-    recorded, such as "h200". With `dry_run` nothing is measured: what would be is "new".
+    A call whose worker dies is tried once more. `budget` is for all calls: seconds from now, or candidates, shared out
+    evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the device's name, as in
+    "h200". A `dry_run` measures nothing: calls that it would tune are "new".
     """
-    calls = [call for call in saved_calls(recording) if _is_meant(call, kernel, device)]
+    calls = [call for call in saved_calls(recording) if _is_selected(call, kernel, device)]
     if not calls:
         return FarmReport((), 0.0)
-    path = Path(book).absolute() if isinstance(book, (str, os.PathLike)) else None
-    store = open_store(path) if path is not None else default_book() if book is None else book
-    farm = _Farm(engine_for(over, at_once), store, parse_budget(budget), on_step, calls)  # type: ignore[arg-type] # no path
-    farm.prepare(modules, None if path is None else str(path), dry=dry_run)
-    return farm.run()
+    path: str | None = None
+    if isinstance(book, (str, os.PathLike)):
+        path = str(Path(book).absolute())
+        book = open_store(Path(path))
+    store = default_book() if book is None else book
+    known = _known_records(store, calls)
+    tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=path, dry=dry_run) for call in calls]
+    return _Farm(open_cluster(over, at_once), store, parse_budget(budget), on_step, tasks).run()
 
 
-def _is_meant(call: SavedCall, kernel: str, device: str) -> bool:
-    op = call.problem.op
-    named = any(fnmatchcase(name, kernel) for name in names_of(op))
+def _is_selected(call: SavedCall, kernel: str, device: str) -> bool:
+    named = any(fnmatchcase(name, kernel) for name in names_of(call.problem.op))
     return named and fnmatchcase(call.problem.device.lower(), f"*{device.lower()}*")
 
 
+def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tuple[str, str], tuple[bytes, ...]]:
+    """Return the records of these calls by operation and call key, on any device: only a worker knows its device."""
+    keys = {call.problem[1:] for call in calls}
+    found: defaultdict[tuple[str, str], tuple[bytes, ...]] = defaultdict(tuple)
+    for op in {call.problem.op for call in calls}:
+        for record in store.items(op):
+            if record.problem[1:] in keys:
+                found[record.problem[1:]] += (record.to_bytes(),)
+    return found
+
+
+def fits(worker: FarmWorker, workers: Iterable[FarmWorker], device: str) -> bool:
+    """Whether a worker may tune a problem of a device: a worker with that kind if one exists, else with that platform.
+
+    A platform that no worker reports (only NVIDIA's GPUs are found without a framework) goes to the workers for a
+    processor, which report an error if they lack it too.
+    """
+    kinds = {each.kind for each in workers}
+    platform = device.partition(":")[0]
+    if not worker.kind or device in kinds:
+        return worker.kind in {"", device}
+    return worker.platform == (platform if any(kind.partition(":")[0] == platform for kind in kinds) else "cpu")
+
+
 class _Farm:
-    """One run. Only the caller's thread works, but for the book, where a lease may have to be waited for."""
+    """One run. All work happens in the caller's thread, except writing to the book, which may wait for a lease."""
 
     def __init__(
         self,
-        engine: Engine,
+        cluster: Cluster,
         store: Store,
         budget: Budget,
         on_step: Callable[[FarmStep], None] | None,
-        calls: list[SavedCall],
+        tasks: list[Task],
     ) -> None:
-        self._engine, self._store, self._on_step, self._calls = engine, store, on_step, calls
+        self._cluster, self._store, self._budget, self._on_step = cluster, store, budget, on_step
         self._began_s = time.monotonic()
-        self._budget = budget
-        self._waiting: list[Task] = []
+        self._problems = [task.call.problem for task in tasks]
+        self._waiting = tasks
         self._tries: Counter[Problem] = Counter()
         self._results: dict[Problem, FarmResult] = {}
         self._running: dict[Future[TaskOutcome], tuple[FarmWorker, Task]] = {}
         self._free: list[FarmWorker] = []
-        self._vacant: dict[FarmWorker, float] = {}
-        self._kept: list[Future[None]] = []
-
-    def prepare(self, modules: Sequence[str], book: str | None, *, dry: bool) -> None:
-        """Make a task of each call."""
-        known = self._known()
-        self._waiting = [
-            Task(call, tuple(modules), known.get(call.problem[1:], ()), book=book, dry=dry) for call in self._calls
-        ]
-
-    def _known(self) -> dict[tuple[str, str], tuple[bytes, ...]]:
-        """Return what the book knows of these calls, on whatever device: which one a worker has, it alone can tell."""
-        keys = {call.problem[1:] for call in self._calls}
-        found: dict[tuple[str, str], tuple[bytes, ...]] = {}
-        for op in {call.problem.op for call in self._calls}:
-            for record in self._store.items(op):
-                key = record.problem.op, record.problem.call_key
-                if key in keys:
-                    found[key] = (*found.get(key, ()), record.to_bytes())
-        return found
+        self._vacant: dict[FarmWorker, tuple[BaseException, float]] = {}
+        self._writes: list[Future[None]] = []
 
     def run(self) -> FarmReport:
         try:
-            self._free = self._engine.seats()
+            self._free = self._cluster.workers()
             with ThreadPoolExecutor(1, thread_name_prefix="tunebook-book") as self._bookkeeper:
                 while self._waiting or self._running:
                     self._send()
                     self._receive()
-                    self._look_after_seats()
-                for kept in self._kept:
-                    kept.result()
+                    self._replace_vacant()
+                for write in self._writes:
+                    write.result()
         finally:
-            self._engine.close([seat for seat, _ in self._running.values()])
-        results = tuple(self._results[call.problem] for call in self._calls)
+            self._cluster.close([worker for worker, _ in self._running.values()])
+        results = tuple(self._results[problem] for problem in self._problems)
         return FarmReport(results, time.monotonic() - self._began_s)
 
-    # ------------------------------------------------------------------------------------------------------- sending
-
     def _send(self) -> None:
-        for seat in list(self._free):
-            task = next((task for task in self._waiting if self._fits(seat, task)), None)
+        for worker in list(self._free):
+            workers = [*self._free, *self._vacant, *(busy for busy, _ in self._running.values())]
+            task = next((task for task in self._waiting if fits(worker, workers, task.call.problem.device)), None)
             if task is None:
                 continue
             self._waiting.remove(task)
-            granted = self._granted()
-            if granted.is_spent and not task.dry:
+            budget = self._budget_of_one()
+            if budget.is_spent and not task.dry:
                 self._finish(task, TaskOutcome("skipped", "the budget is spent", task.call.problem))
                 continue
-            self._free.remove(seat)
+            self._free.remove(worker)
             self._tries[task.call.problem] += 1
-            task = task._replace(budget=granted, attempt=self._tries[task.call.problem])
+            task = task._replace(budget=budget, attempt=self._tries[task.call.problem])
             try:
-                future = seat.executor.submit(tune_call, task)
+                future = worker.executor.submit(tune_call, task)
             except RuntimeError as error:  # it is broken, or has been shut down
                 future = Future()
                 future.set_exception(error)
-            self._running[future] = seat, task
-            self._tell()
+            self._running[future] = worker, task
+            self._report_step()
         if not self._running and not self._vacant:
             for task in self._waiting:
                 self._finish(task, TaskOutcome("failed", "no worker is left that could tune it", task.call.problem))
             self._waiting.clear()
 
-    def _fits(self, seat: FarmWorker, task: Task) -> bool:
-        """Whether a seat has the device of a call: that kind if there is one, else that platform.
-
-        A platform that no seat is known to have (only NVIDIA's GPUs are found without a framework) is left to those
-        that look after a processor: the worker says so if it has none either.
-        """
-        seats = [*self._free, *self._vacant, *(busy for busy, _ in self._running.values())]
-        wanted = task.call.problem.device
-        platform = wanted.partition(":")[0]
-        if not seat.kind or any(other.kind == wanted for other in seats):
-            return seat.kind in {"", wanted}
-        if any(other.platform == platform for other in seats):
-            return seat.platform == platform
-        return seat.platform == "cpu"
-
-    def _granted(self) -> Budget:
-        """Return what one task may cost: the time that is left, and its part of the candidates that are left."""
+    def _budget_of_one(self) -> Budget:
+        """Return the budget of the next task: the time that is left, and its share of the candidates that are left."""
         seconds, trials = self._budget
         if seconds is not None:
             seconds = max(seconds - (time.monotonic() - self._began_s), 0.0)
@@ -231,74 +224,59 @@ class _Farm:
             trials = -(-left // (len(self._waiting) + 1))
         return Budget(seconds, trials)
 
-    # ----------------------------------------------------------------------------------------------------- receiving
-
     def _receive(self) -> None:
         done, _ = wait(self._running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in done:
-            seat, task = self._running.pop(future)
+            worker, task = self._running.pop(future)
             error = CancelledError() if future.cancelled() else future.exception()
             if error is None:
-                self._free.append(seat)
+                self._free.append(worker)
                 self._finish(task, future.result())
             else:
-                self._lost(seat, task, error)
-        for future, (seat, task) in list(self._running.items()):
-            if self._engine.is_gone(seat):
+                self._retry(worker, task, error)
+        for future, (worker, task) in list(self._running.items()):
+            if self._cluster.is_gone(worker):
                 del self._running[future]
                 future.cancel()
-                self._lost(seat, task, ConnectionError(f"the worker {seat.name} is gone"))
+                self._retry(worker, task, ConnectionError(f"the worker {worker.name} is gone"))
 
-    def _lost(self, seat: FarmWorker, task: Task, error: BaseException) -> None:
-        renewed = self._engine.renewed(seat, error)
-        if renewed is None:
-            self._vacant[seat] = time.monotonic()
-        else:
-            self._free.append(renewed)
+    def _retry(self, worker: FarmWorker, task: Task, error: BaseException) -> None:
+        """Queue the task of a lost worker again, or fail it after the last try; the worker awaits replacement."""
+        self._vacant[worker] = error, time.monotonic()
         tries = self._tries[task.call.problem]
         if tries < TRIES:
             self._waiting.insert(0, task)
             return
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._finish(task, TaskOutcome("failed", f"{said} ({tries} times)", task.call.problem, worker=seat.name))
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._finish(task, TaskOutcome("failed", f"{reason} ({tries} times)", task.call.problem, worker.name))
 
-    def _look_after_seats(self) -> None:
-        for seat, since_s in list(self._vacant.items()):
-            renewed = self._engine.renewed(seat, None)
-            if renewed is not None:
-                self._free.append(renewed)
-            if renewed is not None or time.monotonic() - since_s > _VACANT_S:
-                del self._vacant[seat]
+    def _replace_vacant(self) -> None:
+        for worker, (error, since_s) in list(self._vacant.items()):
+            replacement = self._cluster.replace(worker, error)
+            if replacement is not None:
+                self._free.append(replacement)
+            if replacement is not None or time.monotonic() - since_s > _VACANT_S:
+                del self._vacant[worker]
 
-    def _finish(self, task: Task, answer: TaskOutcome) -> None:
+    def _finish(self, task: Task, outcome: TaskOutcome) -> None:
         problem = task.call.problem
-        if answer.record:  # also if it was known: the parent of another run may have died before it kept it
-            self._kept.append(self._bookkeeper.submit(_keep, self._store, answer.record))
-        detail = answer.detail
-        if answer.status == "tuned" and answer.problem.device != problem.device:
-            detail = f"{detail}, on {answer.problem.device}"
-        latest = FarmResult(
-            problem,
-            answer.status,
-            detail,
-            answer.problem,
-            answer.worker,
-            answer.ran,
-            answer.seconds,
-            self._tries[problem],
-        )
-        self._results[problem] = latest
-        self._tell(latest)
+        if outcome.record:  # also if it was known: the parent of another run may have died before it wrote the record
+            self._writes.append(self._bookkeeper.submit(_merge, self._store, outcome.record))
+        detail = outcome.detail
+        if outcome.status == "tuned" and outcome.problem.device != problem.device:
+            detail = f"{detail}, on {outcome.problem.device}"
+        result = FarmResult(problem, outcome.status, detail, *outcome[2:6], self._tries[problem])
+        self._results[problem] = result
+        self._report_step(result)
 
-    def _tell(self, latest: FarmResult | None = None) -> None:
-        if self._on_step is None:
-            return
-        running = {seat.name: task.call.problem for seat, task in self._running.values()}
-        elapsed_s = time.monotonic() - self._began_s
-        self._on_step(FarmStep(len(self._results), len(self._calls), elapsed_s, running, latest))
+    def _report_step(self, latest: FarmResult | None = None) -> None:
+        if self._on_step is not None:
+            running = {worker.name: task.call.problem for worker, task in self._running.values()}
+            elapsed_s = time.monotonic() - self._began_s
+            self._on_step(FarmStep(len(self._results), len(self._problems), elapsed_s, running, latest))
 
 
-def _keep(store: Store, data: bytes) -> None:
+def _merge(store: Store, data: bytes) -> None:
     try:
         merge_into(store, [Record.from_bytes(data)])
     except StoreError as error:

@@ -1,8 +1,8 @@
-"""What runs on a worker: one recorded call is tuned there, and its record comes back as bytes.
+"""The work of a worker: tune one recorded call, and return its record as bytes.
 
-Only plain values travel, and the call as the text that a recording's file holds: who sends it need not be able to
-import the kernel, and who tunes it does so with the kernel's own selector, into the worker's own book. That is what
-makes it resumable: the worker's result is kept even if nobody is left to send it to.
+Only plain values travel, and the call as the text of a recording's file: the sender need not be able to import the
+kernel. The worker tunes with the kernel's own selector, into its own book. That makes runs resumable: a result is kept
+even if the sender is gone.
 """
 
 from __future__ import annotations
@@ -38,23 +38,11 @@ Status: TypeAlias = Literal["tuned", "known", "new", "failed", "skipped"]
 _SCRIPT: Final = "__main__"
 
 
-class WorkerFacts(NamedTuple):
-    """What a worker has: where it is, and its devices as (kind, physical device), those that it measures on by default.
-
-    A GPU is the first that it sees, since that is where frameworks put arrays.
-    """
-
-    host: str
-    name: str
-    pid: int
-    devices: tuple[tuple[str, str], ...]
-
-
 class Task(NamedTuple):
-    """One call to tune. `records` is what the sender's book knows about it, `book` where kernels without one keep it.
+    """One call to tune. `records` are the sender's records of it; kernels without a book of their own write to `book`.
 
-    `modules` are imported first. A `dry` task only finds out whether there is anything to do. `attempt` makes a second
-    try another task: Dask returns the result of one that it has had.
+    The worker imports `modules` first. A `dry` task only finds out whether the call needs tuning. `attempt` makes a
+    second try another task: Dask returns the old result of a task that it has seen.
     """
 
     call: SavedCall
@@ -67,66 +55,63 @@ class Task(NamedTuple):
 
 
 class TaskOutcome(NamedTuple):
-    """What became of a task. `problem` is what the call is on the worker, whose device may be of another kind."""
+    """The result of a task. `problem` is the call's problem on the worker, whose device may be of another kind."""
 
     status: Status
     detail: str
     problem: Problem
-    record: bytes = b""
+    worker: str = ""
     ran: int = 0
     seconds: float = 0.0
-    worker: str = ""
+    record: bytes = b""
 
 
-def look_around() -> WorkerFacts:
-    """Return what this worker has."""
+def describe_worker() -> tuple[str, list[tuple[str, str]]]:
+    """Return this worker's host, and the devices that it measures on by default as (kind, physical device).
+
+    Of several GPUs only the first counts, because frameworks put arrays there.
+    """
     gpus = [(f"gpu:{' '.join(name.split())}", physical_name("gpu", 0)) for name in cuda_names()[:1]]
-    process = this_process()
-    node = os.uname().nodename
-    return WorkerFacts(f"{node} {process.host}", node, process.pid, (*gpus, (host_cpu(), "cpu")))
+    return f"{os.uname().nodename} {this_process().host}", [*gpus, (host_cpu(), "cpu")]
 
 
 def tune_call(task: Task) -> TaskOutcome:
-    """Tune a call here, unless it is known. What goes wrong with the call itself is an answer and not an error."""
+    """Tune a call here, unless it is known. An error of the call itself becomes a "failed" outcome."""
     began_s = time.monotonic()
     try:
-        answer = _tuned(task)
+        outcome = _tune(task)
     except TunebookError as error:
-        answer = TaskOutcome("failed", str(error), task.call.problem)
+        outcome = TaskOutcome("failed", str(error), task.call.problem)
     worker = f"{os.uname().nodename}:{os.getpid()}"
-    return answer._replace(seconds=time.monotonic() - began_s, worker=worker)
+    return outcome._replace(seconds=time.monotonic() - began_s, worker=worker)
 
 
-def _tuned(task: Task) -> TaskOutcome:
-    kernel = _kernel_of(task)
+def _tune(task: Task) -> TaskOutcome:
+    kernel = _find_kernel(task)
     call = task.call.restored()
-    selector = _selector_of(kernel, task)
+    selector = _find_selector(kernel, task)
     if selector.persistent is None:
         return TaskOutcome("skipped", "it keeps nothing (store=False), so it would be lost", call.problem)
     problem = problem_here(kernel, call.invocation(kernel))
-    wanted, found = _platform(call.problem), _platform(problem)
-    if wanted != found:
-        return TaskOutcome("skipped", f"recorded on a {wanted}, but this worker has a {found} for it", problem)
+    recorded, found = (each.device.partition(":")[0] for each in (call.problem, problem))
+    if recorded != found:
+        return TaskOutcome("skipped", f"recorded on a {recorded}, but this worker has a {found} for it", problem)
     store = selector.persistent.store
     merge_into(store, map(Record.from_bytes, task.records))
     if store.get(problem) is None:
-        selector.cache.clear()  # what only the memory of a long-lived worker knows is not written down, and must be
+        selector.cache.clear()  # a long-lived worker may have the answer in memory only, and must write it down
     outcome = tune_recorded(call, selector, Budget(trials=0) if task.dry else task.budget)
     if task.dry and outcome.status == "skipped":
         return TaskOutcome("new", "", problem)
     record = store.get(problem)
-    kept = b"" if record is None else record.to_bytes()
-    if outcome.status == "tuned" and not kept:
+    if outcome.status == "tuned" and record is None:
         return TaskOutcome("failed", f"tuned, but {store.where} did not keep it", problem)
     ran = 0 if outcome.tuned is None else outcome.tuned.ran
-    return TaskOutcome(outcome.status, outcome.detail, problem, kept, ran)
+    data = b"" if record is None else record.to_bytes()
+    return TaskOutcome(outcome.status, outcome.detail, problem, ran=ran, record=data)
 
 
-def _platform(problem: Problem) -> str:
-    return problem.device.partition(":")[0]
-
-
-def _kernel_of(task: Task) -> Kernel[Any, Any]:
+def _find_kernel(task: Task) -> Kernel[Any, Any]:
     op, module = task.call.problem.op, task.call.module
     for name in task.modules:
         _import(name, op)
@@ -139,22 +124,24 @@ def _kernel_of(task: Task) -> Kernel[Any, Any]:
     if module == _SCRIPT:
         name = op.partition(".")[0]
         raise Unsupported(
-            f"{op} was recorded in a script. If importing that does not run it (its work is below "
-            f"`if __name__ == '__main__':`), name it, as in --import {name}."
+            f"{op} was recorded in a script. If importing the script does not run it (its work is below "
+            f"`if __name__ == '__main__':`), name its module, as in --import {name}."
         )
-    raise Unsupported(f"{module} defines no {op}: was it renamed, or given another version, since it was recorded?")
+    raise Unsupported(f"{module} does not define {op}: was it renamed, or given another version, after the recording?")
 
 
 def _import(module: str, op: str) -> None:
     try:
         import_module(module)
     except ImportError as error:
-        said = f"{op} needs the module {module}, which cannot be imported on the worker: {error}"
-        raise Unsupported(f"{said}. Install it where workers run, or name another with --import.") from error
+        raise Unsupported(
+            f"{op} needs the module {module}, which cannot be imported on the worker: {error}. Install it where "
+            "workers run, or name another with --import."
+        ) from error
 
 
-def _selector_of(kernel: Kernel[Any, Any], task: Task) -> ConfigSelectorChain[Any]:
-    """Return the kernel's own selector, else the one that its module runs kernels with, else one for the given book."""
+def _find_selector(kernel: Kernel[Any, Any], task: Task) -> ConfigSelectorChain[Any]:
+    """Return the kernel's own selector, else the only selector in its module, else one for the task's book."""
     if isinstance(kernel, FunctionKernel):
         return kernel.selector
     defined = vars(sys.modules[kernel.module]).values()

@@ -1,4 +1,4 @@
-"""Contracts as test classes: the tests that every store must pass."""
+"""The tests that every store must pass."""
 # ruff: noqa: S101 - a test kit is made of asserts, and the names of its tests are sentences
 
 from __future__ import annotations
@@ -18,35 +18,10 @@ if TYPE_CHECKING:
     from tunebook.stores import Store
 
 AWKWARD_NAMES = (
-    "",
-    ".",
-    "..",
-    "/",
-    "a/b",
-    "../../etc/passwd",
-    "~",
-    "tmp",
-    "packs",
-    "quarantine",
-    "leases",
-    "v1",
-    "a|b",
-    "a\0b",
-    "a\nb",
-    " ",
-    "Case",
-    "case",
-    "é",
-    "e\u0301",
-    "行列",
-    "\udc80",
-    "CON",
-    "x" * 10_000,
-    "y" * 300,
-    "-rf",
-    "%s%n",
-)
-"""Names of devices, operations and keys that a store must keep apart, whatever it makes of them."""
+    "", ".", "..", "/", "a/b", "../../etc/passwd", "~", "tmp", "packs", "quarantine", "leases", "v1", "a|b", "a\0b",
+    "a\nb", " ", "Case", "case", "é", "e\u0301", "行列", "\udc80", "CON", "x" * 10_000, "y" * 300, "-rf", "%s%n",
+)  # fmt: skip
+"""Names of devices, operations and keys that a store must keep apart."""
 
 
 def example_record(
@@ -59,15 +34,7 @@ def example_record(
 ) -> Record:
     """Return a record that uses every field; records of equal arguments are equal."""
     chosen: Json = {"block": 64, "order": ["i", "j"], "unroll": True} if config is None else config
-    measured = Measurement(
-        config=chosen,
-        fingerprint="f1",
-        code="c0de",
-        policy="hot",
-        environment="python 3.11",
-        samples_s=(1.5e-3, 1.25e-3),
-        when=1.0,
-    )
+    measured = Measurement(chosen, "f1", "c0de", "hot", "python 3.11", samples_s=(1.5e-3, 1.25e-3), when=1.0)
     failure = Failure(kind="compile", message="no such block", expires=2.5)
     failed = measured._replace(config={"block": 0}, fingerprint="f2", samples_s=(), failure=failure, compile_s=0.5)
     head = Head(
@@ -82,7 +49,7 @@ def example_record(
 
 
 class ReadOnlyStoreContract:
-    """What holds for every store, however its records got there."""
+    """The promises of every store, also of a read-only store."""
 
     def fill(self, tmp_path: Path, records: Iterable[Record]) -> Store:
         """Return a store with exactly these records."""
@@ -147,21 +114,8 @@ class ReadOnlyStoreContract:
         assert found.body.extra == {"body_of_tomorrow": "x"}
 
     def test_configurations_keep_their_types(self, tmp_path: Path) -> None:
-        configs: list[Json] = [
-            True,
-            1,
-            1.0,
-            "1",
-            [],
-            {},
-            [None],
-            1e300,
-            0.1,
-            -0.0,
-            2**60,
-            {"a": {"b": [1, "|"]}},
-            "é\0",
-        ]
+        nested: Json = {"a": {"b": [1, "|"]}}
+        configs: list[Json] = [True, 1, 1.0, "1", [], {}, [None], 1e300, 0.1, -0.0, 2**60, nested, "é\0"]
         records = [example_record(call_key=str(n), config=config) for n, config in enumerate(configs)]
         store = self.fill(tmp_path, records)
         for record in records:
@@ -169,7 +123,7 @@ class ReadOnlyStoreContract:
             assert found is not None
             assert repr(found.head.config) == repr(record.head.config)
 
-    def test_changing_what_was_returned_does_not_change_the_store(self, tmp_path: Path) -> None:
+    def test_changing_a_returned_record_does_not_change_the_store(self, tmp_path: Path) -> None:
         record = example_record(config={"blocks": [1]})
         store = self.fill(tmp_path, [record])
         found = store.get(record.problem)
@@ -189,9 +143,9 @@ class ReadOnlyStoreContract:
 
 
 class StoreContract(ReadOnlyStoreContract):
-    """What holds for every store that can be written to.
+    """The promises of every store that can be written to.
 
-    Where openings cannot meet (a store in memory), `open` must return the same store for the same `tmp_path`.
+    A store in memory must return the same store from `open` for the same `tmp_path`.
     """
 
     def open(self, tmp_path: Path) -> Store:
@@ -226,7 +180,7 @@ class StoreContract(ReadOnlyStoreContract):
         store.put_many(iter(records))
         assert [store.get(record.problem) for record in records] == records
 
-    def test_put_many_of_nothing_is_nothing(self, tmp_path: Path) -> None:
+    def test_put_many_without_records_changes_nothing(self, tmp_path: Path) -> None:
         store = self.open(tmp_path)
         store.put_many([])
         assert list(store.items()) == []
@@ -252,9 +206,9 @@ class StoreContract(ReadOnlyStoreContract):
             assert store.get(mine.problem) == mine
             assert store.get(yours.problem) == yours
 
-    def test_an_opening_sees_what_another_writes_over_and_deletes(self, tmp_path: Path) -> None:
+    def test_an_opening_sees_records_that_another_replaces_and_deletes(self, tmp_path: Path) -> None:
         one, other = self.open(tmp_path), self.open(tmp_path)
-        for config in (1, 2, 3):  # texts of one length: a store must not tell them apart by size alone
+        for config in (1, 2, 3):  # texts of equal length: a store must not tell them apart by size alone
             one.put(example_record(config=config))
             assert other.get(example_record().problem) == example_record(config=config)
         one.delete(example_record().problem)
@@ -267,11 +221,11 @@ class StoreContract(ReadOnlyStoreContract):
             list(pool.map(store.put, records))
         assert sorted(store.items(), key=_call_number) == records
 
-    def test_what_cannot_be_written_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
+    def test_an_invalid_record_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
         store = self.fill(tmp_path, [example_record(config="before")])
         for config in (float("nan"), "x" * MAX_RECORD_BYTES, object()):
             try:
-                store.put(example_record(config=config))  # type: ignore[arg-type] # the last is no JSON, on purpose
+                store.put(example_record(config=config))  # type: ignore[arg-type] # the last is not JSON, on purpose
             except CodecError:
                 continue
             raise AssertionError(f"a {type(config).__name__} that cannot be written was not refused")
@@ -279,7 +233,7 @@ class StoreContract(ReadOnlyStoreContract):
         store.put(example_record(config="after"))
         assert store.get(example_record().problem) == example_record(config="after")
 
-    def test_changing_what_was_put_does_not_change_the_store(self, tmp_path: Path) -> None:
+    def test_changing_a_configuration_after_put_does_not_change_the_store(self, tmp_path: Path) -> None:
         config: dict[str, Json] = {"block": 1}
         store = self.fill(tmp_path, [example_record(config=config)])
         config["block"] = 2
@@ -298,7 +252,7 @@ class StoreContract(ReadOnlyStoreContract):
 
 
 def refuses_writes(store: Store) -> bool:
-    """Say whether every way of writing to a store raises `StoreError` of kind "read-only"."""
+    """Whether every way of writing to a store raises `StoreError` of kind "read-only"."""
     record = example_record()
     for write in (lambda: store.put(record), lambda: store.put_many([record]), lambda: store.delete(record.problem)):
         try:
