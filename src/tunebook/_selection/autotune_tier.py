@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from tunebook._arrays.framework import at_tuning_site, obstacle_to
+from tunebook._arrays.describe import at_tuning_site, obstacle_to
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import TuningFailed
 from tunebook._selection.recording import recordings
@@ -22,7 +22,7 @@ from tunebook.stores import problem_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tunebook._arrays.framework import TuningSite
+    from tunebook._arrays.library import TuningSite
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Measurement, Problem
     from tunebook.stores import LeaseBoard
