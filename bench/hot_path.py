@@ -25,7 +25,7 @@ import numpy as np
 from interleaved import Case, Row, interleave, ratio, save, show
 
 import tunebook as tb
-from tunebook._hotpath.accelerator import find_pack
+from tunebook._hotpath.codegen import find_pack
 
 # Any number of candidates costs the same once tuned; none is measured here, because nothing depends on which one wins.
 OPTIONS: dict[str, Any] = {

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tunebook as tb
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import timer_for
 from tunebook._base.config_codec import classes_of, decode
 from tunebook._measure.stopwatch import Stopwatch
 

@@ -7,7 +7,6 @@ import os
 from farm_kernels import note
 
 import tunebook as tb
-from tunebook._arrays.describe import register_library
 from tunebook._measure.device_lock import cuda_names
 
 
@@ -25,7 +24,7 @@ class Array:
         self.shape, self.dtype, self.device = shape, dtype, Device()
 
 
-register_library("farm_gpu", lambda spec, seed: Array(spec.shape, spec.dtype))
+tb.register_array_library(tb.ArrayLibrary("farm_gpu", make=lambda spec, seed: Array(spec.shape, spec.dtype)))
 
 
 @tb.tunable(space=tb.Space(n=[10, 1000]), name="farm.on_gpu", check=False)

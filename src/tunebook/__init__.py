@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import ToBeVerified as ToBeVerified
     from tunebook._api.tune_cache import TuneCache as TuneCache
     from tunebook._api.tune_cache import Unchecked as Unchecked
-    from tunebook._arrays.describe import ArraySpec as ArraySpec
     from tunebook._arrays.device_fingerprint import device_fingerprint as device_fingerprint
     from tunebook._arrays.device_fingerprint import environment_fingerprint as environment_fingerprint
     from tunebook._arrays.device_fingerprint import get_device_platform as get_device_platform
+    from tunebook._arrays.library import ArrayLibrary as ArrayLibrary
+    from tunebook._arrays.library import ArraySpec as ArraySpec
+    from tunebook._arrays.library import register_array_library as register_array_library
     from tunebook._base.config_codec import register_codec as register_codec
     from tunebook._base.errors import CodecError as CodecError
     from tunebook._base.errors import CompileError as CompileError
@@ -96,8 +98,8 @@ _NAMES = {
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
     "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult Hit Match Miss NoMatch Pending ToBeVerified "
     "TuneCache Unchecked",
-    "_arrays.describe": "ArraySpec",
     "_arrays.device_fingerprint": "device_fingerprint environment_fingerprint get_device_platform",
+    "_arrays.library": "ArrayLibrary ArraySpec register_array_library",
     "_base.config_codec": "register_codec",
     "_base.errors": "CodecError CompileError DefinitionError Disagreement MissingDependency NoConfig StoreError "
     "TunebookError TunebookWarning TuningFailed UnkeyableError Unsupported",

@@ -12,19 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunebook._arrays.describe import (
-    ArraySpec,
-    DeviceOrdinals,
-    describe,
-    device_of,
-    dtype_name,
-    is_array,
-    layout_class,
-    libraries_of,
-    materialise,
-    platform_of,
-    register_library,
-)
+from tunebook._arrays.describe import DeviceOrdinals, describe, device_of, is_array, libraries_of, platform_of
+from tunebook._arrays.library import ArrayLibrary, ArraySpec, dtype_name, layout_class, register_array_library
+from tunebook._arrays.synthesize import materialise
 from tunebook._base.errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
 
 
@@ -310,9 +300,9 @@ def test_a_layout_must_fit_the_shape():
 
 
 def test_other_libraries_need_their_adapter():
-    with pytest.raises(Unsupported, match="import the adapter"):
+    with pytest.raises(Unsupported, match="a make function"):
         materialise(ArraySpec("nolibrary", "float32", (3,)))
-    register_library("somelibrary", lambda spec, seed: (spec.shape, seed))
+    register_array_library(ArrayLibrary("somelibrary", make=lambda spec, seed: (spec.shape, seed)))
     assert materialise(ArraySpec("somelibrary", "float32", (3,)), 7) == ((3,), 7)
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._hotpath.accelerator import find_pack
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._hotpath.codegen import find_pack
+from tunebook._keys.call_key import fast_key_of
 
 
 @pytest.fixture(autouse=True, scope="module", params=["accelerated", "pure"])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tunebook._hotpath.accelerator import find_pack
+from tunebook._hotpath.codegen import find_pack
 
 SCRIPT = Path(__file__).parents[1] / "hot_path_calls.py"
 VALGRIND = shutil.which("valgrind")

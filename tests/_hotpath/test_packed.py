@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import tunebook as tb
-from tunebook._hotpath.accelerator import find_pack
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._hotpath.codegen import find_pack
+from tunebook._keys.call_key import fast_key_of
 
 ROOT = Path(__file__).parents[2]
 NUMPY_MAJOR = int(np.__version__.partition(".")[0])

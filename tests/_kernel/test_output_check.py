@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +15,11 @@ import pytest
 from tunebook._kernel.output_check import difference
 
 ONES = np.ones(4, np.float32)
+
+
+@dataclass
+class Output:
+    x: Any
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,9 @@ ONES = np.ones(4, np.float32)
         (np.zeros(0), np.zeros(0)),
         ((ONES, [ONES]), (ONES, [ONES])),
         ({"a": ONES}, {"a": ONES}),
+        (Output(ONES), Output(ONES * (1 + 1e-6))),
+        (OrderedDict(a=[Output(ONES)]), MappingProxyType({"a": (Output(ONES),)})),
+        ({1, 2}, {2, 1}),
         (np.array([1e-9, 1.0]), np.array([0.0, 1.0])),
         (ONES.astype(ml_dtypes.bfloat16), ONES),
         (None, None),
@@ -54,3 +66,17 @@ def test_what_is_close_enough_is_right(output, expected):
 )
 def test_what_is_not_is_told_how_far_off_it_is(output, expected, says):
     assert re.search(says, difference(output, expected).message)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "message"),
+    [
+        (Output(ONES), Output(ONES * 2), "output['x'] is off by up to 1 in 4 of 4 values"),
+        (ONES, Output(ONES), "output should have the keys ['x']"),
+        (MappingProxyType({"a": [ONES]}), {"a": [ONES * 2]}, "output['a'][0] is off by up to 1 in 4 of 4 values"),
+        ({1}, {2}, "output should have the keys ['2']"),
+    ],
+    ids=repr,
+)
+def test_parts_of_any_container_are_compared(output, expected, message):
+    assert difference(output, expected).message == message

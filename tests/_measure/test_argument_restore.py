@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
 import tunebook as tb
+from tunebook._arrays.describe import arrays_in
 from tunebook._measure.argument_restore import Restorer
 
 
@@ -60,6 +67,70 @@ def test_what_is_deep_in_containers_is_put_back_too():
     state = {"count": np.zeros(1), "all": (np.ones(3),)}
     step(np.ones(2), state)
     assert state["count"][0] == 1
+
+
+@dataclass
+class State:
+    x: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenState:
+    x: Any
+
+
+class Pair(NamedTuple):
+    x: Any
+    n: int
+
+
+class Keyed:
+    """A class of the user's own, keyed by its array."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+tb.register_key(Keyed, lambda keyed: (keyed.x,))
+
+
+def ten_lists_deep(x):
+    for _ in range(10):
+        x = [x]
+    return x
+
+
+HOLDERS = {
+    "a dataclass": State,
+    "a frozen dataclass": FrozenState,
+    "a read-only mapping": lambda x: MappingProxyType({"x": x}),
+    "an ordered dict": lambda x: OrderedDict(x=x),
+    "a NamedTuple": lambda x: Pair(x, 1),
+    "ten lists": ten_lists_deep,
+    "a dataclass in a mapping in a dataclass": lambda x: State(MappingProxyType({"x": (State(x),)})),
+    "a class with a registered key": lambda x: [Keyed(x)],
+    "a partial": lambda x: partial(print, x),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_an_array_in_any_container_sees_exactly_one_run(policy, hold):
+    @tb.tunable(space=tb.Space(w=[1, 2]), heuristic={"w": 1}, store=False, check=False, policy=policy)
+    def bump(holder, *, config):
+        next(arrays_in(holder))[:] += 1
+
+    x = np.zeros(4)
+    bump(hold(x))
+    assert x.tolist() == [1, 1, 1, 1]
+    bump(hold(x))
+    assert x.tolist() == [2, 2, 2, 2]
+
+
+def test_an_array_in_two_places_is_copied_once():
+    x = np.zeros(4)
+    restorer = Restorer(((x, [x]), {"x": x}))
+    x += 1
+    assert [copy.tolist() for copy in restorer.written()] == [[1, 1, 1, 1]]
 
 
 def test_aliased_and_strided_arguments_are_put_back():

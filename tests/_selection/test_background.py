@@ -11,6 +11,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +251,26 @@ def test_plain_values_and_dataclasses_of_them_go_along_by_value():
     assert f(*arguments) == 1
     assert tb.wait_for_background(30)
     assert f(*arguments) == 2
+
+
+@dataclass
+class Batch:
+    x: Any
+
+
+def test_an_array_in_a_dataclass_is_made_up_and_the_callers_is_not_touched():
+    mine = Batch({"x": np.zeros((2, 3), np.float32)})
+    seen = []
+
+    @tb.tunable(space=[{"s": 1}, {"s": 2}], heuristic={"s": 1}, store=False, policy=BACKGROUND, tuner=Second())
+    def f(batch, *, config):
+        seen.append(batch.x["x"])
+        return config.s
+
+    assert f(mine) == 1
+    assert tb.wait_for_background(30)
+    assert f(mine) == 2
+    assert all(x is mine.x["x"] or not np.shares_memory(x, mine.x["x"]) for x in seen)
 
 
 @pytest.mark.parametrize("fallback", ["background", "incremental"])

@@ -17,7 +17,6 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner
 
 import tunebook as tb
-from tunebook._arrays.describe import register_library
 
 
 def make(**options):
@@ -112,6 +111,24 @@ def test_tune_all_tunes_what_is_not_known_and_the_program_then_uses_it():
     assert {outcome.status for outcome in tb.tune_all(calls)} == {"known"}
 
 
+@dataclass
+class Batch:
+    x: object
+    scale: float = 2.0
+
+
+def test_an_array_in_a_dataclass_is_recorded_as_its_spec_and_made_up_for_tuning():
+    kernel, runs = make(heuristic={"block": 2})
+    data = np.ones(8)
+    with tb.record() as calls:
+        kernel(Batch([data]))
+    (call,) = calls
+    assert call.args[0] == Batch([tb.ArraySpec("numpy", "float64", (8,), "C", "cpu")])
+    assert [result.status for result in tb.tune_all(calls)] == ["tuned"]
+    kernel(Batch([data]))
+    assert runs[-1] == 1
+
+
 def test_a_spent_budget_skips_the_rest_and_says_so():
     kernel, _ = make()
     with tb.record() as calls:
@@ -159,6 +176,18 @@ class Mode(enum.Enum):
 class Window:
     left: int
     modes: tuple[Mode, ...] = ()
+
+
+@pytest.mark.parametrize("name", ["tunebook._arrays.ArraySpec", "tunebook._arrays.describe.ArraySpec"])
+def test_a_recording_of_an_older_release_is_read(tmp_path, name):
+    kernel, _ = make(heuristic={"block": 2})
+    with tb.record() as calls:
+        kernel(np.ones(8))
+    path = tmp_path / "calls.json"
+    calls.save(path)
+    path.write_text(path.read_text().replace("tunebook.ArraySpec", name))
+    (call,) = tb.Recording.load(path)
+    assert call.args == (tb.ArraySpec("numpy", "float64", (8,), "C", "cpu"), False)
 
 
 def test_arguments_of_declared_classes_survive_a_file(tmp_path):
@@ -287,7 +316,7 @@ def test_what_is_known_on_a_gpu_is_not_tuned_again():
         made.append(spec.shape)
         return PretendArray(spec.shape)
 
-    register_library("test_recording", make_array)
+    tb.register_array_library(tb.ArrayLibrary("test_recording", make=make_array))
     kernel, _ = make(heuristic={"block": 2})
     with tb.record() as calls:
         kernel(PretendArray((1000, 1000)))

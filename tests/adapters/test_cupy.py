@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import tunebook as tb
-from tunebook._arrays.describe import ArraySpec, describe, materialise
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import describe, timer_for
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.synthesize import materialise
 from tunebook._base.errors import CompileError, DefinitionError, TuningFailed
 from tunebook._kernel.output_check import difference
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._keys.call_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 from tunebook.adapters.cupy import CudaModule, CupyTimer
 

@@ -15,7 +15,7 @@ import pytest
 
 import tunebook as tb
 from tunebook._base.config_codec import decode, encode
-from tunebook._hotpath.accelerator import find_pack
+from tunebook._hotpath.codegen import find_pack
 from tunebook._measure.stopwatch import wait_for
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import timer_for
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._jax import profiler
 from tunebook.adapters._jax.profiler import CANDIDATE, ProfilerTimer, busy_ns, record_profile, timer_on

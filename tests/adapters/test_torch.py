@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._arrays.describe import ArraySpec, describe, materialise
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import describe, timer_for
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.synthesize import materialise
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._kernel.output_check import difference
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._keys.call_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tunebook[torch]'")

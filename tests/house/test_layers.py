@@ -26,10 +26,10 @@ FOLDERS = {
     "fleet/_farm": "tunes a recording on a cluster",
     "fleet/_agreement": "one configuration per problem for all ranks of a job",
     "_report": "the HTML report, its charts, and metrics",
+    "testing": "the shipped test kit: contracts and pretend kernels",
     "_api": "@tunable, Executor, explain, TuneCache",
     "formats": "files of other tools; bundles that carry a book",
     "_hotpath": "the generated function that a warm call runs; its C accelerator",
-    "testing": "the shipped test kit: contracts and pretend kernels",
     "_selection": "the tiers in order, each tier, single flight, recordings, which entries are trusted",
     "_tuning": "one tuning job: plan, run, search, re-verify, progress",
     "_measure": "times a run; restores arguments; worker processes; device lock; disturbances; compiles in parallel",
@@ -48,7 +48,8 @@ ORDER = list(FOLDERS)
 
 # Imports by name, at run time. Each points up, or sideways, and each is wanted: the lower side must not depend on it.
 BY_STRING = {
-    ("_arrays/framework", "adapters"): "an adapter is loaded when its framework is there",
+    ("_arrays/library", "adapters"): "an adapter is loaded when the first array of its library appears",
+    ("_selection/recording", "_arrays"): "the name of a class in saved recordings; not imported",
     ("_tuning/job", "_report"): "a notebook shows a result as a report",
     ("fleet/_agreement/agree", "adapters/_jax"): 'agree("jax") works without the adapter being imported first',
     ("adapters/_triton/remote_runs", "adapters/_triton"): "a spawned process loads this module by name",

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from tunebook._arrays.framework import framework_of
+from tunebook._arrays.describe import framework_of
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.kernel import PLACEMENT, Invocation, Kernel
 from tunebook._selection.recording import recordings

@@ -8,7 +8,7 @@ from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
-from tunebook._arrays.framework import load_frameworks
+from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError, TunebookError
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._memo.answer_memo import ConfigCache
@@ -167,7 +167,7 @@ def tunable(
     if function is None:
         return partial(tunable, space=space, name=name, **options)
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
-    load_frameworks()
+    load_adapters()
     kernel = FunctionKernel(function, space, name, options)
     built: _TunableBuilder[Any] = _TunableBuilder(kernel, _selector(kernel.op_id, options))
     kernel.attach(built.dispatcher.run, built.selector)

@@ -1,4 +1,4 @@
-"""What a measurement was taken on: the device (hardware) and the environment (software), apart from each other."""
+"""Names of the device (hardware) and of the environment (software) of a measurement, apart from each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tunebook._arrays.describe import members_of, platform_of, root_module
+from tunebook._arrays.describe import members_of, platform_of
+from tunebook._arrays.library import library_named, root_module
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b, canonical_json
 
@@ -33,16 +34,15 @@ _FIELDS: Final = (  # x86, ARM, POWER, RISC-V
 
 
 def device_fingerprint(device: object = None) -> str:
-    """Return what names this kind of hardware, for people and for keys: two GPUs of one model have the same.
+    """Return the name of a kind of hardware, for people and for keys: two GPUs of the same model have the same name.
 
-    None is the host's processor, a string stands for itself. No framework is imported, and none is asked about its
-    accelerators unless the device is one.
+    None is the host's processor, a string stands for itself. A framework is asked only about its own accelerators.
     """
     if device is None:
         return host_cpu()
     if isinstance(device, str):
         if not device:
-            raise DefinitionError('device="" is no name; leave it out for the host, or name the device')
+            raise DefinitionError('invalid device="": leave it out for the host, or name the device')
         return host_cpu() if device == "cpu" else device
     device = next(iter(members_of(device)), device)
     kind = platform_of(device)
@@ -56,24 +56,17 @@ def get_device_platform(device: object = None) -> Literal["gpu", "tpu", "cpu"]:
 
 
 def _hardware_name(device: Any) -> str:
-    root = root_module(type(device))
-    if root == "torch":
-        return _torch_name(device)
-    if root == "cupy":
-        return _text(sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)["name"])
     for attribute in ("device_kind", "name"):  # jax, then pyopencl and numba
         name = getattr(device, attribute, None)
         if isinstance(name, (str, bytes)):
             return _text(name)
-    raise DefinitionError(
-        f"cannot tell what hardware a {type(device).__module__}.{type(device).__qualname__} is; pass its name instead"
-    )
-
-
-def _torch_name(device: Any) -> str:
-    # torch.cuda and torch.xpu have this; torch.mps has one device only, and no name for it.
-    ask = getattr(getattr(sys.modules["torch"], device.type, None), "get_device_properties", None)
-    return str(device.type) if ask is None else _text(ask(device).name)
+    found = library_named(root_module(type(device))).hardware(device)
+    if found is None:
+        kind = type(device)
+        raise DefinitionError(
+            f"cannot name the hardware of a {kind.__module__}.{kind.__qualname__}; pass its name instead"
+        )
+    return _text(found)
 
 
 def _text(name: str | bytes) -> str:
@@ -97,7 +90,7 @@ def _cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         # macOS and Windows. The processor's own words: "Intel64 Family 6 Model 142 Stepping 10, GenuineIntel".
-        import platform  # noqa: PLC0415 - as above
+        import platform  # noqa: PLC0415 - loaded late: 1.3 ms
 
         return f"model name: {platform.processor()}"
 
@@ -133,7 +126,7 @@ def _cpu_fields(cpuinfo: str) -> dict[str, str]:
 def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the software that a measurement depends on: Python, and the named libraries if they are loaded.
 
-    `extra` adds facts that only the caller knows, such as a compiler's version. tunebook itself is left out: a new
+    `extra` adds facts that only the caller knows, for example a compiler's version. tunebook itself is left out: a new
     release of it does not make a kernel faster.
     """
     found = {"python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"}
@@ -142,20 +135,17 @@ def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None =
     return {**found, **(extra or {})}
 
 
-def driver_of(device: object) -> dict[str, str]:
-    """Return the version of the driver of a device, which is software too; nothing for the host's processor.
-
-    OpenCL has several for one chip, also for the host's.
-    """
-    if root_module(type(device)) == "pyopencl":
-        opencl: Any = device
-        return {"driver": f"{_text(opencl.platform.name)} {_text(opencl.driver_version)}"}
+def driver_of(device: object) -> Mapping[str, str]:
+    """Return the version of a device's driver, which is software too; empty for the host's processor."""
+    own = library_named(root_module(type(device))).driver(device)
+    if own is not None:
+        return own
     return nvidia_driver() if platform_of(device) == "gpu" else {}
 
 
 @cache
 def nvidia_driver() -> dict[str, str]:
-    """Return the version of NVIDIA's driver on this machine, as `driver_of` gives it; nothing if there is none."""
+    """Return the version of NVIDIA's driver on this machine, as `driver_of` gives it; empty without one."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -174,7 +164,7 @@ def nvidia_version(text: str) -> str:
 
 
 def environment_fingerprint(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> str:
-    """Return `environment` as one line of text, equal exactly when the environments are; `json.loads` reads it."""
+    """Return `environment` as a line of text, equal exactly when the environments are; `json.loads` reads it."""
     return canonical_json({**environment(libraries, extra)})
 
 

@@ -30,7 +30,7 @@ from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
 from tunebook._cli._filters import Filters, add_options, age_text, open_book, size_text
 from tunebook._cli._terminal import clean, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._hotpath.accelerator import find_pack
+from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote

@@ -11,7 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._api.function_kernel import FunctionKernel
-from tunebook._arrays.describe import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.synthesize import materialise
 from tunebook._base.errors import TunebookError, UnkeyableError
 from tunebook._cli._entries import results_table
 from tunebook._cli._filters import FILTERS, add_import, add_options, book_of, filters_of, import_modules

@@ -1,107 +1,49 @@
-"""The source of a kernel's hot path, and how each kind of argument is read in it."""
+"""The source of a kernel's hot path, how each kind of argument is read in it, and the optional accelerator.
+
+The accelerator is `_packed.c`. Where it has been built, it makes the hot path's key in one step.
+"""
 
 from __future__ import annotations
 
 import inspect
 import keyword
+import sys
+from collections.abc import Callable
+from functools import cache
 from types import FunctionType, NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from tunebook._arrays.framework import jax_has_one_device
+from tunebook._arrays.describe import is_array
+from tunebook._arrays.library import ArgumentReader, library_named, library_of, loaded_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-
-class ArgumentReader(NamedTuple):
-    """How one argument is read, as expressions over `{0}`.
-
-    `guard` must hold for `fast` to tell calls apart; `exact` tells them apart by itself.
-    """
-
-    guard: str
-    fast: str
-    exact: str
-
-
-# {1} stands for the class that the argument had when the code was generated.
 _VALUE: Final = ArgumentReader("{0}.__class__ is {1}", "{0}", "{0}.__class__, {0}")
-_LEAVES: Final = {
+_READERS: Final = {
     bool: ArgumentReader("({0} is True or {0} is False)", "{0}", "{0}.__class__, {0}"),
     NoneType: ArgumentReader("{0} is None", "", "{0}"),
     int: _VALUE,
     str: _VALUE,
     bytes: _VALUE,
-    # 0.0 == -0.0, so the exact key is the generic one, and `fast_key` refuses a zero.
-    float: ArgumentReader("{0}.__class__ is {1}", "{0}", "_tb_leaf({0})"),
+    # 0.0 == -0.0, so the exact key is the generic one. A NaN is never found again: each would add an entry.
+    float: ArgumentReader("{0}.__class__ is {1}", "{0}", refused="{0} == 0.0 or {0} != {0}"),
 }
-_NUMPY: Final = ArgumentReader("{0}.__class__ is {1}", "{0}.shape, {0}.dtype", "{0}.__class__, {0}.shape, {0}.dtype")
-# Reading `strides` for every array would cost half of the whole lookup; asking whether they are C-contiguous costs a
-# third, and the other layouts take the longer way.
-_NUMPY_LAYOUT: Final = ArgumentReader(
-    "{0}.__class__ is {1} and {0}.flags.c_contiguous",
-    "{0}.shape, {0}.dtype",
-    "{0}.__class__, {0}.shape, {0}.dtype, {0}.strides",
-)
-# Avals are interned, so that three of them cost what one numpy array does. Which device an array is on they do not say.
-_JAX_ONE_DEVICE: Final = ArgumentReader(
-    "(_tb_type({0}) is _tb_jax_array or _tb_type({0}) is _tb_jax_tracer)", "{0}.aval", "_tb_leaf({0})"
-)
-_JAX: Final = ArgumentReader("_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", "_tb_leaf({0})")
-_JAX_TRACED: Final = ArgumentReader("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", "_tb_leaf({0})")
-# A number stands for the settings until a thread has some of its own: see `adapters/adapters/_jax/settings.py`.
-_JAX_SETTINGS: Final = "_tb_jax_settings[0] or _tb_jax_read(), "
-# The number of a device is read faster than the device; a tensor without data has that of the host, and nothing about
-# it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
-_TORCH: Final = ArgumentReader(
-    "({0}.__class__ is _tb_torch_tensor or {0}.__class__ is _tb_torch_parameter)",
-    "{0}.shape, {0}.dtype, {0}.get_device(), {0}.requires_grad",
-    "_tb_leaf({0})",
-)
-_TORCH_LAYOUT: Final = _TORCH._replace(fast=f"{_TORCH.fast}, {{0}}.is_contiguous() or {{0}}.stride()")
-_ANY_TORCH: Final = frozenset({_TORCH, _TORCH_LAYOUT})
-# What a call of jax's depends on beside its arguments, once per call; the names are from `adapters.jax`. There is no
-# mesh of one device.
-_SETTINGS: Final = {
-    _JAX_ONE_DEVICE: _JAX_SETTINGS,
-    _JAX: f"{_JAX_SETTINGS}_tb_jax_mesh(), ",
-    _JAX_TRACED: f"{_JAX_SETTINGS}_tb_jax_mesh(), ",
-    # The same of torch's; the names are from `adapters.torch`.
-    **dict.fromkeys(
-        _ANY_TORCH,
-        "_tb_torch_grad(), _tb_torch_autocast() and _tb_torch_autocast_dtypes(), _tb_torch_precision(), ",
-    ),
-}
-# Seen with arguments of several kinds, or of a kind without a shorter way.
-ANY: Final = ArgumentReader("", "_tb_leaf({0})", "_tb_leaf({0})")
-_MAY_BE_TORCH: Final = _ANY_TORCH | {ANY}
+# For an argument seen with several classes, or with one that has no shorter way.
+ANY: Final = ArgumentReader("", "_tb_leaf({0})", traced=True)
 
 
 def keyed_by_value(kind: type) -> None:
     """Read arguments of a class as they are: they are hashable, and equal only if calls with them are the same."""
-    _LEAVES[kind] = _VALUE
+    _READERS[kind] = _VALUE
 
 
-def leaf_for(value: object, *, layout: bool) -> ArgumentReader:
+def reader_for(value: object, *, layout: bool) -> ArgumentReader:
     """Return how to read an argument that has been seen with this value."""
     kind = type(value)
-    if kind in _LEAVES:
-        return _LEAVES[kind]
-    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
-        return _NUMPY_LAYOUT if layout else _NUMPY
-    if (kind.__module__, kind.__name__) in _JAX_CLASSES:
-        return _JAX_ONE_DEVICE if jax_has_one_device() else _JAX_CLASSES[kind.__module__, kind.__name__]
-    if (kind.__module__, kind.__name__) in _TORCH_CLASSES:
-        return _TORCH_LAYOUT if layout else _TORCH
-    return ANY
-
-
-_TORCH_CLASSES: Final = frozenset({("torch", "Tensor"), ("torch.nn.parameter", "Parameter")})
-# Tracers of other classes hide more than their aval says: what a vmap batches, for one.
-_JAX_CLASSES: Final = {
-    ("jaxlib._jax", "ArrayImpl"): _JAX,
-    ("jax._src.interpreters.partial_eval", "DynamicJaxprTracer"): _JAX_TRACED,
-}
+    if kind in _READERS:
+        return _READERS[kind]
+    return (library_of(value).reader(kind, layout) if is_array(value) else None) or ANY
 
 
 _STARS: Final[dict[object, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -119,24 +61,23 @@ class Signature:
         self.positional_twin = _positional_twin(implementation)
 
     def source(
-        self, leaves: Mapping[str, ArgumentReader], names: frozenset[str], *, packed: bool, compiled: bool
+        self, readers: Mapping[str, ArgumentReader], names: frozenset[str], *, packed: bool, compiled: bool
     ) -> str:
         """Return the module that defines `call`, `run`, `exact_key` and `fast_key`.
 
         With `packed`, the fast key is made by the accelerator; with `compiled`, torch's compiler may come along. The
-        module's own names start with `_tb_`, because an
-        author's parameter may well be called `key` or `found`.
+        module's own names start with `_tb_`, because an author's parameter may well be called `key` or `found`.
         """
-        used = {p.name: leaves.get(p.name, ANY) for p in self.parameters if p.name in names}
+        used = {p.name: readers.get(p.name, ANY) for p in self.parameters if p.name in names}
         arguments = ", ".join(self.names)
         run = f"return _tb_impl({self._forwarded('_tb_found')})"
-        exact = "".join(f"{leaf.exact.format(n)}, " for n, leaf in used.items())
+        exact = "".join(f"{reader.exact.format(n)}, " for n, reader in used.items())
         lookup, fast_key = _packed_lookup(used, run) if packed else _plain_lookup(used, run)
-        if used and not leaves:
+        if used and not readers:
             lookup = []  # before the first call there is nothing to find, and torch's compiler need not read it
-        elif compiled and not _MAY_BE_TORCH.isdisjoint(used.values()):
+        elif compiled and any(reader.traced for reader in used.values()):
             # 20 ns. Torch's compiler could not read the lookup, and makes the choice a constant instead.
-            lookup = ["if _tb_torch_compiling():", f" return _tb_miss({arguments})", *lookup]
+            lookup = ["if _tb_compiling():", f" return _tb_miss({arguments})", *lookup]
         return "\n".join(
             [
                 f"def call({self._declaration()}):",
@@ -182,12 +123,11 @@ class Signature:
 
 def _plain_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[str], str]:
     """Return the lines that look an answer up by a tuple, and the expression for that tuple."""
-    guard = " and ".join(leaf.guard.format(n, f"_tb_class_{n}") for n, leaf in used.items() if leaf.guard) or "True"
-    fast = "".join(f"{leaf.fast.format(n)}, " for n, leaf in used.items() if leaf.fast)
-    fast += "".join(dict.fromkeys(_SETTINGS[leaf] for leaf in used.values() if leaf in _SETTINGS))
-    # NaN too: no two are equal, and every call with a new one would add an entry that is never found.
-    floats = [f"{n} == 0.0 or {n} != {n}" for n, leaf in used.items() if leaf is _LEAVES[float]]
-    refused = f"({' or '.join(floats)})" if floats else "False"
+    guard = " and ".join(reader.guard.format(n, f"_tb_class_{n}") for n, reader in used.items() if reader.guard)
+    guard = guard or "True"
+    fast = "".join(f"{reader.fast.format(n)}, " for n, reader in used.items() if reader.fast)
+    fast += "".join(dict.fromkeys(reader.settings for reader in used.values()))
+    refused = " or ".join(reader.refused.format(n) for n, reader in used.items() if reader.refused)
     lookup = [
         f"if {guard}:",
         " try:",
@@ -203,13 +143,13 @@ def _plain_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[st
         " if _tb_found is not None:",
         f"  {run}",
     ]
-    return lookup, f"({fast}) if {guard} and not {refused} else None"
+    return lookup, f"({fast}) if {guard} and not ({refused or False}) else None"
 
 
 def _packed_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[str], str]:
-    """Return the lines that look an answer up by the accelerator's bytes, and the expression for those bytes.
+    """Return the lines that look an answer up by the accelerator's bytes, and the expression for them.
 
-    They need no guards: they are exact by themselves.
+    The bytes are exact, and need no guards.
     """
     lookup = [
         f"_tb_found = _tb_find({', '.join(used)})",
@@ -238,3 +178,46 @@ def _positional_twin(implementation: Callable[..., Any]) -> FunctionType | None:
         None,
         implementation.__closure__,
     )
+
+
+# --------------------------------------------------------------------------------------------------- the accelerator
+
+Pack: TypeAlias = Callable[..., bytes | None]
+"""Makes the key of a call from its arguments; None if it does not know the class, or the size, of an argument."""
+
+
+def find_pack(*, layout: bool) -> Pack | None:
+    """Return the function that packs arguments, or None where it was not built.
+
+    It packs arrays only of libraries that are loaded by now: a program without arrays must not pay for numpy.
+    """
+    if "numpy" in sys.modules:
+        library_named("numpy")
+    packed = {library.name: parts[0] for library in loaded_libraries() if (parts := library.packed()) is not None}
+    return _pack_for(layout, tuple(sorted(packed.items())))
+
+
+def finder_of(pack: Pack, memo: dict[Any, Any], otherwise: Callable[[bytes], Any]) -> Callable[..., Any]:
+    """Return the function that looks up the arguments of a call by the key that `pack` makes, or returns None.
+
+    It looks in the memo first, and then asks `otherwise(key)`.
+    """
+    from tunebook._hotpath._packed import finder  # noqa: PLC0415 - built, because there is a `pack`
+
+    return finder(pack, memo, otherwise)
+
+
+@cache
+def _pack_for(layout: bool, packed: tuple[tuple[str, Any], ...]) -> Pack | None:  # noqa: FBT001 - cached by position
+    try:
+        from tunebook._hotpath._packed import packer  # noqa: PLC0415 - not built everywhere
+    except ImportError:  # nor loadable everywhere: a sub-interpreter may refuse it
+        return None
+    classes = dict(packed)
+    # numpy's record names the class whose structs are read; any other one, how to read interned descriptions.
+    ndarray = classes.pop("numpy", None)
+    interned = next((library_named(name).packed() for name in classes), None)
+    try:
+        return packer(ndarray, layout, interned)
+    except TypeError:
+        return None  # another module stands in for numpy

@@ -18,7 +18,7 @@ For `def scale(x, out, factor, causal, *, config)` the generated function is, on
             return _miss(x, out, factor, causal)
         return _override(config, x, out, factor, causal)
 
-Where the accelerator has been built (`_packed.c`) and every argument so far was one that it knows, it is shorter::
+Where the accelerator has been built (`_packed.c`) and knows every argument so far, the function is shorter::
 
             found = _find(x, out, factor, causal)
             if found is not None:
@@ -26,8 +26,8 @@ Where the accelerator has been built (`_packed.c`) and every argument so far was
             return _miss(x, out, factor, causal)
 
 Generated, because a class with `__call__`, a partial or an `*args` wrapper each adds 220 to 280 ns to a lookup of 450.
-The guards make the short key exact: `True == 1 == 1.0` as dict keys, and a jax array has numpy's dtypes. There is no
-one-entry inline cache: it makes calls of alternating shapes slow (a peer goes from 2 to 155 us).
+The guards make the short key exact: `True == 1 == 1.0` as dict keys, and a jax array has numpy's dtypes. It has no
+one-entry inline cache, which makes calls of alternating shapes slow (a peer goes from 2 to 155 us).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays.framework import hot_names, is_compiling
+from tunebook._arrays.describe import is_compiling
+from tunebook._arrays.library import hot_names
 from tunebook._base.environment_variables import accelerator_wanted
-from tunebook._hotpath.accelerator import find_pack, finder_of
-from tunebook._hotpath.codegen import ANY, ArgumentReader, Signature, leaf_for
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._hotpath.codegen import ANY, Signature, find_pack, finder_of, reader_for
+from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
 from tunebook._memo.context_stack import INNERMOST
 from tunebook._selection.recording import recordings
@@ -51,15 +51,16 @@ from tunebook._selection.selector import event_data
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
-    from tunebook._hotpath.accelerator import Pack
+    from tunebook._arrays.library import ArgumentReader
+    from tunebook._hotpath.codegen import Pack
     from tunebook._selection.selector import ConfigSelectorChain, Selection
     from tunebook._tuning.in_call_session import InCallSession
 
 
 class MemoisedAnswer(NamedTuple):
-    """A memoised answer; `tell` tells the listeners that it was given once more, and is None if there are none.
+    """A memoised answer; `tell`, if there are listeners, tells them that it was given once more.
 
-    A new listener makes all answers be forgotten, so that those of an answer are always those of its selector.
+    A new listener makes the memo forget all answers, so an answer always has the listeners of its selector.
     """
 
     config: Any
@@ -67,7 +68,7 @@ class MemoisedAnswer(NamedTuple):
 
 
 def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> MemoisedAnswer:
-    # Asked again, what was tuned or read from disk would be found in memory.
+    # Asked again, a configuration that was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
     data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
     event = "cache_hit" if in_memory else selection.event
@@ -77,7 +78,7 @@ def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]
 
 @cache
 def _call_maker(names: tuple[str, ...]) -> Callable[..., Callable[[], object]]:
-    """Return what makes the call that tells a listener an event, with data of these names.
+    """Return a function that makes the call which tells a listener an event, with data of these names.
 
     Generated, because `listener(event, **data)` takes 120 ns more than names that are written out: a fifth of the call.
     """
@@ -95,21 +96,21 @@ def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     return tell
 
 
-def flattened(value: Any) -> list[Any]:
-    """Return what is in nested containers, each behind its kind and size. Code that torch's compiler reads."""
+def flatten(value: Any) -> list[Any]:
+    """Return the leaves of nested containers, each container as its kind and size. Torch's compiler reads this code."""
     if isinstance(value, dict):
-        return [dict, len(value), *(part for item in value.items() for part in flattened(item))]
+        return [dict, len(value), *(part for item in value.items() for part in flatten(item))]
     if isinstance(value, (tuple, list)):
-        return [type(value), len(value), *(part for item in value for part in flattened(item))]
+        return [type(value), len(value), *(part for item in value for part in flatten(item))]
     return [None, value]
 
 
-def restored(parts: Iterator[Any]) -> Any:
-    """Return what was `flattened`."""
+def unflatten(parts: Iterator[Any]) -> Any:
+    """Return the value that `flatten` took apart."""
     kind, value = next(parts), next(parts)
     if kind is None:
         return value
-    items = [restored(parts) for _ in range(value)]
+    items = [unflatten(parts) for _ in range(value)]
     return kind(items) if kind in (dict, tuple, list) else kind(*items)
 
 
@@ -144,7 +145,7 @@ class Dispatcher:
         self._selector = selector
         self._as_config = as_config
         self._answers = Answers()
-        self._leaves: dict[str, ArgumentReader] = {}
+        self._readers: dict[str, ArgumentReader] = {}
         self._classes: dict[str, type] = {}
         self._packs = accelerator_wanted()  # until a call comes that cannot be packed
         self._pack: Pack | None = None
@@ -166,14 +167,14 @@ class Dispatcher:
             "_tb_leaf": fast_key_of,
             **self._seen(),
         }
-        compiled = "_tb_torch_compiling" in namespace
+        compiled = "_tb_compiling" in namespace
         packed = self._pack is not None
-        source = self._signature.source(self._leaves, self._names, packed=packed, compiled=compiled)
+        source = self._signature.source(self._readers, self._names, packed=packed, compiled=compiled)
         exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return _Generated(*(namespace[name] for name in _Generated._fields))
 
     def _seen(self) -> dict[str, Any]:
-        """Return what the generated code depends on that changes with the arguments seen."""
+        """Return the names of the generated code whose values change with the arguments seen."""
         classes = {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
         find = None if self._pack is None else finder_of(self._pack, self._answers.fast, self.known)
         return {"_tb_pack": self._pack, "_tb_find": find, **classes, **hot_names()}
@@ -195,8 +196,8 @@ class Dispatcher:
             self.function.__code__ = self._generated.call.__code__
 
     def _form(self) -> object:
-        """Return what the form of the keys depends on: packed ones have one form for arguments of any kind."""
-        return self._pack or dict(self._leaves)
+        """Return the form of the keys: packed keys have one form for arguments of any kind."""
+        return self._pack or dict(self._readers)
 
     def _note_packing(self, used: Collection[object]) -> None:
         pack = find_pack(layout=self._layout) if self._packs else None
@@ -204,18 +205,18 @@ class Dispatcher:
         self._pack = pack if self._packs else None
 
     def _note_kind(self, name: str, value: object) -> None:
-        leaf = leaf_for(value, layout=self._layout)
-        known = self._leaves.setdefault(name, leaf)
-        fixed = self._classes.setdefault(name, type(value)) if "{1}" in leaf.guard else type(value)
-        if known is not leaf or fixed is not type(value):
-            self._leaves[name] = ANY
+        reader = reader_for(value, layout=self._layout)
+        known = self._readers.setdefault(name, reader)
+        fixed = self._classes.setdefault(name, type(value)) if "{1}" in reader.guard else type(value)
+        if known != reader or fixed is not type(value):
+            self._readers[name] = ANY
 
     def miss(self, *arguments: Any) -> Any:
         """Answer a call that the hot path could not, and run it."""
         if is_compiling():
-            return self._generated.run(*arguments, getattr(self._constants, self.constant(*flattened(arguments))))
+            return self._generated.run(*arguments, getattr(self._constants, self.constant(*flatten(arguments))))
         if MEMO.suspended and recordings():  # a recording suspends the memo
-            return self._recorded(None, arguments)
+            return self._run_recorded(None, arguments)
         config, exploration = self.choose(arguments)
         return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
 
@@ -229,7 +230,7 @@ class Dispatcher:
             return self._generated.run(*arguments, getattr(self._constants, self.given(config)))
         config = self._as_config(config)
         if recordings():
-            return self._recorded(config, arguments)
+            return self._run_recorded(config, arguments)
         if self._selector.listeners:
             self._select(arguments, config, None)
         return self._generated.run(*arguments, config)
@@ -237,36 +238,36 @@ class Dispatcher:
     def constant(self, *parts: Any) -> str:
         """Return the name of the configuration for a call that is being compiled, and does not ask again.
 
-        Torch's compiler calls this with tensors that have values, and takes what it returns for a constant. A name,
-        because of an object that came from nowhere it could not read an item; and `flattened`, because it does not
-        look for tensors in containers.
+        Torch's compiler calls this with tensors that have values, and takes the result for a constant. A name, because
+        the compiler cannot read an item of an object of unknown origin; and `flatten`, because it does not look for
+        tensors in containers.
         """
-        arguments: tuple[Any, ...] = restored(iter(parts))
+        arguments: tuple[Any, ...] = unflatten(iter(parts))
         config, exploration = (None, None) if recordings() else self.choose(arguments)
         if config is not None and exploration is None:
-            return self._kept(config)
-        # Candidates that are tried in calls are none for a program, in which there is but one.
+            return self._keep(config)
+        # A program has one configuration, so candidates cannot be tried in its calls.
         selection = self._select(arguments, None, None)
         if recordings():
             self._observe(selection.problem, arguments, 0.0)
-        return self._kept(selection.config)
+        return self._keep(selection.config)
 
     def given(self, config: object) -> str:
         """Return the name of a configuration that was given with a call that is being compiled."""
-        return self._kept(self._as_config(config))
+        return self._keep(self._as_config(config))
 
-    # What `torch.compiler.assume_constant_result` would say of them, but torch is not imported here.
-    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
-    given._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - as said
+    # As `torch.compiler.assume_constant_result` does, but torch is not imported here.
+    constant._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - torch's mark
+    given._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - torch's mark
 
-    def _kept(self, config: object) -> str:
+    def _keep(self, config: object) -> str:
         kept = vars(self._constants)
         name = next((name for name, value in kept.items() if value is config), f"config{len(kept)}")
         kept[name] = config
         return name
 
     def known(self, key: Hashable) -> Any:
-        """Give a memoised answer where the hot path may not give it by itself; None if there is none."""
+        """Return the memoised answer that the hot path may not give by itself, or None."""
         # Only where nothing is scoped: an overlay or a policy of this thread or task may change the answer.
         answer = self._answers.known.get(key) if INNERMOST.get() is None else None
         if answer is None:
@@ -279,16 +280,16 @@ class Dispatcher:
         return config
 
     def exploration(self, key: Hashable) -> InCallSession[Any] | None:
-        """Return what runs calls of this kind for now, if candidates are tried in them."""
+        """Return the session that runs calls of this kind for now, if candidates are tried in them."""
         explored = self._answers.explored.get(key) if INNERMOST.get() is None else None
         if explored is None:
             return None
         if explored.tell is not None:
             explored.tell()
-        return explored.config  # type: ignore[no-any-return] # what stands in for one
+        return explored.config  # type: ignore[no-any-return] # in place of a configuration
 
     def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, InCallSession[Any] | None]:
-        """Return the configuration for a call, or what is to run it."""
+        """Return the configuration for a call, or the session that is to run it."""
         epoch = MEMO.epoch
         key = self._key(arguments)
         if key is not None and (found := self.known(key)) is not None:
@@ -314,7 +315,7 @@ class Dispatcher:
             except RuntimeError:
                 continue  # a sparse tensor that was asked for its strides
             except (TypeError, AttributeError):
-                return None  # such calls always go the long way, and are still right
+                return None  # the call always goes the long way, and is still right
             if key is not None:  # () is a key, that of a call whose arguments are all None
                 return key
         return None
@@ -332,7 +333,7 @@ class Dispatcher:
             if answer.tell is None:
                 MEMO.open_fast(self._answers, key, answer)
 
-    def _recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
+    def _run_recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
         selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))
         start = time.perf_counter()
         result = self._generated.run(*arguments, selection.config)

@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._arrays.describe import device_of, libraries_of
+from tunebook._arrays.describe import device_of, libraries_of, surroundings_of
 from tunebook._arrays.device_fingerprint import (
     device_fingerprint,
     driver_of,
     environment_fingerprint,
     get_device_platform,
 )
-from tunebook._arrays.framework import surroundings_of
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
-from tunebook._keys.call_key import call_key
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
 
 if TYPE_CHECKING:

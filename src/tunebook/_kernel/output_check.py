@@ -1,4 +1,4 @@
-"""Is a candidate's output right? A fast wrong answer is not a candidate."""
+"""Checks a candidate's output: a fast wrong answer is not a candidate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from tunebook._arrays.describe import dtype_name, is_array
-from tunebook._arrays.operations import ops_of
+from tunebook._arrays.describe import is_array, parts_of
+from tunebook._arrays.library import library_of
 from tunebook._base.errors import DefinitionError
 
 Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
-"""Called with an output and the right one; None or True if it will do, else why not."""
+"""Called with an output and the right output; returns None or True if they agree, else the difference."""
 
 Tolerance: TypeAlias = "float | Mapping[str, float]"
 
@@ -23,14 +23,14 @@ TOLERANCE: Final[Mapping[str, float]] = {
 
 
 class Mismatch(NamedTuple):
-    """What is wrong with an output."""
+    """The way in which an output is wrong."""
 
     kind: Literal["wrong-result", "nan"]
     message: str
 
 
 def as_mismatch(said: Mismatch | str | bool | None, remark: str = "") -> Mismatch | None:  # noqa: FBT001 - a check's
-    """Return what a check said in one form; its own words stand if it used any."""
+    """Return the result of a check in one form; a text of the check is kept."""
     if said is None or said is True:
         return None
     if not isinstance(said, Mismatch):
@@ -66,19 +66,17 @@ def difference(
 
     Values of a dtype without a tolerance must be equal; with no tolerance for any, to the bit and of the same dtype.
     """
-    if isinstance(expected, (tuple, list)):
-        if not isinstance(output, (tuple, list)) or len(output) != len(expected):
-            return _wrong(f"{where} should have {len(expected)} parts")
-        pairs = [(o, e, f"{where}[{i}]") for i, (o, e) in enumerate(zip(output, expected, strict=True))]
-    elif isinstance(expected, dict):
-        if not isinstance(output, dict) or output.keys() != expected.keys():
-            return _wrong(f"{where} should have the keys {sorted(map(str, expected))}")
-        pairs = [(output[key], e, f"{where}[{key!r}]") for key, e in expected.items()]
-    elif is_array(expected) or is_array(output) or type(expected) in (float, complex):
-        return _array_difference(output, expected, where, tolerance)
-    else:
+    wanted, found = parts_of(expected), parts_of(output)
+    if wanted is None:
+        if is_array(expected) or is_array(output) or type(expected) in (float, complex):
+            return _array_difference(output, expected, where, tolerance)
         return None if output == expected else _wrong(f"{where} is {output!r}, expected {expected!r}")
-    return next(filter(None, (difference(*pair, tolerance) for pair in pairs)), None)
+    if found is None or found.keys() != wanted.keys():
+        sequence = isinstance(expected, (tuple, list))
+        form = f"{len(wanted)} parts" if sequence else f"the keys {sorted(map(str, wanted))}"
+        return _wrong(f"{where} should have {form}")
+    differences = (difference(found[step], part, f"{where}[{step!r}]", tolerance) for step, part in wanted.items())
+    return next(filter(None, differences), None)
 
 
 def _wrong(message: str) -> Mismatch:
@@ -98,9 +96,9 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
     if not tolerances:
         return _bitwise_difference(have, want, where)
     if np.array_equal(have, want):
-        return None  # nearly always, and ten times as fast as what follows
+        return None  # nearly always, and ten times as fast as the rest
     # By the output's own dtype: numpy may have had to take a wider one.
-    tolerance = tolerances.get(dtype_name(output.dtype) if is_array(output) else have.dtype.name)
+    tolerance = tolerances.get(library_of(output).dtype(output) if is_array(output) else have.dtype.name)
     if tolerance is None:
         return _wrong(f"{where} differs in {int(np.sum(have != want))} of {have.size} values")
     wide = np.complex128 if np.iscomplexobj(have) or np.iscomplexobj(want) else np.float64
@@ -119,17 +117,18 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
 
 
 def _is_close(output: Any, expected: Any, tolerances: Mapping[str, float]) -> bool:
-    """Whether the arrays' own library says that they agree: on a GPU, in a hundredth of the time of moving them."""
-    access = ops_of(output)
-    if not tolerances or access is None or access is not ops_of(expected):
+    """Return whether the arrays' own library says that they agree: on a GPU, 100 times as fast as moving them."""
+    if not tolerances or not is_array(output) or not is_array(expected):
         return False
-    return access.is_close(output, expected, tolerances.get(dtype_name(output.dtype), 0.0))
+    library = library_of(output)
+    if library is not library_of(expected):
+        return False
+    return library.is_close(output, expected, tolerances.get(library.dtype(output), 0.0))
 
 
 def _in_numpy(x: Any) -> Any:
-    """Return an array in a way that numpy can read; one on an accelerator, or with gradients, cannot be as it is."""
-    access = ops_of(x)
-    return x if access is None else access.to_numpy(x)
+    """Return an array in a form that numpy can read, also from an accelerator or with gradients."""
+    return library_of(x).to_numpy(x) if is_array(x) else x
 
 
 def _bitwise_difference(have: Any, want: Any, where: str) -> Mismatch | None:

@@ -17,7 +17,7 @@ Bucket: TypeAlias = Callable[[int], int]
 
 
 def exact(x: int) -> int:
-    """Every size is its own bucket; what a dimension without a bucket has."""
+    """Every size is its own bucket, as for a dimension without a bucket."""
     return x
 
 
@@ -38,7 +38,7 @@ def multiple(of: int) -> Bucket:
     128
     """
     if isinstance(of, bool) or not isinstance(of, int) or of < 1:
-        raise DefinitionError(f"multiple({of!r}): the step must be an integer of at least 1, such as multiple(64)")
+        raise DefinitionError(f"multiple({of!r}): the step must be an integer of at least 1, for example multiple(64)")
     return _Multiple(of)
 
 
@@ -79,7 +79,7 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The buckets of one kernel: per argument one for all its sizes, or one per dimension. Made by `as_buckets`."""
+    """The buckets of a kernel: per argument one for all its sizes, or one per dimension. Made by `as_buckets`."""
 
     whole: Mapping[str, Bucket] = field(default_factory=dict)
     by_dimension: Mapping[str, Mapping[int, Bucket]] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def _apply(bucket: Bucket, x: int, where: str) -> int:
             "bucket",
             f"{where} {bucket.sizes}",
             f"{where} is {x}, above the largest bucket {bucket.sizes[-1]}, and is treated as that. "
-            "Add a larger size to bucket= if such calls matter.",
+            "Add a larger size to bucket= if these calls matter.",
         )
     return found
 
@@ -161,7 +161,7 @@ def as_buckets(spec: Mapping[str, object] | None, parameter_names: Iterable[str]
 
 
 def unknown_name(name: object, valid: Sequence[str]) -> str:
-    """Return the end of a sentence about an argument that does not exist: what there is, and what was probably meant.
+    """Return the end of a sentence about an unknown argument: the arguments, and the probable meaning.
 
     >>> unknown_name("mm", ["m", "n"])
     "the arguments are 'm', 'n'; did you mean 'm'?"

@@ -1,24 +1,26 @@
-"""Call keys: what a call's arguments have to do with the speed of a kernel, as one line of JSON.
+"""Call keys: the facts about a call's arguments that decide a kernel's speed, as a line of JSON; and fast keys.
 
-Equal keys mean one tuning, so a key must tell apart whatever a kernel can tell apart, and must be the same in every
-process. Plain values stand for themselves; the rest is an object with one `$` tag::
+Equal keys mean one tuning, so a key must tell apart all arguments that a kernel can tell apart, and must be the same in
+every process. Plain values stand for themselves; the rest is an object with one `$` tag::
 
     a         {"$array": ["numpy", "float32", [512, "~1024"], "C", "cpu"]}     ~1024 is a bucket
     causal    true
     window    {"$tuple": [128, 0]}
     dtype     {"$dtype": "bfloat16"}
     score     {"$function": ["alibi", "5be1f7c3..."]}                          its name, and a digest of its source
+
+A fast key is a cheap stand-in, valid in one process: equal for two arguments only if their part of the call key is.
+`_KINDS` holds both for each exact class; a new class of arguments is one row there, and a codec if it is to be saved.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import (
     BuiltinFunctionType,
     EllipsisType,
@@ -26,11 +28,22 @@ from types import (
     MethodDescriptorType,
     MethodType,
     ModuleType,
+    NoneType,
     WrapperDescriptorType,
 )
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from tunebook._arrays.describe import DeviceOrdinals, describe, dtype_name, is_array, root_module
+from tunebook._arrays.describe import (
+    KEY_FUNCTIONS,
+    MAX_DEPTH,
+    DeviceOrdinals,
+    describe,
+    device_of,
+    field_names,
+    is_array,
+    key_function,
+)
+from tunebook._arrays.library import dtype_name, library_named, library_of, root_module
 from tunebook._base.config_codec import type_name
 from tunebook._base.errors import DefinitionError, UnkeyableError
 from tunebook._base.record_format import blake2b, canonical_json
@@ -38,18 +51,19 @@ from tunebook._code.checksum import inner_callable, source_digest
 from tunebook._code.source import closure, defaults
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
-from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - as above
+from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - keys have one door
 
 if TYPE_CHECKING:
+    import dataclasses
+
     from tunebook._base.vocabulary import Json
 
 T = TypeVar("T")
 
-_MAX_DEPTH: Final = 64
 _MAX_TEXT: Final = 256  # a longer string is a document and not a setting; its digest tells it apart as well
 _PRINTABLE_INT: Final = 2**63  # Python refuses to print integers of more than 4300 digits; hex has no limit
 
-# Classes of numpy that stand for a family of dtypes, and for none.
+# Classes of numpy that stand for a family of dtypes.
 # fmt: off
 _ABSTRACT_DTYPES: Final = frozenset({
     "generic", "number", "integer", "signedinteger", "unsignedinteger", "inexact", "floating", "complexfloating",
@@ -59,7 +73,7 @@ _ABSTRACT_DTYPES: Final = frozenset({
 
 
 def call_key(arguments: Mapping[str, object], *, buckets: Buckets | None = None, layout: bool = True) -> str:
-    """Return the key of a call, given its arguments by name; `UnkeyableError` names the one that has no key.
+    """Return the key of a call, given its arguments by name; `UnkeyableError` names an argument without a key.
 
     `layout=False` leaves the memory layout of arrays out.
 
@@ -72,18 +86,33 @@ def call_key(arguments: Mapping[str, object], *, buckets: Buckets | None = None,
     )
 
 
-_registered: Final[dict[type, Callable[[Any], object]]] = {}
+def fast_key_of(x: Any, depth: int = 0) -> Hashable:
+    """Return a hashable value that is equal for two arguments only if they have the same call key.
+
+    `TypeError` for an argument without a cheap key: calls with it are looked up by their call key every time.
+    """
+    kind = type(x)
+    read = _FAST.get(kind) or _learn_fast(x, kind)
+    return kind, read(x, depth)
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value cannot change: numbers, texts, dtypes, classes, functions and modules."""
+    row = _KINDS.get(type(value))
+    plain = (int, float, complex, str, bytes, enum.Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
+    return row.plain if row is not None else isinstance(value, plain) or _dtype(value) is not None or _is_scalar(value)
 
 
 def register_key(kind: type[T], describe_value: Callable[[T], object]) -> None:
     """Let objects of a class, and of its subclasses, be part of call keys.
 
-    `describe_value` returns what tells two of them apart, made of things that have keys: a tuple of numbers, say. To be
-    called before the first call with such an object, since which problem a call is gets remembered.
+    `describe_value` returns a value with a key that tells two objects apart: a tuple of numbers, say. Call it before
+    the first call with an object of the class, because the problem of a call is remembered.
     """
     if not isinstance(kind, type) or not callable(describe_value):
-        raise DefinitionError("register_key takes a class and a function of one such object: register_key(Mask, tuple)")
-    _registered[kind] = describe_value
+        raise DefinitionError("register_key takes a class and a function of an object: register_key(Mask, tuple)")
+    KEY_FUNCTIONS[kind] = describe_value
+    _FAST.clear()
 
 
 def _in_order(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
@@ -105,7 +134,7 @@ class _ArgumentPath(NamedTuple):
 
 
 class _Describer:
-    """Describes the values of one call."""
+    """Describes the arguments of a call."""
 
     __slots__ = ("_buckets", "_devices", "_layout", "_open")
 
@@ -113,58 +142,52 @@ class _Describer:
         self._buckets = buckets
         self._layout = layout
         self._devices = DeviceOrdinals()
-        self._open: list[int] = []  # the ids of what is being described, outermost first
+        self._open: list[int] = []  # the ids of the containers that are being described, outermost first
 
     def describe(self, value: Any, place: _ArgumentPath) -> Json:
-        simple = _SIMPLE.get(type(value))
-        if simple is not None:
-            return simple(value)
-        if type(value) is int:
-            return self._int(value, place)
+        row = _KINDS.get(type(value))
+        if row is not None and row.is_leaf:
+            return row.key(self, value, place)
         if id(value) in self._open and isinstance(value, FunctionType):
             return {"$up": len(self._open) - self._open.index(id(value))}  # a function that calls itself
-        if id(value) in self._open or len(self._open) > _MAX_DEPTH:
+        if id(value) in self._open or len(self._open) > MAX_DEPTH:
             raise UnkeyableError(
                 f"argument {place.argument!r} cannot be part of a call key: {place.path[:80]} contains itself, or is "
-                f"nested more than {_MAX_DEPTH} deep"
+                f"nested more than {MAX_DEPTH} deep"
             )
         self._open.append(id(value))
         try:
-            return self._compound(value, place)
+            return self._compound(value, place) if row is None else row.key(self, value, place)
         finally:
             self._open.pop()
 
     def _compound(self, value: Any, place: _ArgumentPath) -> Json:
-        container = self._CONTAINERS.get(type(value))
-        if container is not None:
-            return container(self, value, place)
-        for kind in type(value).__mro__:
-            if kind in _registered:
-                return {"$custom": [type_name(type(value)), self.describe(_registered[kind](value), place)]}
+        kind = type(value)
+        read = key_function(kind)
+        if read is not None:
+            return {"$custom": [type_name(kind), self.describe(read(value), place)]}
         for attempt in (self._array, self._symbol, self._fields, self._callable, self._subclass):
             described = attempt(value, place)
             if described is not None:
                 return described
-        kind = type(value)
         raise UnkeyableError(
             f"argument {place.argument!r} cannot be part of a call key: {place.path} is a {type_name(kind)}. Leave it "
-            f"out with ignore=({place.argument!r},), name the arguments that matter with key=(...), or say what tells "
+            f"out with ignore=({place.argument!r},), name the arguments that matter with key=(...), or say how to tell "
             f"two of them apart: tunebook.register_key({kind.__qualname__}, lambda x: ...)"
         )
 
     # ------------------------------------------------------------------------------------------------------ numbers
 
-    def _int(self, value: int, place: _ArgumentPath) -> Json:
+    def integer(self, value: int, place: _ArgumentPath) -> Json:
         bucket = self._buckets.scalar(place.argument, value, top=place.path == place.argument)
         return _plain_int(value) if bucket is None else {"$bucket": _plain_int(bucket)}
 
     def _numpy_scalar(self, value: Any, place: _ArgumentPath) -> Json:
         item = value.item()
-        if type(item) is int:
-            return {"$scalar": [dtype_name(value.dtype), self._int(item, place)]}
-        simple = _SIMPLE.get(type(item))
+        row = _KINDS.get(type(item))
         # A long double, a date or a record has no Python number that holds it exactly; its text does.
-        return {"$scalar": [dtype_name(value.dtype), str(value) if simple is None else simple(item)]}
+        text = str(value) if row is None or not row.is_leaf else row.key(self, item, place)
+        return {"$scalar": [dtype_name(value.dtype), text]}
 
     def _array(self, value: Any, place: _ArgumentPath) -> Json:
         if not is_array(value):
@@ -180,72 +203,61 @@ class _Describer:
 
     # --------------------------------------------------------------------------------------------------- containers
 
-    def _list(self, value: list[object], place: _ArgumentPath) -> Json:
+    def sequence(self, value: list[object], place: _ArgumentPath) -> Json:
         return [self.describe(item, place.at(f"[{i}]")) for i, item in enumerate(value)]
 
-    def _tuple(self, value: tuple[object, ...], place: _ArgumentPath) -> Json:
-        return {"$tuple": self._list(list(value), place)}
+    def fixed_sequence(self, value: tuple[object, ...], place: _ArgumentPath) -> Json:
+        return {"$tuple": self.sequence(list(value), place)}
 
-    def _set(self, value: set[object] | frozenset[object], place: _ArgumentPath) -> Json:
+    def unordered(self, value: set[object] | frozenset[object], place: _ArgumentPath) -> Json:
         items = [self.describe(item, place.at("{...}")) for item in value]
         return {f"${type(value).__name__}": sorted(items, key=canonical_json)}
 
-    def _dict(self, value: dict[Any, Any], place: _ArgumentPath) -> Json:
+    def dictionary(self, value: dict[Any, Any], place: _ArgumentPath) -> Json:
         items = [(key, self.describe(item, place.at(f"[{key!r}]"))) for key, item in _in_order(value)]
         if all(type(key) is str and key.isascii() and not key.startswith("$") for key in value):
             return dict(items)
         pairs: list[Json] = [[self.describe(key, place.at(f" key {key!r}")), item] for key, item in items]
         return {"$dict": sorted(pairs, key=canonical_json)}
 
-    def _ordered(self, value: OrderedDict[object, object], place: _ArgumentPath) -> Json:
-        return {"$object": [type_name(type(value)), self._list([list(item) for item in value.items()], place)]}
+    def ordered(self, value: OrderedDict[object, object], place: _ArgumentPath) -> Json:
+        return {"$object": [type_name(type(value)), self.sequence([list(item) for item in value.items()], place)]}
 
-    def _range(self, value: range | slice, place: _ArgumentPath) -> Json:
-        return {f"${type(value).__name__}": self._list([value.start, value.stop, value.step], place)}
+    def bounds(self, value: range | slice, place: _ArgumentPath) -> Json:
+        return {f"${type(value).__name__}": self.sequence([value.start, value.stop, value.step], place)}
 
-    def _partial(self, value: functools.partial[object], place: _ArgumentPath) -> Json:
-        arguments = self._list(list(value.args), place.at(".args"))
-        keywords = self._dict(value.keywords, place.at(".keywords"))
+    def bound_call(self, value: functools.partial[object], place: _ArgumentPath) -> Json:
+        arguments = self.sequence(list(value.args), place.at(".args"))
+        keywords = self.dictionary(value.keywords, place.at(".keywords"))
         return {"$partial": [self.describe(value.func, place.at(".func")), arguments, keywords]}
-
-    _CONTAINERS: Final[dict[type, Callable[[_Describer, Any, _ArgumentPath], Json]]] = {
-        list: _list,
-        tuple: _tuple,
-        set: _set,
-        frozenset: _set,
-        dict: _dict,
-        OrderedDict: _ordered,
-        range: _range,
-        slice: _range,
-        functools.partial: _partial,
-    }
 
     # ------------------------------------------------------------------------------------------------------ objects
 
     def _symbol(self, value: Any, place: _ArgumentPath) -> Json:
-        """Enums, dtypes, scalars of numpy, classes and modules: what has a name or stands for a number."""
+        """Describe an enum, a dtype, a scalar of numpy, a class or a module: a value with a name, or a number."""
         if isinstance(value, enum.Enum):
             named = value.name is not None  # a Flag may have bits that no member names
             return {"$enum": [type_name(type(value)), value.name if named else self.describe(value.value, place)]}
         dtype = _dtype(value)
         if dtype is not None:
             return {"$dtype": dtype}
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic):
+        if _is_scalar(value):
             return self._numpy_scalar(value, place)
         if isinstance(value, type):
             return {"$class": type_name(value)}
         return {"$module": value.__name__} if isinstance(value, ModuleType) else None
 
     def _fields(self, value: Any, place: _ArgumentPath) -> Json:
-        names = _field_names(value)
+        names = field_names(value)
         if names is None:
             return None
+        ignored = {field.name for field in _dataclass_fields(value) if not field.compare}
+        names = tuple(name for name in names if name not in ignored)
         fields = {name: self.describe(getattr(value, name), place.at(f".{name}")) for name in names}
         return {"$object": [type_name(type(value)), fields]}
 
     def _subclass(self, value: Any, place: _ArgumentPath) -> Json:
-        """Whatever else is a number, a text or a container, but with a class of its own."""
+        """Describe a number, a text or a container with a class of its own."""
         for base, plain in _PLAIN_OF:
             if isinstance(value, base):
                 return {"$object": [type_name(type(value)), self.describe(plain(value), place)]}
@@ -306,17 +318,69 @@ def _long(value: bytes | bytearray) -> str:
     return f"{len(value)} bytes {blake2b(value, digest_size=16).hexdigest()}"
 
 
-_SIMPLE: Final[dict[type, Callable[[Any], Json]]] = {
-    type(None): lambda _: None,
-    bool: lambda value: cast("bool", value),
-    float: _float,
-    complex: _complex,
-    str: _str,
-    bytes: _bytes,
-    bytearray: _bytes,
-    EllipsisType: lambda _: {"$ellipsis": True},
+# ------------------------------------------------------------------------------------------------------------- kinds
+
+
+class _Kind(NamedTuple):
+    """How values of a class are keyed. A value that is not `plain` may change, or hold arrays. A leaf has no parts."""
+
+    key: Callable[[_Describer, Any, _ArgumentPath], Json]
+    fast: _Fast
+    plain: bool = True
+    is_leaf: bool = True
+
+
+_Fast = Callable[[Any, int], Hashable]
+
+
+def _value(key: Callable[[Any], Json], fast: _Fast = lambda x, _depth: x) -> _Kind:
+    return _Kind(lambda _describer, value, _place: key(value), fast)
+
+
+def _fast_items(x: Any, depth: int) -> Hashable:
+    if depth > MAX_DEPTH:
+        raise TypeError(f"containers nested more than {MAX_DEPTH} deep are not memoised")
+    return tuple([fast_key_of(item, depth + 1) for item in x])
+
+
+def _fast_pairs(x: Mapping[Any, Any], depth: int) -> Hashable:
+    return _fast_items(x, depth), _fast_items(x.values(), depth)
+
+
+def _fast_range(x: range | slice, depth: int) -> Hashable:
+    return _fast_items((x.start, x.stop, x.step), depth)  # range(0) == range(1, 1), and slice(0) == slice(False)
+
+
+def _fast_set(x: Any, depth: int) -> Hashable:
+    return frozenset(fast_key_of(item, depth) for item in x)
+
+
+def _fast_partial(x: functools.partial[Any], depth: int) -> Hashable:
+    return fast_key_of(x.func, depth), _fast_items(x.args, depth), _fast_pairs(x.keywords, depth)
+
+
+_KINDS: Final[dict[type, _Kind]] = {
+    NoneType: _value(lambda _: None),
+    bool: _value(bool),
+    int: _Kind(_Describer.integer, lambda x, _depth: x),
+    float: _value(_float, lambda x, _depth: x.hex()),  # 0.0 == -0.0
+    complex: _value(_complex, lambda x, _depth: (x.real.hex(), x.imag.hex())),
+    str: _value(_str),
+    bytes: _value(_bytes),
+    bytearray: _value(_bytes, lambda x, _depth: bytes(x))._replace(plain=False),
+    EllipsisType: _value(lambda _: {"$ellipsis": True}),
+    range: _Kind(_Describer.bounds, _fast_range, is_leaf=False),
+    slice: _Kind(_Describer.bounds, _fast_range, is_leaf=False),
+    list: _Kind(_Describer.sequence, _fast_items, plain=False, is_leaf=False),
+    tuple: _Kind(_Describer.fixed_sequence, _fast_items, plain=False, is_leaf=False),
+    set: _Kind(_Describer.unordered, _fast_set, plain=False, is_leaf=False),
+    frozenset: _Kind(_Describer.unordered, _fast_set, plain=False, is_leaf=False),
+    dict: _Kind(_Describer.dictionary, _fast_pairs, plain=False, is_leaf=False),
+    OrderedDict: _Kind(_Describer.ordered, _fast_pairs, plain=False, is_leaf=False),
+    functools.partial: _Kind(_Describer.bound_call, _fast_partial, plain=False, is_leaf=False),
 }
 
+# A value of a subclass is keyed by its class and by the value of the base.
 _PLAIN_OF: Final[tuple[tuple[type, Callable[[Any], object]], ...]] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -330,13 +394,66 @@ _PLAIN_OF: Final[tuple[tuple[type, Callable[[Any], object]], ...]] = (
 )
 
 
+_FAST: Final[dict[type, _Fast]] = {}  # how each class that was seen is read; it decides, not the object
+_FAST_CLASSES: Final = 1000  # a program that makes ever new classes must not fill the memory
+
+
+def _learn_fast(x: Any, kind: type) -> _Fast:
+    """Return how a fast key reads objects of a class; `TypeError` if their key has to be worked out every time."""
+    read = _fast_way(x, kind)
+    if len(_FAST) >= _FAST_CLASSES:
+        _FAST.clear()
+    return _FAST.setdefault(kind, read)
+
+
+def _fast_way(x: Any, kind: type) -> _Fast:  # noqa: PLR0911 - a table of kinds, one return each
+    row = _KINDS.get(kind)
+    if row is not None:
+        return row.fast
+    own = key_function(kind)
+    if own is not None:
+        return lambda x, depth: fast_key_of(own(x), depth)
+    if is_array(x):
+        by_library = library_of(x).fast_key is not None
+        return _fast_array if by_library else lambda x, _depth: (describe(x), device_of(x))
+    if issubclass(kind, (enum.Enum, type)) or _dtype(x) is not None:
+        return lambda x, _depth: x  # hashable, and equal only to itself
+    if _is_scalar(x):
+        # Bytes, because 0.0 == -0.0; the dtype, because a date has a unit.
+        return lambda x, _depth: (x.dtype, x.tobytes())
+    if field_names(x) is not None:
+        return lambda x, depth: _fast_items([getattr(x, name) for name in field_names(x) or ()], depth)
+    if kind is FunctionType:
+        return _fast_function
+    if issubclass(kind, Mapping) and not callable(x):
+        return _fast_pairs
+    raise TypeError(f"a {kind.__name__} is not memoised")
+
+
+def _fast_array(x: Any, _depth: int) -> Hashable:
+    return library_of(x).fast_key(x)  # type: ignore[misc] # it was seen with one
+
+
+def _fast_function(x: Any, _depth: int) -> Hashable:
+    if x.__closure__ is not None:
+        raise TypeError("a function that closes over values is not memoised")
+    return x  # type: ignore[no-any-return]
+
+
+def _is_scalar(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 def _dtype(value: Any) -> str | None:
-    """Return the name of a dtype, in whichever way a library spells dtypes; None if it is something else.
+    """Return the name of a dtype object of any library; None for any other value.
 
     `numpy.dtype("float32")`, `numpy.float32` and `jax.numpy.float32` are equal to each other and have one name.
     """
-    if root_module(type(value)) == "torch" and type(value).__name__ == "dtype":
-        return str(value)
+    if "dtype" in type(value).__name__:
+        named = library_named(root_module(type(value))).dtype_text(value)
+        if named is not None:
+            return named
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -350,15 +467,8 @@ def _dtype(value: Any) -> str | None:
     return dtype_name(made) if isinstance(made, numpy.dtype) else None
 
 
-def _field_names(value: Any) -> tuple[str, ...] | None:
-    """Return the fields that make up a dataclass, NamedTuple or pydantic object; None if it is no such thing."""
-    kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        return tuple(field.name for field in dataclasses.fields(kind) if field.compare)
-    if isinstance(value, tuple):
-        return cast("tuple[str, ...] | None", getattr(kind, "_fields", None))
-    models = getattr(kind, "model_fields", None)
-    return tuple(models) + tuple(value.model_extra or ()) if isinstance(models, dict) else None
+def _dataclass_fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(getattr(type(value), "__dataclass_fields__", {}).values())
 
 
 def _importable_name(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Call keys for people: what a key says, and in what two of them differ."""
+"""Call keys for people: the text of a key, and the differences between two keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ARRAY_PARTS: Final = ("library", "dtype", "shape", "layout", "device")
 
 
 def spell_out(key: str) -> list[str]:
-    """Return what a call key says, one line per argument; a key that is not one of ours stands as it is.
+    """Return the text of a call key, one line per argument; the key of a kernel's own key builder stands as it is.
 
     >>> spell_out('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"window":{"$tuple":[128,0]}}')
     ['a: numpy float32[512, ~64] C on cpu', 'window: (128, 0)']
@@ -28,7 +28,7 @@ def spell_out(key: str) -> list[str]:
 
 
 def explain_difference(there: str, here: str) -> list[str]:
-    """Return in what a key from elsewhere differs from the one at hand, one line per part.
+    """Return the differences between a key from elsewhere and the key at hand, one line per part.
 
     >>> explain_difference('{"n":3,"causal":true}', '{"n":4,"causal":true}')
     ['n: 3 there, 4 here']
@@ -99,7 +99,7 @@ def _arrays_differ(old: list[Json], new: list[Json], path: str) -> Iterator[str]
 
 
 def _tagged(value: Json) -> tuple[str, Json]:
-    """Return the tag of a value and what it is about; the tag of a plain value is ""."""
+    """Return the tag of a value and its content; the tag of a plain value is ""."""
     if isinstance(value, dict) and len(value) == 1:
         ((name, content),) = value.items()
         if name.startswith("$"):

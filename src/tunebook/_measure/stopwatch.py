@@ -5,15 +5,14 @@ An exception of a candidate becomes a failed `Trial` here, in a block of `Attemp
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from tunebook._arrays.describe import is_array
-from tunebook._arrays.operations import ops_of
+from tunebook._arrays.describe import is_array, parts_of, walk
+from tunebook._arrays.library import library_of
 from tunebook._base.errors import CompileError
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from tunebook._arrays.operations import Timer
+    from tunebook._arrays.library import Timer
     from tunebook._kernel.output_check import Compare
 
 Cfg = TypeVar("Cfg")
@@ -40,11 +39,8 @@ _SCALARS: Final = (bool, int, float, complex, str, bytes)
 
 def wait_for(result: Any) -> None:
     """Block until an asynchronous result is ready: any object with `block_until_ready`, also inside containers."""
-    if isinstance(result, (tuple, list, dict)):
-        for item in result.values() if isinstance(result, dict) else result:
-            wait_for(item)
-    else:
-        block = getattr(result, "block_until_ready", None)
+    for part in (result,) if result is None or hasattr(result, "shape") else walk(result):  # an array is not walked
+        block = getattr(part, "block_until_ready", None)
         if block is not None:
             block()
 
@@ -235,15 +231,12 @@ def _outcome(launches: Launches[Any], output: object) -> object:
 
 def _copy(output: object) -> object:
     """Return a copy of the comparable parts of an output, which the next run cannot write to."""
-    if isinstance(output, (tuple, list)):
-        return [_copy(part) for part in output]
-    if isinstance(output, dict):
-        return {key: _copy(part) for key, part in output.items()}
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return {field.name: _copy(getattr(output, field.name)) for field in dataclasses.fields(output)}
+    parts = parts_of(output)
+    if parts is not None:
+        copied = {step: _copy(part) for step, part in parts.items()}
+        return list(copied.values()) if isinstance(output, (tuple, list)) else copied
     if is_array(output):
-        access = ops_of(output)
-        return output if access is None else access.copy(output)
+        return library_of(output).copy(output)
     # Objects of any other class may be equal to nothing but themselves.
     return output if isinstance(output, _SCALARS) else type(output)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from tunebook._arrays.framework import load_frameworks
+from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError
 from tunebook._memo.answer_memo import MEMO
 
@@ -49,7 +49,7 @@ class Scope:
         self._value = value
 
     def __enter__(self) -> None:
-        load_frameworks()
+        load_adapters()
         INNERMOST.set(_Layer(self._value, INNERMOST.get()))
         for told in _listeners:
             told()

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from tunebook._arrays.framework import obstacle_to, tuning_site
+from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import TuningFailed
 from tunebook._memo.answer_memo import MEMO

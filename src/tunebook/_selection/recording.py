@@ -1,26 +1,37 @@
-"""Recorded calls: which problems a program has, without keeping its arrays alive."""
+"""Recorded calls: the problems of a program, without keeping its arrays alive."""
 
 from __future__ import annotations
 
-import enum
 import inspect
 import json
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, ModuleType, NoneType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays.describe import ArraySpec, DeviceOrdinals, arrays_in, describe, device_of, is_array, materialise
+from tunebook._arrays.describe import (
+    DeviceOrdinals,
+    arrays_in,
+    describe,
+    device_of,
+    is_array,
+    map_leaves,
+    mesh_classes,
+    surroundings_of,
+    walk,
+)
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.framework import framework_for, mesh_classes, surroundings_of
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.synthesize import materialise
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._kernel.kernel import LIVE, Invocation, Kernel
+from tunebook._keys.call_key import is_plain
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped
 from tunebook.stores._files import replace_file
@@ -33,15 +44,15 @@ if TYPE_CHECKING:
 CAPACITY: Final = 10_000
 
 _FORMAT: Final = "tunebook-recording/1"
-_PLAIN: Final = (bool, int, float, complex, str, bytes, range, slice, NoneType, EllipsisType)
+_OLD_NAMES: Final = ("tunebook._arrays.ArraySpec", "tunebook._arrays.describe.ArraySpec")  # of specs in older files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
     """A kind of call that was seen: arrays as specs, how often, and the seconds it took in total.
 
-    Seconds are what the caller waited; where calls return before the work is done, they say how often, not how long.
-    `kernel` is None in a recording that was read from a file in a process that does not define the kernel. `placement`
+    Seconds are the caller's wait; where calls return before the work is done, they say how often, not how long.
+    A recording that was read in a process without the kernel has `kernel=None`. `placement`
     is `Invocation.placement`.
     """
 
@@ -56,7 +67,7 @@ class RecordedCall:
     placement: Mapping[str, Any] = field(default_factory=dict)
 
     def invocation(self, kernel: Kernel[Any, Any]) -> Invocation[Any, Any]:
-        """Return the call as one of a kernel, with specs in place of arrays."""
+        """Return the call as an invocation of a kernel, with specs in place of arrays."""
         return Invocation(kernel.op_id, self.args, self.kwargs, surroundings=self.surroundings, **self.placement)
 
 
@@ -118,7 +129,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
-        """Read a recording; kernels are found among those that this process has defined."""
+        """Read a recording; kernels are found among the kernels that this process has defined."""
         recording = cls()
         for entry in _entries(path):
             call = _from_json(entry, str(path))
@@ -153,7 +164,7 @@ class SavedCall(NamedTuple):
 
 
 def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall]:
-    """Return the calls of a recording, or of the file of one, the most expensive first."""
+    """Return the calls of a recording, or of a recording's file, the most expensive first."""
     if isinstance(recording, Recording):
         entries: list[Any] = [_to_json(call) for call in recording]
     else:
@@ -170,59 +181,25 @@ def _saved(entry: Any, source: object) -> SavedCall:
     return SavedCall(problem, *facts, json.dumps(entry))
 
 
-def abstract(value: Any, devices: DeviceOrdinals | None = None) -> Any:
+def abstract(value: Any) -> Any:
     """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
-    devices = devices or DeviceOrdinals()
-    if is_array(value):
-        return describe(value, devices)
-    if isinstance(value, tuple):
-        parts = [abstract(item, devices) for item in value]
-        return type(value)(*parts) if type(value) is not tuple else tuple(parts)
-    if isinstance(value, list):
-        return [abstract(item, devices) for item in value]
-    if isinstance(value, dict):
-        return {key: abstract(item, devices) for key, item in value.items()}
-    return value
+    devices = DeviceOrdinals()
+    return map_leaves(lambda leaf: describe(leaf, devices) if is_array(leaf) else leaf, value)
 
 
 def concrete(value: Any, seed: int = 0) -> Any:
-    """Return a value with every array spec in it replaced by an array of made-up values; what `abstract` took away."""
-    if isinstance(value, ArraySpec):
-        return materialise(value, seed)
-    if isinstance(value, (tuple, list)):
-        parts = [concrete(item, seed) for item in value]
-        return type(value)(parts) if type(value) in (tuple, list) else type(value)(*parts)
-    if isinstance(value, dict):
-        return {key: concrete(item, seed) for key, item in value.items()}
-    return value
+    """Return a value with every array spec in it replaced by an array of made-up values; undoes `abstract`."""
+    return map_leaves(lambda leaf: materialise(leaf, seed) if isinstance(leaf, ArraySpec) else leaf, value)
 
 
 def opaque_part(value: object) -> str | None:
-    """Return the class of something that `abstract` cannot take apart, and that is no plain value; None if all is.
+    """Return the class of a part that `abstract` cannot take apart, and that is not a plain value; None without one.
 
-    Such a thing may hold arrays of the user's, or change while another thread looks at it.
+    An opaque object may hold arrays of the user's, or change while another thread looks at it.
     """
-    if isinstance(value, ArraySpec) or is_array(value) or _is_plain(value):
-        return None
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return next(filter(None, map(opaque_part, value)), None)
-    if type(value) is dict:
-        return next(filter(None, map(opaque_part, value.values())), None)
-    if is_dataclass(value):
-        inside = [getattr(value, each.name) for each in fields(value)]
-        if not any(map(is_array, inside)):
-            return next(filter(None, map(opaque_part, inside)), None)
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value cannot change: numbers, texts, dtypes, classes, functions and modules."""
-    numpy = sys.modules.get("numpy")
-    return (
-        isinstance(value, (*_PLAIN, enum.Enum, type, FunctionType, BuiltinFunctionType, ModuleType))
-        or "dtype" in type(value).__name__.lower()
-        or (numpy is not None and isinstance(value, numpy.generic))
-    )
+    left = (leaf for leaf in walk(abstract(value)) if not isinstance(leaf, ArraySpec) and not is_plain(leaf))
+    opaque = next(left, None)
+    return None if opaque is None else f"{type(opaque).__module__}.{type(opaque).__qualname__}"
 
 
 def _module_of(kernel: object) -> str:
@@ -251,6 +228,7 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
         problem = Problem(*map(str, entry["problem"]))
         kernel = live_kernel(problem.op, str(entry["module"]))
         classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
+        classes |= dict.fromkeys(_OLD_NAMES, ArraySpec)
         return RecordedCall(
             problem=problem,
             kernel=kernel,
@@ -304,14 +282,12 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
     specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
     # The last one of each library that is not on the host, if there is one.
     by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
-    for library in by_library:
-        framework_for(library)
     made = [materialise(replace(spec, shape=(), layout="C")) for spec in by_library.values()]
     problem = kernel.problem(inv)
     return problem._replace(device=device_fingerprint(device_of(made))) if made else problem
 
 
-# --------------------------------------------------------------------------------------------- what is recorded now
+# --------------------------------------------------------------------------------------------- current recordings
 
 _registry: Final = Recording()
 _active: tuple[Recording, ...] = ()
@@ -319,13 +295,13 @@ _active_lock = threading.Lock()
 
 
 class Apart:
-    """Marks that calls are recorded apart: they are made to find something out, and are no part of the program."""
+    """Marks that calls are recorded apart: they find something out, and do not belong to the program."""
 
     def __init__(self) -> None:
         self.recording: Final = Recording()
 
     def content(self) -> str:
-        """Return what is equal for all of them."""
+        """Return a text that is equal for all marks of this class."""
         return "recorded apart"
 
 
@@ -339,7 +315,7 @@ def recordings() -> tuple[Recording, ...]:
 def record(capacity: int = CAPACITY) -> Iterator[Recording]:
     """Collect every tunable call of the program, in all its threads, without tuning anything while it lasts.
 
-    Calls run with what is known already, else with the heuristic, else with the first candidate.
+    Calls run with a known configuration, else with the heuristic, else with the first candidate.
     """
     global _active  # noqa: PLW0603 - process-wide on purpose: frameworks run backward passes in threads of their own
     if capacity < 1:
@@ -348,7 +324,7 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
     MEMO.suspend()
     with _active_lock:
         _active = (*_active, recording)
-    # Memoised answers are given without a look at what is recorded. While a recording is on, none is memoised.
+    # Memoised answers are given without a look at recordings. While a recording is on, no answer is memoised.
     MEMO.invalidate()
     try:
         yield recording
@@ -366,7 +342,7 @@ def record_invocation(
 
 
 def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
-    """Return what was remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
+    """Return the calls remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
     found: dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {}
     for call in _registry:
         if call.problem.device == dev:
@@ -376,6 +352,6 @@ def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...],
 
 
 def clear_invocations() -> None:
-    """Forget what `record_invocation` remembered."""
+    """Forget the calls of `record_invocation`."""
     with _registry._lock:  # noqa: SLF001 - the registry is this module's own
-        _registry._calls.clear()  # noqa: SLF001 - as above
+        _registry._calls.clear()  # noqa: SLF001 - its own registry

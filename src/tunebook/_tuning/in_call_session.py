@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._arrays.describe import arrays_in, root_module
-from tunebook._arrays.operations import ops_of, timer_for
+from tunebook._arrays.describe import arrays_in, timer_for
+from tunebook._arrays.library import library_of
 from tunebook._measure.stopwatch import AgainstModel, Attempt, Launches, Stopwatch, Trial, first_trial, sample
 from tunebook._statistics.decide import objective_for
 from tunebook._tuning.in_call_rules import InCallRules
@@ -35,22 +35,13 @@ def why_not_in_calls(arguments: object) -> str | None:
     """
     for array in arrays_in(arguments):
         kind = type(array)
-        if not _can_be_put_back(array, root_module(kind)):
+        if not library_of(array).is_restorable(array):
             return f"a {kind.__module__}.{kind.__qualname__} could not be put back after a candidate that failed"
     return None
 
 
-def _can_be_put_back(array: Any, library: str) -> bool:
-    if library == "jax":
-        # Its arrays do not change. A tracer's class is in jax, not in jaxlib: a trace has no runs to time.
-        return type(array).__module__.startswith("jaxlib")
-    if library == "numpy":
-        return type(array).__name__ == "ndarray" and not array.dtype.hasobject
-    return ops_of(array) is not None and type(array).__name__ != "FakeTensor"  # torch's stand-in, in a trace
-
-
 def _shapes(inv: Invocation[Any, Any]) -> tuple[Any, ...]:
-    return tuple(array.shape for array in arrays_in((inv.args, dict(inv.kwargs))))
+    return tuple(library_of(array).shape(array) for array in arrays_in((inv.args, dict(inv.kwargs))))
 
 
 class InCallSession(Generic[C]):

@@ -21,7 +21,7 @@ from tunebook._statistics.race import typical_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tunebook._arrays.operations import Timer
+    from tunebook._arrays.library import Timer
     from tunebook._base.vocabulary import FailureKind, Json, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare

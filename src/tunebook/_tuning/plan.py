@@ -8,8 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.describe import libraries_of
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import Scope, scoped
@@ -20,7 +19,7 @@ from tunebook._tuning.job import Conditions, Goal, Job, Order, Part, Setup
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tunebook._arrays.framework import TuningSite
+    from tunebook._arrays.library import TuningSite
     from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.policy import AutotunePolicy

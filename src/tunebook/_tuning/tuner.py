@@ -11,8 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._arrays.framework import at_tuning_site
-from tunebook._arrays.operations import timer_for
+from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tunebook._arrays.framework import TuningSite
-    from tunebook._arrays.operations import Timer
+    from tunebook._arrays.library import Timer, TuningSite
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
     from tunebook._measure.device_lock import DeviceTurn

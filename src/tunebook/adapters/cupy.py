@@ -18,11 +18,13 @@ import string
 import sys
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._arrays.describe import ArraySpec, arrays_in, fill, register_library, root_module, strides_for
-from tunebook._arrays.operations import ArrayOps, register_ops
+from tunebook._arrays.describe import arrays_in
+from tunebook._arrays.library import ArrayLibrary, register_array_library, root_module
+from tunebook._arrays.synthesize import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError
 from tunebook._base.optional import require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from tunebook._arrays.library import ArraySpec
     from tunebook._base.vocabulary import Json
 
 
@@ -225,9 +228,15 @@ def _make(spec: ArraySpec, rng_seed: int) -> Any:
         return cupy.ndarray(spec.shape, dtype, memory, [stride * dtype.itemsize for stride in strides])
 
 
-register_ops(
-    "cupy",
-    ArrayOps(
+def _hardware(device: Any) -> Any:
+    return sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)["name"]
+
+
+register_array_library(
+    ArrayLibrary(
+        name="cupy",
+        platform=lambda _device: "gpu",
+        hardware=_hardware,
         is_writable=lambda x: (
             x.size > 0 and all(stride or n == 1 for stride, n in zip(x.strides, x.shape, strict=True))
         ),
@@ -235,7 +244,8 @@ register_ops(
         is_same=_is_same,
         put_back=_put_back,
         to_numpy=_to_numpy,
+        fast_key=attrgetter("shape", "dtype", "strides", "device.id"),  # its devices have no hash
         timer=_timer,
-    ),
+        make=_make,
+    )
 )
-register_library("cupy", _make)

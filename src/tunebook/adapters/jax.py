@@ -8,17 +8,16 @@ settings, meshes, shardings and axes of vmaps are part of a call's key.
 from __future__ import annotations
 
 import sys
+from numbers import Integral
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jax
 
-from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library
-from tunebook._arrays.framework import register_framework
-from tunebook._arrays.operations import ArrayOps, register_ops
+from tunebook._arrays.describe import arrays_in, describe
+from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
 from tunebook._base.config_codec import register_codec
 from tunebook._keys.call_key import register_key
-from tunebook._keys.fast_key import register_fast_key
 from tunebook.adapters._jax.agree import agree as agree  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.backward import (
     backward_autotune_only as backward_autotune_only,  # noqa: PLC0414 - public here
@@ -38,6 +37,7 @@ from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public h
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
+    from tunebook._arrays.library import ArraySpec
     from tunebook._base.vocabulary import Json
     from tunebook._kernel.kernel import Invocation, Kernel
 
@@ -70,20 +70,6 @@ def _read() -> tuple[Hashable, ...]:
 
 class _Jax:
     """Answers the core's questions about calls with jax arrays."""
-
-    hot_names: Final[Mapping[str, object]] = {
-        "_tb_type": type,  # a tracer's `__class__` takes 50 ns to read
-        "_tb_jax_array": _ARRAY,
-        "_tb_jax_tracer": _TRACER,
-        "_tb_jax_settings": SETTINGS.number,
-        "_tb_jax_packed": _READ,
-        "_tb_jax_read": _read,
-        "_tb_jax_mesh": jax.sharding.get_abstract_mesh,
-    }
-
-    def leaf(self, x: Any) -> Hashable:
-        where = tuple(levels(x)) if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
-        return type(x), getattr(x, "aval", None) or describe(x), where, _around()
 
     def surroundings(self, arguments: object) -> Mapping[str, Json]:
         found = facts_of(arguments).to_json()
@@ -120,25 +106,98 @@ def _timer(arguments: object) -> ProfilerTimer | None:
     return None if not arrays or device.platform == "cpu" else timer_on(device)
 
 
-def _no_put_back(_x: Any, _copy: Any) -> None:
-    raise TypeError("a jax array is never written to")
+# -------------------------------------------------------------------------------------- how an array is described
 
 
-register_framework("jax", _Jax())
-register_ops(
-    "jax",
-    ArrayOps(
-        is_writable=lambda _x: False,
-        copy=lambda x: x,  # nobody can write to it
-        is_same=lambda x, copy: x is copy,
-        put_back=_no_put_back,
-        to_numpy=lambda x: x,
-        timer=_timer,
-    ),
+class _MeshOf(NamedTuple):
+    """Stands for several devices of the same kind that are not known."""
+
+    device: Any
+    size: int
+
+    @property
+    def members(self) -> list[Any]:
+        return [self.device] * self.size
+
+
+def _device(x: Any) -> object | None:
+    """Return the device, or the sharding, of an array; for a traced or described one, the default device."""
+    device: object | None = getattr(x, "device", None)
+    if device is not None:
+        return device
+    sharding = getattr(getattr(x, "aval", x), "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    default: object = jax.config.jax_default_device or jax.local_devices()[0]
+    if mesh is None:
+        return default if sharding is None else sharding
+    local = mesh.empty or all(kind.name == "Manual" for kind in mesh.axis_types)  # inside shard_map: one device's part
+    return default if local or mesh.size == 1 else _MeshOf(default, mesh.size)
+
+
+def _shape(x: Any) -> Any:
+    # A symbol stands under its name: the heuristic may well answer a call with one.
+    return tuple(int(n) if isinstance(n, Integral) else str(n) for n in x.shape)
+
+
+def _fast_key(x: Any) -> Hashable:
+    kind = type(x)
+    if kind is _ARRAY:
+        return x.aval, x.sharding, _around()
+    if kind is _TRACER:
+        return x.aval, _around()  # its aval says all; tracers of other classes hide a vmap
+    where = tuple(levels(x)) if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    return getattr(x, "aval", None) or describe(x), where, _around()
+
+
+# Avals are interned, so that three of them cost as much as a numpy array. They do not say which device an array is
+# on. A number stands for the settings until a thread has some of its own: see `_jax/settings.py`.
+_SETTINGS: Final = "_tb_jax_settings[0] or _tb_jax_read(), "
+_ON_ONE_DEVICE: Final = ArgumentReader(
+    "(_tb_type({0}) is _tb_jax_array or _tb_type({0}) is _tb_jax_tracer)", "{0}.aval", settings=_SETTINGS
 )
-register_fast_key(_ARRAY, lambda x: (x.aval, x.sharding, _around()))
-register_fast_key(_TRACER, lambda x: (x.aval, _around()))  # its aval says all; other tracers hide a vmap
-register_library("jax", _make)
+_READERS: Final = {  # a mesh has several devices
+    _ARRAY: ArgumentReader(
+        "_tb_type({0}) is _tb_jax_array", "{0}.aval, {0}.sharding", settings=f"{_SETTINGS}_tb_jax_mesh(), "
+    ),
+    _TRACER: ArgumentReader("_tb_type({0}) is _tb_jax_tracer", "{0}.aval", settings=f"{_SETTINGS}_tb_jax_mesh(), "),
+}
+
+
+def _reader(kind: type, _layout: bool) -> ArgumentReader | None:  # noqa: FBT001 - a field of the record
+    found = _READERS.get(kind)
+    return _ON_ONE_DEVICE if found is not None and _has_one_device() else found
+
+
+def _has_one_device() -> bool:
+    """Return whether all jax arrays of this process are on the same device; an array's aval then says all."""
+    # A process with an accelerator has the host as its second device, and names it second unless told otherwise.
+    return (jax.config.jax_platforms or "cpu") == "cpu" and [device.platform for device in jax.devices()] == ["cpu"]
+
+
+register_array_library(
+    ArrayLibrary(
+        name="jax",
+        shape=_shape,
+        device=_device,
+        # An array does not change. A tracer's class lives in jax, not in jaxlib: in a trace there is nothing to time.
+        is_restorable=lambda x: type(x).__module__.startswith("jaxlib"),
+        fast_key=_fast_key,
+        reader=_reader,
+        hot_names={
+            "_tb_type": type,  # a tracer's `__class__` takes 50 ns to read
+            "_tb_jax_array": _ARRAY,
+            "_tb_jax_tracer": _TRACER,
+            "_tb_jax_settings": SETTINGS.number,
+            "_tb_jax_read": _read,
+            "_tb_jax_mesh": jax.sharding.get_abstract_mesh,
+        },
+        packed=lambda: (_ARRAY, _TRACER, "aval", "value", SETTINGS.number, *_READ) if _has_one_device() else None,
+        timer=_timer,
+        make=_make,
+        framework=_Jax(),
+        mesh_classes=lambda: (jax.sharding.Mesh, jax.sharding.PartitionSpec),
+    )
+)
 register_key(jax.sharding.Mesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types)))
 register_key(
     jax.sharding.AbstractMesh, lambda mesh: (tuple(mesh.shape.items()), tuple(kind.name for kind in mesh.axis_types))

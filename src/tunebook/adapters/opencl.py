@@ -13,14 +13,16 @@ Every item of a configuration becomes `-DNAME=value`, except `cflags`, a tuple o
 from __future__ import annotations
 
 import threading
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
-from tunebook._arrays.describe import ArraySpec, arrays_in, fill, platform_of, register_library, strides_for
-from tunebook._arrays.operations import ArrayOps, register_ops
+from tunebook._arrays.describe import arrays_in, platform_of
+from tunebook._arrays.library import ArrayLibrary, register_array_library
+from tunebook._arrays.synthesize import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
@@ -29,6 +31,8 @@ from tunebook.adapters._source.per_config import PerConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from tunebook._arrays.library import ArraySpec
 
 _PROFILING: Final = cl.command_queue_properties.PROFILING_ENABLE
 # The contexts to make arrays in: a program can only use arrays of its own context.
@@ -227,15 +231,27 @@ def _make(spec: ArraySpec, rng_seed: int) -> cl.array.Array:
     return cl.array.Array(queue, spec.shape, dtype, data=data, strides=in_bytes)
 
 
-register_ops(
-    "pyopencl",
-    ArrayOps(
+_KINDS: Final = ((2, "cpu"), (4, "gpu"), (8, "accelerator"))  # cl_device_type, a bit field
+
+
+def _driver(device: Any) -> dict[str, str]:
+    # OpenCL has several drivers for one chip, also for the host's.
+    return {"driver": " ".join(f"{device.platform.name} {device.driver_version}".split())}
+
+
+register_array_library(
+    ArrayLibrary(
+        name="pyopencl",
+        device=lambda x: x.context.devices[0] if x.queue is None else x.queue.device,
+        platform=lambda device: next((name for bit, name in _KINDS if device.type & bit), ""),
+        driver=_driver,
         is_writable=lambda x: x.queue is not None and x.size > 0 and min(x.strides, default=0) >= 0,
         copy=_copy,
         is_same=_is_same,
         put_back=_put_back,
         to_numpy=_to_numpy,
+        fast_key=attrgetter("shape", "dtype", "strides", "queue.device"),
         timer=_timer,
-    ),
+        make=_make,
+    )
 )
-register_library("pyopencl", _make)

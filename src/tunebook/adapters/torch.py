@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 
 from tunebook._api.function_kernel import FunctionKernel
-from tunebook._arrays.describe import ArraySpec, arrays_in, describe, register_library, strides_for
-from tunebook._arrays.framework import TuningSite, register_framework
-from tunebook._arrays.operations import ArrayOps, register_ops
+from tunebook._arrays.describe import arrays_in, describe
+from tunebook._arrays.library import ArgumentReader, ArrayLibrary, TuningSite, register_array_library, strided_layout
+from tunebook._arrays.synthesize import strides_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from tunebook._api.tunable import Tunable
+    from tunebook._arrays.library import ArraySpec
     from tunebook._kernel.kernel import Invocation, Kernel
 
 T = TypeVar("T")
@@ -49,26 +50,18 @@ def _autocast() -> tuple[tuple[str, str], ...]:
     return tuple((kind, str(torch.get_autocast_dtype(kind))) for kind in kinds)
 
 
+def _fast_key(x: Any) -> Hashable:
+    strides = tuple(x.stride()) if x.layout is torch.strided else None
+    settings = _autocast(), torch.get_float32_matmul_precision()
+    return tuple(x.shape), x.dtype, x.device, x.layout, strides, _wants_grad(x), settings
+
+
+def _wants_grad(x: Any) -> bool:
+    return bool(x.requires_grad and torch.is_grad_enabled())
+
+
 class _Torch:
     """Answers the core's questions about calls with tensors."""
-
-    hot_names: Final[Mapping[str, object]] = {
-        "_tb_torch_tensor": torch.Tensor,
-        "_tb_torch_parameter": torch.nn.Parameter,
-        "_tb_torch_compiling": torch.compiler.is_dynamo_compiling,
-        "_tb_torch_grad": torch.is_grad_enabled,
-        "_tb_torch_autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001 - the public one asks for one device
-        "_tb_torch_autocast_dtypes": _autocast,
-        "_tb_torch_precision": torch.get_float32_matmul_precision,
-    }
-
-    def leaf(self, x: Any) -> Hashable:
-        if isinstance(x, ArraySpec):
-            return x
-        strides = tuple(x.stride()) if x.layout is torch.strided else None
-        asked = x.requires_grad and torch.is_grad_enabled()
-        settings = _autocast(), torch.get_float32_matmul_precision()
-        return type(x), tuple(x.shape), x.dtype, x.device, x.layout, strides, asked, settings
 
     def surroundings(self, arguments: object) -> Mapping[str, Any]:
         grad = [i for i, x in enumerate(arrays_in(arguments)) if describe(x).grad]
@@ -310,18 +303,65 @@ def _annotated(kernel: FunctionKernel) -> inspect.Signature:
     return inspect.Signature(parameters, return_annotation=returned)
 
 
+# ----------------------------------------------------------------------------------------------------- the record
+
+
+# The number of a device is read faster than the device; a tensor without data has the number of the host, and nothing
+# about it is ever memoised. A sparse tensor has no strides, and raises a RuntimeError.
+_READER: Final = ArgumentReader(
+    "({0}.__class__ is _tb_torch_tensor or {0}.__class__ is _tb_torch_parameter)",
+    "{0}.shape, {0}.dtype, {0}.get_device(), {0}.requires_grad",
+    settings="_tb_torch_grad(), _tb_torch_autocast() and _tb_torch_autocast_dtypes(), _tb_torch_precision(), ",
+    traced=True,
+)
+_READER_WITH_LAYOUT: Final = _READER._replace(fast=f"{_READER.fast}, {{0}}.is_contiguous() or {{0}}.stride()")
+
+
+def _reader(kind: type, layout: bool) -> ArgumentReader | None:  # noqa: FBT001 - a field of the record
+    if kind not in _PLAIN:
+        return None
+    return _READER_WITH_LAYOUT if layout else _READER
+
+
+def _layout(x: Any, shape: tuple[int, ...]) -> str:
+    kind = str(x.layout).removeprefix("torch.")
+    return strided_layout(x, shape) if kind == "strided" else kind  # a sparse tensor raises when asked for its strides
+
+
+def _hardware(device: Any) -> str:
+    # torch.cuda and torch.xpu have this; torch.mps has one device only, without a name.
+    ask = getattr(getattr(torch, device.type, None), "get_device_properties", None)
+    return str(device.type if ask is None else ask(device).name)
+
+
 _TORCH: Final = _Torch()
-register_framework("torch", _TORCH)
-register_library("torch", _make)
-register_ops(
-    "torch",
-    ArrayOps(
+register_array_library(
+    ArrayLibrary(
+        name="torch",
+        layout=_layout,
+        grad=_wants_grad,
+        hardware=_hardware,
         is_writable=_is_writable,
         copy=_copy,
         is_same=_is_same,
         put_back=_put_back,
+        is_restorable=lambda x: not _is_fake(x),
         to_numpy=_to_numpy,
-        timer=_timer,
         is_close=_is_close,
-    ),
+        fast_key=_fast_key,
+        reader=_reader,
+        hot_names={
+            "_tb_torch_tensor": torch.Tensor,
+            "_tb_torch_parameter": torch.nn.Parameter,
+            "_tb_torch_grad": torch.is_grad_enabled,
+            "_tb_torch_autocast": torch._C._is_any_autocast_enabled,  # noqa: SLF001 - the public one asks for one device
+            "_tb_torch_autocast_dtypes": _autocast,
+            "_tb_torch_precision": torch.get_float32_matmul_precision,
+        },
+        dtype_text=lambda value: str(value) if isinstance(value, torch.dtype) else None,
+        timer=_timer,
+        make=_make,
+        framework=_TORCH,
+        compiling=torch.compiler.is_dynamo_compiling,
+    )
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tunebook._arrays.describe import ArraySpec
+from tunebook._arrays.library import ArraySpec
 from tunebook.adapters._jax.flat_call import is_jax_array
 from tunebook.adapters._jax.vmap import vmaps_around
 

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tunebook._arrays.describe import fill
-from tunebook._arrays.framework import TuningSite
+from tunebook._arrays.library import TuningSite
+from tunebook._arrays.synthesize import fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook.adapters._jax.backward import backward_alone, both, is_backward_only, is_inexact

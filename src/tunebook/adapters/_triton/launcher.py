@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
-from tunebook._keys.fast_key import fast_key_of
+from tunebook._keys.call_key import fast_key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tunebook._arrays.framework import framework_of
+from tunebook._arrays.describe import framework_of
 from tunebook._measure.argument_restore import Restorer
 
 if TYPE_CHECKING:
