@@ -78,7 +78,13 @@ def _encode(value: object, where: str, depth: int) -> Json:
     if encoder is not None:
         return encoder(value, where, depth + 1)
     if isinstance(value, enum.Enum):
-        return _enum(value, where)
+        named: Json = value.name
+        if isinstance(value, enum.Flag):
+            # A combination has no name that its class would know again; its parts do.
+            named = [part.name for part in value]
+            if _union(type(value), named) != value:
+                raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
+        return {TAG: "enum", "t": type_name(type(value)), "v": named}
     fields = _fields_of(value)
     if fields is not None:
         return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth + 1)}
@@ -147,29 +153,17 @@ def register_codec(kind: type[Any], to_plain: Callable[[Any], object], from_plai
     }  # fmt: skip
 
 
-def _enum(value: enum.Enum, where: str) -> Json:
-    named: Json = value.name
-    if isinstance(value, enum.Flag):
-        # A combination has no name that its class would know again; its parts do.
-        named = [part.name for part in value]
-        if _union(type(value), named) != value:
-            raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
-    return {TAG: "enum", "t": type_name(type(value)), "v": named}
-
-
 def _union(kind: type[enum.Flag], names: list[Any]) -> enum.Flag:
     return functools.reduce(operator.or_, (kind[name] for name in names), kind(0))
 
 
-def _of_library(value: Any, where: str, depth: int) -> Json:
+def _of_library(value: Any, where: str, depth: int) -> Json:  # noqa: PLR0911 - one return for each kind of value
     """Return the encoding of a dtype or scalar of an array library, which is loaded if it made the value; or None."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.dtype):
         return {TAG: "torch-dtype", "v": str(value).removeprefix("torch.")}
-    return None if numpy is None else _of_numpy(numpy, value, where, depth)
-
-
-def _of_numpy(numpy: Any, value: Any, where: str, depth: int) -> Json:
+    if numpy is None:
+        return None
     if isinstance(value, numpy.dtype):
         return {TAG: "dtype", "v": _dtype_name(value, where)}
     if isinstance(value, numpy.generic):
@@ -355,7 +349,14 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
             pending.extend(typing.get_args(item))
         else:
             pending.append(type(item))
-            pending.extend(_parts(item))
+            if isinstance(item, dict):
+                pending += [*item, *item.values()]
+            elif isinstance(item, (list, tuple, set, frozenset)):
+                pending += item
+            elif type(item) in _HOOKS:
+                pending.append(_HOOKS[type(item)][0](item))
+            else:
+                pending += (_fields_of(item) or {}).values()
     return found
 
 
@@ -365,13 +366,3 @@ def annotations_of(annotated: type | Callable[..., Any]) -> dict[str, object]:
         return typing.get_type_hints(annotated)
     except (NameError, TypeError, AttributeError):
         return {}
-
-
-def _parts(item: object) -> Iterable[object]:
-    if isinstance(item, dict):
-        return [*item.keys(), *item.values()]
-    if isinstance(item, (list, tuple, set, frozenset)):
-        return item
-    if type(item) in _HOOKS:
-        return [_HOOKS[type(item)][0](item)]
-    return (_fields_of(item) or {}).values()

@@ -15,8 +15,6 @@ Mode = Literal["normal", "frozen", "replay", "off"]
 
 
 class Setting(NamedTuple):
-    """One environment variable: its values, its default, and its meaning."""
-
     name: str
     values: str
     default: str
@@ -75,7 +73,6 @@ def mode() -> Mode:
 
 
 def pins_text() -> str:
-    """Return the pins of the process as text."""
     return os.environ.get("TUNEBOOK_PIN", "")
 
 
@@ -129,10 +126,7 @@ def settings_given() -> dict[str, str]:
 
 
 def book_root() -> Path | None:
-    """Return the directory of the user's book, which need not exist; None where the user has no home.
-
-    `TUNEBOOK_HOME` if set, else `tunebook` in the user's cache directory.
-    """
+    """Return the directory of the user's book, which need not exist; None where the user has no home."""
     home = os.environ.get(HOME_VARIABLE)
     if home:
         return Path(home).expanduser()

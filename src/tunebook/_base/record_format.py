@@ -37,6 +37,7 @@ MAX_RECORD_BYTES: Final = 8 << 20
 T = TypeVar("T")
 
 _HEAD_FIELDS: Final[dict[str, type]] = {"checksum": str, "origin": str, "environment": str, "generation": int}
+_IDENTITY: Final = ("fingerprint", "code", "policy", "environment")  # of a measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +172,9 @@ def _line(fields: dict[str, Json]) -> bytes:
 
 
 def _verify(line: bytes) -> bytes:
-    mark, text = line[:9], line[9:]
-    if mark != b"%08x " % zlib.crc32(text):
+    if line[:9] != b"%08x " % zlib.crc32(line[9:]):
         raise CodecError("checksum does not match: the record was cut short or altered")
-    return text
+    return line[9:]
 
 
 def _refuse_constant(name: str) -> None:
@@ -204,8 +204,8 @@ def _take(fields: dict[str, Json], name: str, kind: type[T]) -> T:
 
 
 def _head_to(head: Head) -> dict[str, Json]:
-    plain: dict[str, Json] = {name: getattr(head, name) for name in _HEAD_FIELDS}
-    return {**head.extra, **head.problem._asdict(), **plain, "config": head.config}
+    plain = {name: getattr(head, name) for name in (*_HEAD_FIELDS, "config")}
+    return {**head.extra, **head.problem._asdict(), **plain}
 
 
 def _head_from(fields: dict[str, Json]) -> Head:
@@ -227,18 +227,15 @@ def _body_to(body: Body) -> dict[str, Json]:
 
 
 def _body_from(fields: dict[str, Json]) -> Body:
-    measurements = tuple(_measurement_from(entry) for entry in _take(fields, "measurements", list))
+    measurements = tuple(map(_measurement_from, _take(fields, "measurements", list)))
     return Body(measurements=measurements, provenance=_take(fields, "provenance", dict), extra=fields)
 
 
 def _measurement_to(m: Measurement) -> dict[str, Json]:
     fields: dict[str, Json] = {
         **m.extra,
+        **dict(zip(_IDENTITY, identity(m), strict=True)),
         "config": m.config,
-        "fingerprint": m.fingerprint,
-        "code": m.code,
-        "policy": m.policy,
-        "environment": m.environment,
         # JSON has no NaN; None keeps the place of a sample that was not a time.
         "samples_s": [s if math.isfinite(s) else None for s in m.samples_s],
         "when": m.when,
@@ -248,7 +245,7 @@ def _measurement_to(m: Measurement) -> dict[str, Json]:
     if m.compile_s is not None:
         fields["compile_s"] = m.compile_s
     if m.failure is not None:
-        fields["failure"] = {"kind": m.failure.kind, "message": m.failure.message, "expires": m.failure.expires}
+        fields["failure"] = m.failure._asdict()
     return fields
 
 
@@ -256,16 +253,16 @@ def _measurement_from(entry: Json) -> Measurement:
     if not isinstance(entry, dict) or "config" not in entry:
         raise CodecError(f"a measurement is a JSON object with a 'config', not {str(entry)[:40]!r}")
     fields = dict(entry)
-    config = fields.pop("config")
-    failure = fields.pop("failure", None)
-    compile_s = fields.pop("compile_s", None)
+    samples = _take(fields, "samples_s", list)
+    # Nearly all of a record is samples, and nearly all samples are times: look at the set of types, not at each.
+    if not set(map(type, samples)) <= {float}:
+        samples = [math.nan if s is None else _number(s) for s in samples]
+    failure, compile_s = fields.pop("failure", None), fields.pop("compile_s", None)
+    texts: dict[str, Any] = {name: _take(fields, name, str) for name in _IDENTITY}
     return Measurement(
-        config=config,
-        fingerprint=_take(fields, "fingerprint", str),
-        code=_take(fields, "code", str),
-        policy=_take(fields, "policy", str),
-        environment=_take(fields, "environment", str),
-        samples_s=_samples_from(_take(fields, "samples_s", list)),
+        **texts,
+        config=fields.pop("config"),
+        samples_s=tuple(samples),
         failure=None if failure is None else _failure_from(failure),
         compile_s=None if compile_s is None else _number(compile_s),
         when=_number(fields.pop("when", None)),
@@ -274,23 +271,13 @@ def _measurement_from(entry: Json) -> Measurement:
     )
 
 
-def _samples_from(values: list[Json]) -> tuple[float, ...]:
-    # Nearly all of a record is samples, and nearly all samples are times: look at the set of types, not at each.
-    if set(map(type, values)) <= {float}:
-        return tuple(cast("list[float]", values))
-    return tuple(math.nan if s is None else _number(s) for s in values)
-
-
 def _failure_from(value: Json) -> Failure:
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise CodecError(f"a failure is a JSON object with a 'kind', not {str(value)[:40]!r}")
     expires = value.get("expires")
-    return Failure(
-        # A newer release may know more kinds; refusing an unknown kind would hide every measurement beside it.
-        kind=cast("FailureKind", value["kind"]),
-        message=str(value.get("message", "")),
-        expires=None if expires is None else _number(expires),
-    )
+    # A newer release may know more kinds; refusing an unknown kind would hide every measurement beside it.
+    kind = cast("FailureKind", value["kind"])
+    return Failure(kind, str(value.get("message", "")), None if expires is None else _number(expires))
 
 
 def _number(value: Json) -> float:
@@ -305,13 +292,14 @@ def merge(mine: Record, theirs: Record) -> Record:
     Of equal generations the later record counts. A record with a decision goes before a record without, and a pinned
     decision before a measured one. Associative and commutative, so that books can be merged in any order.
     """
-    by_identity = {identity(m): m for m in sorted((*mine.body.measurements, *theirs.body.measurements), key=_order)}
-    newer = max(mine, theirs, key=_precedence)
-    body = Body(
-        measurements=tuple(sorted(by_identity.values(), key=_order)),
-        provenance=newer.body.provenance,
-        extra=_merge_unknown(mine.body.extra, theirs.body.extra),
+    both = sorted(
+        (*mine.body.measurements, *theirs.body.measurements),
+        key=lambda m: (*identity(m), m.when, canonical_json(_measurement_to(m))),
     )
+    latest = {identity(m): m for m in both}  # in the order of the identities still
+    newer = max(mine, theirs, key=_precedence)
+    extra = _merge_unknown(mine.body.extra, theirs.body.extra)
+    body = Body(measurements=tuple(latest.values()), provenance=newer.body.provenance, extra=extra)
     return Record(replace(newer.head, extra=_merge_unknown(mine.head.extra, theirs.head.extra)), body)
 
 
@@ -320,25 +308,19 @@ def identity(m: Measurement) -> tuple[str, str, str, str]:
     return m.fingerprint, m.code, m.policy, m.environment
 
 
-def _order(m: Measurement) -> tuple[object, ...]:
-    return (*identity(m), m.when, canonical_json(_measurement_to(m)))
-
-
 def _precedence(record: Record) -> tuple[bool, bool, int, float, str, str]:
     """Return the sort key of a record. With fields that a merge alters, merging twice would change the order."""
-    provenance = dict(record.body.provenance)
+    head, provenance = record.head, dict(record.body.provenance)
     when = provenance.get("when")
     time = when if isinstance(when, (int, float)) else 0.0
-    head = canonical_json(_head_to(replace(record.head, extra={})))
-    pinned = record.head.origin == "pinned"
+    pinned = head.origin == "pinned"
     # Of two pins the later counts: generations order tunings, and `merge_into` may raise the generation of a pin.
-    generation = 0 if pinned else record.head.generation
-    return record.head.decided, pinned, generation, time, head, canonical_json(provenance)
+    generation = 0 if pinned else head.generation
+    text = canonical_json(_head_to(replace(head, extra={})))
+    return head.decided, pinned, generation, time, text, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:
     """Return every unknown field; of two values the greater text, since "newer" depends on the order of merging."""
-    both = {**mine, **theirs}
-    for name in mine.keys() & theirs.keys():
-        both[name] = max(mine[name], theirs[name], key=canonical_json)
-    return both
+    common = {name: max(mine[name], theirs[name], key=canonical_json) for name in mine.keys() & theirs.keys()}
+    return {**mine, **theirs, **common}

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._arrays.describe import describe, is_array
 from tunebook._arrays.device_fingerprint import library_version
@@ -29,14 +29,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes)
-
-
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A set of candidates with a digest that does not list them, for example a `Space`."""
-
-    def fingerprint(self) -> str:
-        """Return a digest that is equal for equal sets, in every process."""
+_NOTHING: Final = object()  # the value of a name that is not defined
 
 
 def code_checksum(function: object, *, version: str = "", extra: Iterable[object] = ()) -> str:
@@ -58,10 +51,11 @@ def source_digest(function: object) -> str:
     return _CodeWalk(home="", versions=False).digest([function], "")
 
 
-def candidates_checksum(candidates: Iterable[object] | Fingerprinted) -> str:
+def candidates_checksum(candidates: Iterable[object]) -> str:
     """Return a digest over a set of candidates, in any order."""
-    if isinstance(candidates, Fingerprinted):
-        return candidates.fingerprint()
+    own = getattr(candidates, "fingerprint", None)  # a `Space` has a digest that does not list its configurations
+    if own is not None:
+        return str(own())
     return fingerprint_of(sorted({fingerprint(candidate) for candidate in candidates}))  # type: ignore[arg-type] # list[str] is Json
 
 
@@ -147,27 +141,26 @@ class _CodeWalk:
         wrapped = vars(f).get("__wrapped__")
         parts: dict[str, Json] = {} if wrapped is None else {"wrapped": self.refer(wrapped)}
         if self._is_foreign(module, f.__code__.co_filename):
-            return {**parts, **self._foreign(module, f.__code__.co_qualname), **self._unnamed(f)}
+            parts |= self._foreign(module, f.__code__.co_qualname)
+            if "<" in f.__code__.co_qualname:  # functions made inside another function share a qualified name
+                cells: list[Json] = [self.refer(value) for _, value in sorted(closure(f).items())]
+                parts |= {"code": code_form(f.__code__), "closure": cells}
+            return parts
         node = node_of(f)
         if node is None and wrapped is not None:
             return parts  # a generated wrapper, like tunebook's own
         state = frozenset[str]() if node is None else source.mutated_names(node)
+        kept = source.kept_decorators(node, f)
+        # The constants that the decorators were given, as in `@njit(fastmath=FAST)`.
+        visible = {**f.__globals__, **closure(f)}
+        given = sorted({n.id for decorator in kept for n in ast.walk(decorator) if isinstance(n, ast.Name)})
         return {
             **parts,
-            "code": code_form(f.__code__)
-            if node is None
-            else source.normal_form(node, source.kept_decorators(node, f)),
+            "code": code_form(f.__code__) if node is None else source.normal_form(node, kept),
             "names": dict(self._names(f, owner, state)),
-            "decorators": {} if node is None else dict(self._decorators(node, f)),
+            "decorators": {n: self.refer(visible[n]) for n in given if n in visible and _is_data(visible[n])},
             "defaults": {name: self.refer(value) for name, value in source.defaults(f) if name not in state},
         }
-
-    def _unnamed(self, f: FunctionType) -> dict[str, Json]:
-        """Return the code and closure of a function made inside another function: these share a qualified name."""
-        if "<" not in f.__code__.co_qualname:
-            return {}
-        cells: list[Json] = [self.refer(value) for _, value in sorted(closure(f).items())]
-        return {"code": code_form(f.__code__), "closure": cells}
 
     def _class(self, kind: type) -> Json:
         module = sys.modules.get(kind.__module__)
@@ -216,36 +209,31 @@ class _CodeWalk:
     def _names(self, f: FunctionType, owner: object | None, state: frozenset[str]) -> Iterator[tuple[str, Json]]:
         first = f.__code__.co_varnames[0] if owner is not None and f.__code__.co_argcount else None
         changed = state | source.rebound_names(f.__code__)
-        places = _Places(f.__globals__, closure(f), first, owner)
+        closed_over = closure(f)
         for read in sorted(set(source.reads(f.__code__, first))):
-            name, value = self._follow(read, places)
-            if value is _NOTHING or (read.name in changed and _is_data(value)):
-                continue
-            yield name, self.refer(value)
+            if read.name == first and first not in closed_over:
+                value = owner
+            else:  # builtins are left out: they come with Python, whose version is part of the environment
+                value = (closed_over if read.closed_over else f.__globals__).get(read.name, _NOTHING)
+            if value is owner and read.attributes and read.name == first:
+                path, value = f"{first}.{read.attributes[0]}", _member(owner, read.attributes[0])
+            else:
+                path, value = self._follow(read, value)
+            if value is not _NOTHING and not (read.name in changed and _is_data(value)):
+                yield path, self.refer(value)
         if owner is not None and "__class__" in f.__code__.co_freevars:  # it calls super()
             bases = filter(None, map(_function_in, _definitions(f.__name__, owner)))
             for i, base in enumerate(bases):
                 yield f"super {i}", self.refer(MethodType(base, owner))
 
-    def _decorators(self, node: ast.AST, f: FunctionType) -> Iterator[tuple[str, Json]]:
-        """Yield the constants that the decorators were given, as in `@njit(fastmath=FAST)`."""
-        names = {**f.__globals__, **closure(f)}
-        for name in sorted(
-            {n.id for d in source.kept_decorators(node, f) for n in ast.walk(d) if isinstance(n, ast.Name)}
-        ):
-            if name in names and _is_data(names[name]):
-                yield name, self.refer(names[name])
-
-    def _follow(self, read: source.Read, places: _Places) -> tuple[str, Any]:
+    def _follow(self, read: source.Read, value: Any) -> tuple[str, Any]:
         """Follow a dotted name through modules of the user's own; return the part followed and its value."""
-        path, value = read.name, places.look_up(read.name, in_closure=read.closed_over)
-        attributes = list(read.attributes)
-        if value is places.owner and attributes and read.name == places.first:
-            return f"{path}.{attributes[0]}", _member(places.owner, attributes[0])
-        while attributes and isinstance(value, ModuleType):
+        path = read.name
+        for attribute in read.attributes:
+            if not isinstance(value, ModuleType):
+                break
             if self._is_foreign(value.__name__, str(getattr(value, "__file__", None) or "")):
                 break
-            attribute = attributes.pop(0)
             path, value = f"{path}.{attribute}", vars(value).get(attribute, _NOTHING)
         return path, value
 
@@ -268,26 +256,6 @@ class _CodeWalk:
         if not self._versions or root in ("tunebook", "__main__", self._home) or root in sys.stdlib_module_names:
             return ""
         return library_version(root)
-
-
-# ------------------------------------------------------------------------------------------------ reading functions
-
-_NOTHING: Final = object()
-
-
-class _Places(NamedTuple):
-    """The namespaces of a function."""
-
-    module: dict[str, Any]
-    closed_over: dict[str, Any]
-    first: str | None  # the name of the argument that holds `owner`
-    owner: object | None
-
-    def look_up(self, name: str, *, in_closure: bool) -> Any:
-        if name == self.first and name not in self.closed_over:
-            return self.owner
-        # Builtins are left out: they come with Python, whose version is part of the environment.
-        return (self.closed_over if in_closure else self.module).get(name, _NOTHING)
 
 
 def _is_data(value: object) -> bool:

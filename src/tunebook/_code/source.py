@@ -62,21 +62,15 @@ def text_of(function: object) -> str:
 
 def class_node_of(kind: type) -> ast.ClassDef | None:
     """Return the syntax tree of a class; None without a text, or if the text has several classes of that name."""
-    file = _file_of_class(kind)
-    found = [] if file is None else file.classes.get(kind.__qualname__, [])
-    return found[0] if len(found) == 1 else None
-
-
-def _file_of_class(kind: type) -> _File | None:
     # A method leads to the text that was really compiled; a class without methods has only the name of its module.
-    for method in vars(kind).values():
-        if isinstance(method, FunctionType) and method.__module__ == kind.__module__:
-            file = _file_with(method.__code__, method.__globals__)
-            if file is not None:
-                return file
+    methods = (m for m in vars(kind).values() if isinstance(m, FunctionType) and m.__module__ == kind.__module__)
+    file = next(filter(None, (_file_with(m.__code__, m.__globals__) for m in methods)), None)
     module = sys.modules.get(kind.__module__)
     filename = getattr(module, "__file__", None)
-    return None if filename is None else _file(filename, vars(module))
+    if file is None and filename is not None:
+        file = _file(filename, vars(module))
+    found = [] if file is None else file.classes.get(kind.__qualname__, [])
+    return found[0] if len(found) == 1 else None
 
 
 def _file_with(code: CodeType, module_globals: dict[str, Any]) -> _File | None:
@@ -100,13 +94,19 @@ def _parsed(text: str, filename: str) -> _File | None:
     except (SyntaxError, ValueError, RecursionError):
         return None  # not Python, or edited into something broken
     functions: dict[tuple[int, str], list[FunctionNode]] = {}
-    for node in ast.walk(tree):
+    classes: dict[str, list[ast.ClassDef]] = {}
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             first = next(iter(getattr(node, "decorator_list", ())), node)
-            functions.setdefault((first.lineno, getattr(node, "name", "<lambda>")), []).append(node)
-    classes: dict[str, list[ast.ClassDef]] = {}
-    for name, kind in _classes(tree):
-        classes.setdefault(name, []).append(kind)
+            name = getattr(node, "name", "<lambda>")
+            functions.setdefault((first.lineno, name), []).append(node)
+            prefix = f"{prefix}{name}.<locals>."
+        elif isinstance(node, ast.ClassDef):
+            classes.setdefault(prefix + node.name, []).append(node)
+            prefix = f"{prefix}{node.name}."
+        pending.extend((prefix, child) for child in ast.iter_child_nodes(node))
     return _File(frozenset(_codes(whole)), functions, classes)
 
 
@@ -115,18 +115,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _classes(tree: ast.Module) -> Iterator[tuple[str, ast.ClassDef]]:
-    pending: list[tuple[str, ast.AST]] = [("", tree)]
-    while pending:
-        prefix, node = pending.pop()
-        if isinstance(node, ast.ClassDef):
-            yield prefix + node.name, node
-            prefix = f"{prefix}{node.name}."
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            prefix = f"{prefix}{node.name}.<locals>."
-        pending.extend((prefix, child) for child in ast.iter_child_nodes(node))
 
 
 def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | None:
@@ -138,16 +126,11 @@ def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | No
         return None  # a constant, which Python 3.12 gives no place, or python -X no_debug_ranges
     start = min((line, column) for line, column, _, _ in spans)
     end = max((line, column) for _, _, line, column in spans)
-    around = [n for n in lambdas if isinstance(n, ast.Lambda) and _start(n.body) <= start and end <= _end(n.body)]
-    return max(around, key=lambda n: (_start(n.body), tuple(-part for part in _end(n.body))), default=None)
-
-
-def _start(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
-def _end(node: ast.expr) -> tuple[int, int]:
-    return node.end_lineno or 0, node.end_col_offset or 0
+    bodies = [(node, node.body) for node in lambdas if isinstance(node, ast.Lambda)]
+    places = [(node, (b.lineno, b.col_offset), (b.end_lineno or 0, b.end_col_offset or 0)) for node, b in bodies]
+    around = [place for place in places if place[1] <= start and end <= place[2]]
+    # Lambdas that hold the same code are nested: the innermost starts last, and of equal starts ends first.
+    return max(around, key=lambda place: (place[1], -place[2][0], -place[2][1]), default=(None,))[0]
 
 
 # ------------------------------------------------------------------------------------------------------ normalising
@@ -290,27 +273,21 @@ def defaults(f: FunctionType) -> Iterator[tuple[str, object]]:
     yield from sorted((f.__kwdefaults__ or {}).items())
 
 
-def kept_decorators(node: ast.AST, f: FunctionType) -> list[ast.expr]:
+def kept_decorators(node: ast.AST | None, f: FunctionType) -> list[ast.expr]:
     """Return the decorators of a function without tunebook's own, which name candidates and not code."""
     names = {**f.__globals__, **closure(f)}
     return [item for item in getattr(node, "decorator_list", ()) if not _is_ours(item, names)]
 
 
 def _is_ours(decorator: ast.expr, names: dict[str, Any]) -> bool:
-    root, last = _ends(decorator)
-    if root not in names:
-        return last == "tunable"  # imported inside a function: only the name is known
-    found = names[root]
-    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
-    return str(module).partition(".")[0] == "tunebook"
-
-
-def _ends(decorator: ast.expr) -> tuple[str, str]:
-    """Return the first and the last name of `a.b.c(...)`."""
-    node, last = decorator, ""
+    node, last = decorator, ""  # `last` is the last name of `a.b.c(...)`, and `root` the first
     while isinstance(node, (ast.Call, ast.Attribute)):
         if isinstance(node, ast.Attribute):
             last = last or node.attr
         node = node.func if isinstance(node, ast.Call) else node.value
     root = node.id if isinstance(node, ast.Name) else ""
-    return root, last or root
+    if root not in names:
+        return (last or root) == "tunable"  # imported inside a function: only the name is known
+    found = names[root]
+    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    return str(module).partition(".")[0] == "tunebook"
