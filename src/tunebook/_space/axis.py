@@ -40,7 +40,9 @@ class Axis(NamedTuple):
         if self.is_ordered:
             yield from (at for at in (index - 1, index + 1) if 0 <= at < len(self.values))
         elif self.kind == "permutation":
-            yield from _swapped(self.values, index)
+            place, order = {value: at for at, value in enumerate(self.values)}, self.values[index]
+            swaps = ((*order[:i], order[i + 1], order[i], *order[i + 2 :]) for i in range(len(order) - 1))
+            yield from (at for swap in swaps if (at := place.get(swap, index)) != index)
         else:
             yield from (at for at in range(len(self.values)) if at != index)
 
@@ -75,7 +77,15 @@ class Axis(NamedTuple):
         A block of 96 fills warps and cache lines like a block of 64, unlike a block of 72; and 64 divides most problems
         without a rest, unlike 96. To a model that sees only the size, times would look like noise.
         """
-        parts = [part for part in (self._halvings(), self.powers_of_two()) if part is not None]
+        parts: list[list[float]] = []
+        if self._has_counts() and self.values[-1] >= _SIZE and not all(v.bit_count() == 1 for v in self.values):
+            halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
+            low, high = min(halvings), max(halvings)
+            if low < high:
+                parts.append([(count - low) / (high - low) for count in halvings])
+        powers = self.powers_of_two()
+        if powers is not None:
+            parts.append(powers)
         return [tuple(value / math.sqrt(len(parts)) for value in values) for values in zip(*parts, strict=True)] or None
 
     def powers_of_two(self) -> list[float] | None:
@@ -84,14 +94,6 @@ class Axis(NamedTuple):
             return None
         powers = [float(v.bit_count() == 1) for v in self.values]
         return powers if len(set(powers)) > 1 else None
-
-    def _halvings(self) -> list[float] | None:
-        """Return how often each size can be halved, from 0 to 1; None if the values are not sizes, or all alike."""
-        if not self._has_counts() or self.values[-1] < _SIZE or all(v.bit_count() == 1 for v in self.values):
-            return None
-        halvings = [math.gcd(v, _ROUND).bit_length() for v in self.values]
-        low, high = min(halvings), max(halvings)
-        return [(count - low) / (high - low) for count in halvings] if low < high else None
 
     def _has_counts(self) -> bool:
         return self.is_ordered and all(type(v) is int and v > 0 for v in self.values)
@@ -121,13 +123,3 @@ def _kind_of(values: Sequence[Any]) -> Kind:
         if len(values[0]) > 1 and all(Counter(v) == first for v in values):
             return "permutation"
     return "categorical"
-
-
-def _swapped(values: tuple[Any, ...], index: int) -> Iterator[int]:
-    place = {value: at for at, value in enumerate(values)}
-    order = values[index]
-    for i in range(len(order) - 1):
-        swapped = (*order[:i], order[i + 1], order[i], *order[i + 2 :])
-        at = place.get(swapped, index)
-        if at != index:
-            yield at

@@ -51,12 +51,20 @@ class Choice:
             if option.space is not None and WAY in option.space.axes:
                 raise DefinitionError(f"the space of {name!r} has an axis {WAY!r}, a reserved name; rename it")
         self.options: Final = dict(options)
+        self._own: dict[Hashable, Config] = {}  # configurations without "way"
 
     def __call__(self, config: Config, /, *args: Any, **kwargs: Any) -> Any:
         option = self.options[config[WAY]]
         if option.space is None:
             return option.function(*args, **kwargs)
-        return option.function(*args, config=self._own(config), **kwargs)
+        # The same object each time, so that it can be a key. 1 == 1.0, and a kernel may divide by it.
+        key = (*config.items(), *map(type, config.values()))
+        own = self._own.get(key)
+        if own is None:
+            if len(self._own) >= _REMEMBERED:
+                self._own.clear()
+            own = self._own[key] = Config(**{axis: value for axis, value in config.items() if axis != WAY})
+        return option.function(*args, config=own, **kwargs)
 
     def __iter__(self) -> Iterator[Config]:
         for name, option in self.options.items():
@@ -84,7 +92,17 @@ class Choice:
         chosen.__name__ = chosen.__qualname__ = name.rpartition(".")[2]
         chosen.__module__ = getattr(first, "__module__", None) or "builtins"
         chosen.__doc__ = f"Runs one of these: {', '.join(self.options)}."
-        chosen.__signature__ = _with_config(name, first)  # type: ignore[attr-defined] # for inspect
+        try:
+            signature = inspect.signature(first)
+        except (TypeError, ValueError) as error:
+            raise DefinitionError(
+                f"{name!r}: the signature of the first implementation, {first!r}, cannot be read. Put one written in "
+                "Python first, or wrap it: lambda a, b: ..."
+            ) from error
+        parameters = [p for p in signature.parameters.values() if p.name != "config"]
+        config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY)
+        parameters = sorted([*parameters, config], key=lambda p: p.kind)  # before a **kwargs
+        chosen.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # for inspect
         return chosen
 
     def __tunebook_checksum__(self) -> str:
@@ -96,20 +114,6 @@ class Choice:
         parts = [f"{name}={code_checksum(option.function)}" for name, option in self.options.items()]
         return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()
 
-    def _own(self, config: Config) -> Config:
-        """Return the part of a configuration without "way": the same object each time, so that it can be a key."""
-        key = (*config.items(), *map(type, config.values()))  # 1 == 1.0, and a kernel may divide by it
-        own = self._parts.get(key)
-        if own is None:
-            if len(self._parts) >= _REMEMBERED:
-                self._parts.clear()
-            own = self._parts[key] = Config(**{axis: value for axis, value in config.items() if axis != WAY})
-        return own
-
-    @cached_property
-    def _parts(self) -> dict[Hashable, Config]:
-        return {}
-
 
 def choice(**ways: Callable[..., Any] | Option) -> Choice:
     """Let a tunable function be one of several implementations: plain functions, or an `Option` each.
@@ -118,17 +122,3 @@ def choice(**ways: Callable[..., Any] | Option) -> Choice:
     measured.
     """
     return Choice({name: way if isinstance(way, Option) else Option(way) for name, way in ways.items()})
-
-
-def _with_config(name: str, first: Callable[..., Any]) -> inspect.Signature:
-    try:
-        signature = inspect.signature(first)
-    except (TypeError, ValueError) as error:
-        raise DefinitionError(
-            f"{name!r}: the signature of the first implementation, {first!r}, cannot be read. Put one written in "
-            "Python first, or wrap it: lambda a, b: ..."
-        ) from error
-    parameters = [p for p in signature.parameters.values() if p.name != "config"]
-    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY)
-    at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
-    return signature.replace(parameters=[*parameters[:at], config, *parameters[at:]])

@@ -62,19 +62,24 @@ class SpaceWalk:
         constraints: Sequence[Callable[[Any], object]],
         accepts: Callable[[dict[str, Any]], bool],
     ) -> None:
-        self._names = tuple(axes)
         self._axes = axes
         self._constraints = constraints
         self._accepts = accepts
         self._reads = [self._read_by(constraint) for constraint in constraints]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._descend(self._names, range(len(self._constraints)), whole=True)
+        return self._descend([*self._axes], range(len(self._constraints)), whole=True)
 
     def count(self) -> int:
         """Return the number of points: the product over groups of axes that no constraint ties together."""
+        groups: list[tuple[set[str], list[int]]] = [({name}, []) for name in self._axes]
+        for number, read in enumerate(self._reads):
+            tied = [group for group in groups if group[0] & read] or groups[:1]
+            merged = (set().union(*(g[0] for g in tied)), [*(c for g in tied for c in g[1]), number])
+            groups = [merged, *(g for g in groups if g not in tied)]
         total = 1
-        for names, constraints in self._groups():
+        for tied_names, constraints in groups:
+            names = [name for name in self._axes if name in tied_names]
             if not constraints:
                 total *= math.prod(len(self._axes[name]) for name in names)
                 continue
@@ -86,7 +91,7 @@ class SpaceWalk:
 
     def one(self, shuffled: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, Any] | None:
         """Return the first point if axes are gone through in the order of `shuffled`; None if the space is empty."""
-        return next(self._descend(self._names, range(len(self._constraints)), whole=True, order=shuffled), None)
+        return next(self._descend([*self._axes], range(len(self._constraints)), whole=True, order=shuffled), None)
 
     def _read_by(self, constraint: Callable[[Any], object]) -> frozenset[str]:
         """Return the axes that a constraint was seen to read; all axes if it looks at the configuration as a whole."""
@@ -96,16 +101,8 @@ class SpaceWalk:
             try:
                 constraint(PartialConfig(values, read))
             except (Undecided, *MISTAKES):
-                return frozenset(self._names)
-        return frozenset(read & set(self._names))
-
-    def _groups(self) -> list[tuple[list[str], list[int]]]:
-        groups: list[tuple[set[str], list[int]]] = [({name}, []) for name in self._names]
-        for number, read in enumerate(self._reads):
-            tied = [group for group in groups if group[0] & read] or groups[:1]
-            merged = (set().union(*(g[0] for g in tied)), [*(c for g in tied for c in g[1]), number])
-            groups = [merged, *(g for g in groups if g not in tied)]
-        return [([name for name in self._names if name in names], constraints) for names, constraints in groups]
+                return frozenset(self._axes)
+        return frozenset(read & self._axes.keys())
 
     def _descend(
         self,
@@ -119,30 +116,23 @@ class SpaceWalk:
         for number in constraints:
             reads = [name for name in names if name in self._reads[number]]
             due[reads[-1] if reads else names[-1]].append(number)
-        depth, last = 0, len(names) - 1
-        open_: list[Iterator[Any]] = [iter(order(self._axes[names[0]]))]
-        waiting: list[list[int]] = [[]]  # per depth: constraints that were undecided at lower depths
         values: dict[str, Any] = {}
-        while depth >= 0:
+
+        def below(depth: int, waiting: list[int]) -> Iterator[dict[str, Any]]:
+            """Yield the points with the values so far; `waiting` are the constraints that could not decide on them."""
             name = names[depth]
-            try:
-                values[name] = next(open_[depth])
-            except StopIteration:
-                open_.pop()
-                waiting.pop()
-                values.pop(name, None)
-                depth -= 1
-                continue
-            asked = waiting[depth] + due[name]
-            if depth == last:
-                if self._accepts(values) if whole else all(self._ask(n, values) for n in asked):
-                    yield dict(values)
-                continue
-            later: list[int] = []
-            if self._may_go_on(asked, values, later):
-                depth += 1
-                open_.append(iter(order(self._axes[names[depth]])))
-                waiting.append(later)
+            asked = waiting + due[name]
+            for value in order(self._axes[name]):
+                values[name] = value
+                later: list[int] = []
+                if depth == len(names) - 1:
+                    if self._accepts(values) if whole else all(self._ask(n, values) for n in asked):
+                        yield dict(values)
+                elif self._may_go_on(asked, values, later):
+                    yield from below(depth + 1, later)
+            del values[name]
+
+        return below(0, [])
 
     def _may_go_on(self, asked: list[int], values: dict[str, Any], later: list[int]) -> bool:
         for number in asked:

@@ -64,15 +64,12 @@ class Config(Mapping[str, Any]):
         return name in self.__dict__
 
     def keys(self) -> KeysView[str]:
-        """Return the names."""
         return self.__dict__.keys()
 
     def items(self) -> ItemsView[str, Any]:
-        """Return the names with their values."""
         return self.__dict__.items()
 
     def values(self) -> ValuesView[Any]:
-        """Return the values."""
         return self.__dict__.values()
 
     def __eq__(self, other: object) -> bool:
@@ -261,15 +258,21 @@ class Space:
 
     def config(self, /, **values: Any) -> Config:
         """Return the configuration with these values; `DefinitionError` says which axis or constraint refuses it."""
-        missing = [name for name in self._axes if name not in values]
-        unknown = [name for name in values if name not in self._axes]
-        if missing or unknown:
+        if values.keys() != self._axes.keys():
+            missing = [name for name in self._axes if name not in values]
+            unknown = [name for name in values if name not in self._axes]
             groups = ((missing, "missing"), (unknown, "unknown"))
             said = " and ".join(f"{', '.join(group)} {word}" for group, word in groups if group)
             raise DefinitionError(f"the axes of this space are {', '.join(self._axes)}; {said}")
         for name, value in values.items():
-            if _key(value) not in self._values[name]:
-                raise DefinitionError(_not_a_value(name, value, self._axes[name]))
+            if _key(value) in self._values[name]:
+                continue
+            message = f"{name}={value!r} is not a value of that axis; it has {_shorten(self._axes[name])}"
+            for own in self._axes[name]:
+                if isinstance(value, Number) and isinstance(own, Number) and own == value:
+                    message += f". {own!r} is equal, but a {type(own).__name__}, not a {type(value).__name__}"
+                    break
+            raise DefinitionError(message)
         config = self._member(values)
         refusing = self._find_refusal(config)
         if refusing is not None:
@@ -365,12 +368,10 @@ class Among:
         self._name, self._function = name, function
 
     def __call__(self, config: Any) -> bool:
-        """Whether the axis may have its value beside the others."""
         value = config[self._name]
         return any(type(own) is type(value) and own == value for own in self._function(config))
 
     def __tunebook_checksum__(self) -> str:
-        """Return a digest of the function."""
         return f"{self._name}:{code_checksum(self._function)}"
 
     def __repr__(self) -> str:
@@ -438,15 +439,6 @@ def _key(value: object) -> str:
         return fingerprint(value)
     except CodecError:
         return ""  # no axis has a value that cannot be encoded
-
-
-def _not_a_value(name: str, value: object, allowed: tuple[Any, ...]) -> str:
-    message = f"{name}={value!r} is not a value of that axis; it has {_shorten(allowed)}"
-    numbers = [own for own in allowed if isinstance(own, Number)] if isinstance(value, Number) else []
-    alike = next((own for own in numbers if own == value), None)
-    if alike is None:
-        return message
-    return f"{message}. {alike!r} is equal, but a {type(alike).__name__}, not a {type(value).__name__}"
 
 
 def _shorten(values: tuple[Any, ...]) -> str:
