@@ -45,10 +45,7 @@ SpaceLike: TypeAlias = "Space | Iterable[object] | Callable[..., Iterable[object
 
 
 class TunableOptions(TypedDict, total=False):
-    """The options of `@tunable` beside `space` and `name`. The docstring of `tunable` describes each of them.
-
-    Declared here once: type checkers, editors and the check for unknown names read this list.
-    """
+    """The options of `@tunable` beside `space` and `name`; the docstring of `tunable` describes each of them."""
 
     heuristic: object
     version: str
@@ -93,23 +90,33 @@ class FunctionKernel(Kernel[Any, Any]):
         self._heuristic = options.get("heuristic")
         self._choice = function if isinstance(function, Choice) else None
         if isinstance(function, Choice):
-            function, space, self._heuristic = _parts_of_choice(function, name, space, self._heuristic)
+            if space is not None:
+                raise DefinitionError(
+                    "a choice has its own space; give one to an Option: tunebook.Option(function, space=...)"
+                )
+            if name is None:
+                ways = ", ".join(function.options)
+                raise DefinitionError(f"a choice of {ways} needs a name: tunable(choice(...), name='mul')")
+            if self._heuristic is None:
+                self._heuristic = function.default
+            space, function = tuple(function), function.function(name)
         elif space is None:
             raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
         self.function: Final = function
         self.parameters: Final = _parameters(function)
         super().__init__(name or default_name(function), options.get("version", "0"), self._call_key)
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
-        key, ignore = options.get("key"), options.get("ignore", ())
         self._checksum: str | None = None
-        self.names: Final = _key_names(self.op_id, list(self.parameters), key, ignore)
+        key, mutates = options.get("key"), options.get("mutates")
+        keyed = self._known_names("key", self.parameters if key is None else key)
+        keyed -= self._known_names("ignore", options.get("ignore", ()))
+        self.names: Final = tuple(name for name in self.parameters if name in keyed)
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
         self._compare = comparison(options.get("check", True), options.get("tolerance"))
         self.checks = self._compare is not None
-        mutates = options.get("mutates")
-        self.mutates = None if mutates is None else _known_names(self.op_id, "mutates", mutates, self.parameters)
+        self.mutates = None if mutates is None else self._known_names("mutates", mutates)
         self._inputs = options.get("inputs")
         self._compile = options.get("compile")
         self.compiles = self._compile is not None
@@ -123,7 +130,21 @@ class FunctionKernel(Kernel[Any, Any]):
         objective_for(self.objective)  # an unknown name is an error here
         self._flops, self._bytes = options.get("flops"), options.get("bytes")
         self._peak = check_peak(options.get("peak"))
-        self.strategy = _check_strategy(options.get("strategy"))
+        self.strategy = options.get("strategy")
+        if self.strategy is not None:
+            from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
+
+            check_strategy(self.strategy)
+
+    def _known_names(self, option: str, names: Iterable[str]) -> frozenset[str]:
+        if isinstance(names, str):
+            raise DefinitionError(f"{self.op_id!r}: {option}= takes a tuple of names: {option}=({names!r},)")
+        given = tuple(names)
+        for name in given:
+            if name not in self.parameters:
+                unknown = unknown_name(name, list(self.parameters))
+                raise DefinitionError(f"{self.op_id!r}: {option}={given!r}: {unknown}")
+        return frozenset(given)
 
     def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
         """Set the selector and the runner, which takes one argument per parameter and a configuration."""
@@ -132,12 +153,10 @@ class FunctionKernel(Kernel[Any, Any]):
 
     @property
     def module(self) -> str:
-        """The module to import so that this kernel is defined."""
         return self.function.__module__
 
     @property
     def argument_classes(self) -> tuple[object, ...]:
-        """The annotations and the defaults of the function's parameters."""
         hints = annotations_of(self.function)
         defaults = [p.default for p in self.parameters.values() if p.default is not p.empty]
         return (*(hint for name, hint in hints.items() if name in self.parameters), *defaults)
@@ -146,29 +165,22 @@ class FunctionKernel(Kernel[Any, Any]):
         """Return a call with one argument per parameter."""
         return Invocation(self.op_id, arguments, {}, override_cfg=override)
 
-    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return one argument per parameter, from the arguments of a call."""
-        bound = inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.parameters)
-
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[Any, Any]:
         """Return a call with these arguments, passed as the function's signature takes them."""
-        return self.invocation(self.arguments(args, kwargs))
+        bound = inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self.invocation(tuple(bound.arguments[name] for name in self.parameters))
 
     def run(self, *args: Any, cfg: Any, **kwargs: Any) -> Any:
         """Call the function; `args` are one per parameter."""
         return self._runner(*args, cfg, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> Any:
-        """Return the heuristic's configuration."""
         if self._heuristic is None:
             return super().heuristic_cfg(inv)
-        given = self._spread(self._heuristic, inv) if callable(self._heuristic) else self._heuristic
-        return as_config(given)
+        return as_config(self._spread(self._heuristic, inv) if callable(self._heuristic) else self._heuristic)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[Any]:
-        """Return the candidates for a call."""
         if isinstance(self._space, (Space, tuple)):
             return self._space
         return _configs(self.op_id, self._spread(self._space, inv))
@@ -183,16 +195,13 @@ class FunctionKernel(Kernel[Any, Any]):
 
     @cached_property
     def code_checksum(self) -> str:
-        """The digest over the function and the helpers it calls."""
         return code_checksum(self.function, version=self.version)
 
     def _call_key(self, inv: Invocation[Any, Any]) -> str:
-        values = dict(zip(self.parameters, inv.args, strict=True))
-        arguments = {n: values[n] for n in self.names}
+        arguments = {n: value for n, value in zip(self.parameters, inv.args, strict=True) if n in self.names}
         return call_key({**arguments, **inv.beside()}, buckets=self.buckets, layout=self.layout)
 
     def compile_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> object:
-        """Compile one candidate."""
         return None if self._compile is None else self._compile(cfg)
 
     def prune_cfgs(self, inv: Invocation[Any, Any], cfgs: Sequence[Any]) -> Iterable[Any]:
@@ -209,16 +218,13 @@ class FunctionKernel(Kernel[Any, Any]):
         return [cfg for i, cfg in enumerate(left) if i in kept]
 
     def cfg_group(self, inv: Invocation[Any, Any], cfg: Any) -> int:
-        """Return the group of the implementation that a configuration names."""
         return 0 if self._choice is None else self._choice.option(cfg).group
 
     def cfg_priority(self, inv: Invocation[Any, Any], cfg: Any) -> int:
-        """Return the priority of the implementation that a configuration names, for this call."""
         priority = 0 if self._choice is None else self._choice.option(cfg).priority
         return self._spread(priority, inv) if callable(priority) else priority
 
     def make_inputs(self, inv: Invocation[Any, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return the result of `inputs` for the made-up arguments."""
         if self._inputs is None:
             return None
         made = tuple(self._spread(self._inputs, inv))
@@ -230,7 +236,6 @@ class FunctionKernel(Kernel[Any, Any]):
         return made, {}
 
     def mutated(self, inv: Invocation[Any, Any]) -> Sequence[object] | None:
-        """Return the arguments that `mutates` names."""
         if self.mutates is None:
             return None
         return [value for name, value in zip(self.parameters, inv.args, strict=True) if name in self.mutates]
@@ -241,21 +246,18 @@ class FunctionKernel(Kernel[Any, Any]):
         return 0.0 if roofline is None else roofline.least_s / NEAR
 
     def roofline(self, inv: Invocation[Any, Any]) -> Roofline | None:
-        """Return the work that `flops` and `bytes` state, with the peak of the device."""
         if self._flops is None and self._bytes is None:
             return None
         flops, moved = (self._spread(a, inv) if callable(a) else a for a in (self._flops, self._bytes))
         return Roofline(flops, moved, self._peak or peak_of(inv.device))
 
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
-        """Return a function that compares an output with the reference's output."""
         if self.reference is None or self._compare is None:
             return None
         compare, expected = self._compare, self._spread(self.reference, inv)
         return lambda output: compare(output, expected)
 
     def compare(self, output: Any, expected: Any) -> Any:
-        """Return the difference between an output and the output of the heuristic's configuration."""
         return as_mismatch(self._compare(output, expected), HOW_TO_DIFFER) if self._compare is not None else None
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
@@ -272,25 +274,6 @@ class FunctionKernel(Kernel[Any, Any]):
             else:
                 positional.append(value)
         return function(*positional, **named)
-
-
-def _check_strategy(strategy: StrategyLike | None) -> StrategyLike | None:
-    if strategy is None:
-        return None
-    from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
-
-    return check_strategy(strategy)
-
-
-def _parts_of_choice(
-    choice: Choice, name: str | None, space: object, heuristic: object
-) -> tuple[Callable[..., Any], tuple[Config, ...], object]:
-    """Return the function, the space and the heuristic of a choice among implementations."""
-    if space is not None:
-        raise DefinitionError("a choice has its own space; give one to an Option: tunebook.Option(function, space=...)")
-    if name is None:
-        raise DefinitionError(f"a choice of {', '.join(choice.options)} needs a name: tunable(choice(...), name='mul')")
-    return choice.function(name), tuple(choice), choice.default if heuristic is None else heuristic
 
 
 def as_config(value: object) -> Any:
@@ -325,20 +308,3 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
             f"def {function.__name__}({', '.join([*parameters, '*', CONFIG])})"
         )
     return parameters
-
-
-def _key_names(op_id: str, parameters: list[str], key: Iterable[str] | None, ignore: Iterable[str]) -> tuple[str, ...]:
-    """Return the parameters that are part of a key."""
-    chosen = parameters if key is None else _known_names(op_id, "key", key, parameters)
-    ignored = _known_names(op_id, "ignore", ignore, parameters)
-    return tuple(name for name in parameters if name in chosen and name not in ignored)
-
-
-def _known_names(op_id: str, option: str, names: Iterable[str], parameters: Iterable[str]) -> frozenset[str]:
-    if isinstance(names, str):
-        raise DefinitionError(f"{op_id!r}: {option}= takes a tuple of names: {option}=({names!r},)")
-    given = tuple(names)
-    for name in given:
-        if name not in parameters:
-            raise DefinitionError(f"{op_id!r}: {option}={given!r}: {unknown_name(name, list(parameters))}")
-    return frozenset(given)

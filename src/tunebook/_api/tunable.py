@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
 from tunebook._arrays.library import load_adapters
@@ -57,60 +57,46 @@ class Tunable(Protocol[R_co]):
         """Return the key of a call in memory and in the book."""
 
 
-class _TunableBuilder(Generic[R]):
-    """Builds a generated function and its attributes."""
+def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunable[Any]:
+    """Return the generated function with the name, the docstring and the signature of the author's function.
 
-    def __init__(self, kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> None:
-        self.kernel: Final = kernel
-        self.selector: Final = selector
-        self.dispatcher: Final = Dispatcher(
-            kernel.function,
-            names=kernel.names,
-            layout=kernel.layout,
-            select=self.select,
-            selector=selector,
-            observe=self.observe,
-            as_config=as_config,
-        )
+    Attributes on a function, because a class with `__call__` would make every tuned call half as slow again.
+    """
 
-    def select(self, arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
-        return self.selector.select(self.kernel.invocation(arguments, override), self.kernel, problem)
+    def select(arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
+        return selector.select(kernel.invocation(arguments, override), kernel, problem)
 
-    def observe(self, problem: Problem, arguments: tuple[Any, ...], seconds: float) -> None:
+    def observe(problem: Problem, arguments: tuple[Any, ...], seconds: float) -> None:
         for recording in recordings():
-            recording.observe(problem, self.kernel, arguments, {}, seconds)
+            recording.observe(problem, kernel, arguments, {}, seconds)
 
-    def problem(self, *args: Any, **kwargs: Any) -> Problem:
-        return self.kernel.problem(self.kernel.call(args, kwargs))
+    def problem(*args: Any, **kwargs: Any) -> Problem:
+        return kernel.problem(kernel.call(args, kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(*args: Any, **kwargs: Any) -> Explanation:
         from tunebook._api.explain import explain_call  # noqa: PLC0415 - loaded late: 3 ms
 
-        return explain_call(self.selector, self.kernel.call(args, kwargs), self.kernel)
+        return explain_call(selector, kernel.call(args, kwargs), kernel)
 
-    def overlay(self, config: object = None, /, **values: Any) -> Scope:
+    def overlay(config: object = None, /, **values: Any) -> Scope:
         if (config is None) == (not values):
             raise DefinitionError("overlay takes one configuration: overlay(block_m=32, ...) or overlay(config)")
-        return overlay_op(self.kernel.op_id_v, as_config(values if config is None else config))
+        return overlay_op(kernel.op_id_v, as_config(values if config is None else config))
 
-    def function(self) -> Tunable[R]:
-        """Return the generated function with the name, the docstring and the signature of the author's function.
-
-        Attributes on a function, because a class with `__call__` would make every tuned call half as slow again.
-        """
-        call = update_wrapper(self.dispatcher.function, self.kernel.function)
-        names = ("kernel", "selector", "explain", "overlay", "problem")
-        call.__dict__.update({name: getattr(self, name) for name in names}, __signature__=_signature(call.__wrapped__))
-        return cast("Tunable[R]", call)
-
-
-def _signature(original: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(original)
-    parameters = [
-        p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in signature.parameters.values()
-    ]
-    parameters.sort(key=lambda p: p.kind)
-    return signature.replace(parameters=parameters)
+    dispatcher = Dispatcher(
+        kernel.function, names=kernel.names, layout=kernel.layout,
+        select=select, selector=selector, observe=observe, as_config=as_config,
+    )  # fmt: skip
+    kernel.attach(dispatcher.run, selector)
+    signature = inspect.signature(kernel.function)
+    given = signature.parameters.values()
+    parameters = [p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in given]
+    call = update_wrapper(dispatcher.function, kernel.function)
+    call.__dict__.update(
+        kernel=kernel, selector=selector, explain=explain, overlay=overlay, problem=problem,
+        __signature__=signature.replace(parameters=sorted(parameters, key=lambda p: p.kind)),
+    )  # fmt: skip
+    return cast("Tunable[Any]", call)
 
 
 @overload
@@ -169,15 +155,9 @@ def tunable(
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
     load_adapters()
     kernel = FunctionKernel(function, space, name, options)
-    built: _TunableBuilder[Any] = _TunableBuilder(kernel, _selector(kernel.op_id, options))
-    kernel.attach(built.dispatcher.run, built.selector)
-    return built.function()
-
-
-def _selector(op_id: str, options: TunableOptions) -> ConfigSelectorChain[Any]:
-    persistent = open_persistent(op_id, options.get("store"))
-    tuner, on_event = options.get("tuner") or Tuner(), options.get("on_event")
-    return ConfigSelectorChain(ConfigCache(), options.get("policy"), tuner, persistent, on_event=on_event)
+    persistent = open_persistent(kernel.op_id, options.get("store"))
+    policy, tuner, on_event = options.get("policy"), options.get("tuner") or Tuner(), options.get("on_event")
+    return _build(kernel, ConfigSelectorChain(ConfigCache(), policy, tuner, persistent, on_event=on_event))
 
 
 def tune(

@@ -140,7 +140,7 @@ def rebuild_call(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, 
         raise UnkeyableError("the kernel's own key builder made its key; use --recording")
     given = {name: _value(name, value) for name, value in arguments.items() if name in kernel.parameters}
     try:
-        inv = kernel.invocation(kernel.arguments((), given))
+        inv = kernel.call((), given)
     except TypeError as error:
         raise UnkeyableError(f"its key does not have all arguments ({error}); use --recording") from error
     if kernel.problem(inv) != problem:

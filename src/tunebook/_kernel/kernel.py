@@ -50,11 +50,7 @@ _NOT_MEASURED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Invocation(Generic[Cfg, Out]):
-    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it.
-
-    `surroundings` are the settings that a call depends on beside its arguments, if it was made elsewhere; None for the
-    settings in force here.
-    """
+    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it."""
 
     op_id: str
     args: tuple[Any, ...]
@@ -66,7 +62,7 @@ class Invocation(Generic[Cfg, Out]):
     in_specs: Any = None
     out_specs: Any = None
     check_vma: bool = False
-    surroundings: Mapping[str, Any] | None = None
+    surroundings: Mapping[str, Any] | None = None  # as `beside` returns them, for a call that was made elsewhere
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _listed: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -74,7 +70,13 @@ class Invocation(Generic[Cfg, Out]):
     def call_key(self) -> str:
         """The key of this call, made from its arguments once."""
         if not self._key:
-            self._key.append(call_key(self._arguments()))
+            arguments: dict[str, object] = {f"arg{i}": value for i, value in enumerate(self.args)}
+            # Only the differences from a plain call: a key must not change when this class gains a field.
+            context = {"batch_axes": self.batch_axes, "method": self.method}
+            if self.method is not None:
+                context |= {"mesh": self.mesh, "in_specs": self.in_specs, "out_specs": self.out_specs}
+            given = {f"@{name}": value for name, value in context.items() if value is not None}
+            self._key.append(call_key({**arguments, **self.kwargs, **given, **self.beside()}))
         return self._key[0]
 
     def make_key(self, key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None) -> str:
@@ -85,17 +87,6 @@ class Invocation(Generic[Cfg, Out]):
         if not isinstance(key, str):
             raise DefinitionError(f"the key_builder of {self.op_id!r} must return a str, not {type(key).__name__}")
         return key
-
-    def _arguments(self) -> dict[str, object]:
-        arguments: dict[str, object] = {f"arg{i}": value for i, value in enumerate(self.args)}
-        arguments.update(self.kwargs)
-        # Only the differences from a plain call: a key must not change when this class gains a field.
-        context = {"batch_axes": self.batch_axes, "method": self.method}
-        if self.method is not None:
-            context |= {"mesh": self.mesh, "in_specs": self.in_specs, "out_specs": self.out_specs}
-        arguments.update({f"@{name}": value for name, value in context.items() if value is not None})
-        arguments.update(self.beside())
-        return arguments
 
     def beside(self) -> Mapping[str, Any]:
         """Return the settings that this call depends on beside its arguments; empty for most calls."""
@@ -123,6 +114,7 @@ class KernelOperations(Generic[Cfg, Out]):
     version: str
     key_builder: Callable[[Invocation[Cfg, Out]], str] | None
     objective: str | Callable[[Sequence[float]], float]
+    _problems: dict[Hashable, Problem]
 
     @property
     def op_id_v(self) -> str:
@@ -157,11 +149,6 @@ class KernelOperations(Generic[Cfg, Out]):
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
         return Problem(inv.device, self.op_id_v, inv.make_key(self.key_builder))
-
-    @cached_property
-    def _problems(self) -> dict[Hashable, Problem]:
-        """The problem of each kind of call so far: making one takes 40 us, and gives the same every time."""
-        return {}
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
@@ -242,11 +229,8 @@ def _run_with_gradient(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: 
     return kernel.variant("vjp", inv)(residuals, out, *args, cfg=cfg, **kwargs)
 
 
-def _run_sharded(
-    kernel: Any, inv: Invocation[Any, Any], cfg: Any, run: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    placement = inv.placement()
-    del placement["method"]
+def _run_sharded(kernel: Any, inv: Any, cfg: Any, run: Any, *args: Any, **kwargs: Any) -> Any:
+    placement = {name: getattr(inv, name) for name in PLACEMENT if name != "method"}
     wrapped, call_args, *finish = kernel.create_shard_map_wrapper(run, *args, **placement, **kwargs)
     out = wrapped(*call_args)
     return finish[0](out, cfg=cfg) if finish else out
@@ -271,16 +255,15 @@ class Kernel(KernelOperations[Cfg, Out]):
     """Whether `prune_cfgs` drops candidates. It then gets the whole list."""
 
     def __init__(
-        self,
-        op_id: str,
-        version: str = "0",
-        key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None,
+        self, op_id: str, version: str = "0", key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None
     ) -> None:
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
+        # The problem of each kind of call so far: making one takes 40 us, and gives the same every time.
+        self._problems = {}
         LIVE[self.op_id_v] = self
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

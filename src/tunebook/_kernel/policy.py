@@ -43,9 +43,10 @@ class AutotunePolicy:
     incremental_slowdown: float = 1.5
 
     def __post_init__(self) -> None:
-        _one_of("cache_miss_fallback", self.cache_miss_fallback, get_args(MissFallback))
-        _one_of("while_tuning", self.while_tuning, get_args(WhileTuning))
-        _one_of("isolate", self.isolate, get_args(Isolate))
+        choices = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
+        for name, valid in choices.items():
+            if (value := getattr(self, name)) not in get_args(valid):
+                raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, get_args(valid)))}")
         if not self.candidate_timeout_s > 0:
             raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
         if not 1 < self.incremental_slowdown < math.inf:
@@ -66,8 +67,3 @@ class AutotunePolicy:
             if name not in names:
                 raise DefinitionError(did_you_mean("policy", name, names))
         return replace(self, **updates)
-
-
-def _one_of(name: str, value: object, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, valid))}")
