@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._arrays.describe import framework_of
@@ -20,10 +19,9 @@ Out = TypeVar("Out")
 
 
 class Chooser(Protocol):
-    """The part of a selector that the executor needs."""
+    """Returns the configuration for a call, as a selector does."""
 
-    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
-        """Return the configuration for a call."""
+    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any: ...
 
 
 class Executor(Generic[Cfg, Out]):
@@ -78,7 +76,12 @@ class Executor(Generic[Cfg, Out]):
         A framework that compiles whole functions, as jax does, compiles the returned one.
         """
         inv = _invocation(kernel, example_args, example_kwargs, cfg)
-        run = partial(_run_prepared, kernel, _bind(kernel, inv, self.chooser.choose(inv, kernel)))
+        bound = _bind(kernel, inv, self.chooser.choose(inv, kernel))
+
+        def run(*args: Any, **kwargs: Any) -> Out:
+            args, kwargs = kernel.prepare(*args, **kwargs)
+            return bound(*args, **kwargs)  # type: ignore[no-any-return]
+
         framework = framework_of((inv.args, inv.kwargs))
         return run if framework is None else framework.jitted(run)
 
@@ -88,11 +91,6 @@ def _bind(kernel: Kernel[Cfg, Out], inv: Invocation[Cfg, Out], cfg: Cfg) -> Call
     special = inv.method is not None or kernel.has_backward(inv)
     framework = framework_of((inv.args, inv.kwargs)) if special else None  # not for most kernels: 2 us
     return kernel.bind(inv, cfg) if framework is None else framework.bind(kernel, inv, cfg)
-
-
-def _run_prepared(kernel: Kernel[Any, Out], bound: Callable[..., Out], *args: Any, **kwargs: Any) -> Out:
-    args, kwargs = kernel.prepare(*args, **kwargs)
-    return bound(*args, **kwargs)
 
 
 def _invocation(

@@ -84,6 +84,9 @@ def check_options(options: Iterable[str]) -> None:
 class FunctionKernel(Kernel[Any, Any]):
     """A kernel made from one function. Its invocations hold one argument per parameter, in order of the signature."""
 
+    runner: Callable[..., Any]  # takes one argument per parameter, and a configuration
+    selector: ConfigSelectorChain[Any]
+
     def __init__(
         self, function: Callable[..., Any] | Choice, space: SpaceLike | None, name: str | None, options: TunableOptions
     ) -> None:
@@ -117,8 +120,7 @@ class FunctionKernel(Kernel[Any, Any]):
         self._compare = comparison(options.get("check", True), options.get("tolerance"))
         self.checks = self._compare is not None
         self.mutates = None if mutates is None else self._known_names("mutates", mutates)
-        self._inputs = options.get("inputs")
-        self._compile = options.get("compile")
+        self._inputs, self._compile = options.get("inputs"), options.get("compile")
         self.compiles = self._compile is not None
         self._prune, self._cost, self._keep = options.get("prune"), options.get("cost"), options.get("keep")
         if (self._cost is None) != (self._keep is None):
@@ -146,11 +148,6 @@ class FunctionKernel(Kernel[Any, Any]):
                 raise DefinitionError(f"{self.op_id!r}: {option}={given!r}: {unknown}")
         return frozenset(given)
 
-    def attach(self, runner: Callable[..., Any], selector: ConfigSelectorChain[Any]) -> None:
-        """Set the selector and the runner, which takes one argument per parameter and a configuration."""
-        self._runner = runner
-        self.selector = selector
-
     @property
     def module(self) -> str:
         return self.function.__module__
@@ -172,8 +169,7 @@ class FunctionKernel(Kernel[Any, Any]):
         return self.invocation(tuple(bound.arguments[name] for name in self.parameters))
 
     def run(self, *args: Any, cfg: Any, **kwargs: Any) -> Any:
-        """Call the function; `args` are one per parameter."""
-        return self._runner(*args, cfg, **kwargs)
+        return self.runner(*args, cfg, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> Any:
         if self._heuristic is None:

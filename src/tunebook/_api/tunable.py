@@ -87,7 +87,7 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
         kernel.function, names=kernel.names, layout=kernel.layout,
         select=select, selector=selector, observe=observe, as_config=as_config,
     )  # fmt: skip
-    kernel.attach(dispatcher.run, selector)
+    kernel.runner, kernel.selector = dispatcher.run, selector
     signature = inspect.signature(kernel.function)
     given = signature.parameters.values()
     parameters = [p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in given]

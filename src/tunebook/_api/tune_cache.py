@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
 from tunebook._base.config_codec import decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError, TunebookError, warn_once
@@ -99,9 +99,6 @@ class _Done(NamedTuple):
     fresh: bool = False  # whether this process measured it, rather than read it
 
 
-_PENDING: Final = Pending()
-
-
 class TuneCache:
     """The fastest implementation by key. Safe to share between threads; an entry on disk is read when it is needed.
 
@@ -151,7 +148,7 @@ class TuneCache:
     def mark_pending(self, key: object) -> None:
         """Mark a key as being measured in this process."""
         with self._lock:
-            self._entries[_text(key)] = _PENDING
+            self._entries[_text(key)] = Pending()
 
     def cache_insert(self, key: object, fastest_index: int) -> None:
         """Keep a result in memory."""
@@ -170,15 +167,18 @@ class TuneCache:
         with self._lock:
             known = self._entries.get(text)
             if isinstance(known, _Done) and known.fresh and known.fastest_index != index:
-                message = (
-                    f"{self._op}: {text} was fastest with {known.fastest_index} and now with {index}; "
-                    f"{known.fastest_index} is kept"
-                )
+                first = known.fastest_index
+                message = f"{self._op}: {text} was fastest with {first} and now with {index}; {first} is kept"
                 warn_once("disagreement", f"{self._op}:{text}", message)
                 return
             self._entries[text] = _Done(Match(), index, fresh=True)
         head = Head(problem=Problem(self._device, self._op, text), config=index, checksum=checksum, origin="tuned")
-        written: list[Json] = [_result(result) for result in results]
+        written: list[Json] = [
+            {"error": str(outcome)}
+            if isinstance(outcome, AutotuneError)
+            else {"name": outcome.name, "index": outcome.index, "computation": encode(list(outcome.computation))}
+            for (outcome,) in results
+        ]
         record = Record(head, Body(provenance={"when": time.time()}, extra={"results": written}))
         try:
             self._store.put(record)
@@ -223,24 +223,19 @@ def _text(key: object) -> str:
     return key if isinstance(key, str) else canonical_json(encode(key))
 
 
-def _index(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+def _is_index(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _index(value: object) -> int:
+    if not _is_index(value):
         raise DefinitionError(f"fastest_index must be 0 or more; got {value!r}")
     return value
 
 
 def _entry(record: Record) -> _Done | None:
-    index = record.head.config
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-        return None  # an invalid index: a miss
-    return _Done(ToBeVerified(record.head.checksum), index)
-
-
-def _result(result: AutotuneResult) -> Json:
-    outcome = result.outcome
-    if isinstance(outcome, AutotuneError):
-        return {"error": str(outcome)}
-    return {"name": outcome.name, "index": outcome.index, "computation": encode(list(outcome.computation))}
+    index = record.head.config  # an invalid one is a miss
+    return _Done(ToBeVerified(record.head.checksum), index) if _is_index(index) else None
 
 
 def _result_from(entry: Json) -> AutotuneResult:
