@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from tunebook._base.errors import Unsupported as Unsupported
     from tunebook._base.vocabulary import Measurement as Measurement
     from tunebook._base.vocabulary import Problem as Problem
+    from tunebook._kernel.kernel import AutotunePolicy as AutotunePolicy
     from tunebook._kernel.kernel import Invocation as Invocation
     from tunebook._kernel.kernel import Kernel as Kernel
-    from tunebook._kernel.policy import AutotunePolicy as AutotunePolicy
     from tunebook._keys.buckets import anchor as anchor
     from tunebook._keys.buckets import exact as exact
     from tunebook._keys.buckets import multiple as multiple
@@ -104,8 +104,7 @@ _NAMES = {
     "_base.errors": "CodecError CompileError DefinitionError Disagreement MissingDependency NoConfig StoreError "
     "TunebookError TunebookWarning TuningFailed UnkeyableError Unsupported",
     "_base.vocabulary": "Measurement Problem",
-    "_kernel.kernel": "Invocation Kernel",
-    "_kernel.policy": "AutotunePolicy",
+    "_kernel.kernel": "AutotunePolicy Invocation Kernel",
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",
     "_memo.answer_memo": "ConfigCache epoch on_epoch",

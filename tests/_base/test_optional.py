@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tunebook import MissingDependency
-from tunebook._base.optional import require
+from tunebook._base.errors import require
 
 
 def test_an_installed_module_is_returned():

@@ -1,4 +1,4 @@
-"""The exception tree, and the function by which the library warns.
+"""The exception tree, the import of optional packages, and the function by which the library warns.
 
 TunebookError
 ├── NoConfig             (RuntimeError, LookupError)  no tier had a configuration
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Final, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,6 +138,23 @@ class Disagreement(TunebookError, RuntimeError):  # noqa: N818 - the same
 
 class MissingDependency(TunebookError, ImportError):  # noqa: N818 - the same
     """An optional package is not installed; the message ends with the command that installs it."""
+
+
+def require(module: str, *, feature: str, extra: str | None = None) -> Any:
+    """Return an optional module; `MissingDependency` with the command to type if its package is not installed.
+
+    `extra` is the extra of tunebook that installs the package; None to install the package by its own name.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        # Only "it is not installed" becomes our error. A package that is installed but broken must show its own
+        # traceback, or its user reinstalls it for ever.
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+    package = module.partition(".")[0]
+    command = f"pip install {package}" if extra is None else f"pip install 'tunebook[{extra}]'"
+    raise MissingDependency(f"{feature} needs {package!r}, which is not installed. Run: {command}")
 
 
 def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:

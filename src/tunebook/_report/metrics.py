@@ -13,8 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from tunebook._base.errors import DefinitionError
-from tunebook._base.optional import require
+from tunebook._base.errors import DefinitionError, require
 from tunebook._selection.selector import EVERYWHERE
 from tunebook.stores._files import replace_file
 

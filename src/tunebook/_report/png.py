@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.optional import require
+from tunebook._base.errors import require
 from tunebook._report import charts
 from tunebook._report.colours import properties, style_sheet, themes
 from tunebook._report.marks import BarMark, DotMark, StrokeMark, TextMark

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tunebook._base.environment_variables import Mode
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Event, Problem
-    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.trusted_entries import EntryGuard
     from tunebook._tuning.in_call_session import InCallSession

@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from tunebook._base.errors import MissingDependency
-from tunebook._base.optional import require
+from tunebook._base.errors import MissingDependency, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

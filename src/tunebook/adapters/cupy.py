@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tunebook._arrays.describe import arrays_in
 from tunebook._arrays.library import ArrayLibrary, register_array_library, root_module
 from tunebook._arrays.synthesize import fill, strides_for
-from tunebook._base.errors import CompileError, DefinitionError
-from tunebook._base.optional import require
+from tunebook._base.errors import CompileError, DefinitionError, require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
 from tunebook.adapters._source.per_config import PerConfig

@@ -20,8 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
-from tunebook._base.errors import Unsupported
-from tunebook._base.optional import require
+from tunebook._base.errors import Unsupported, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

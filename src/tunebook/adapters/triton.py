@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import triton
 
     from tunebook._base.vocabulary import Problem
-    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.progress import Progress

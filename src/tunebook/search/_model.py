@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.optional import require
+from tunebook._base.errors import require
 from tunebook.search._trial_history import size_pairs
 
 if TYPE_CHECKING:

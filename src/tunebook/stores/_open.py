@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError
-from tunebook._base.optional import require
+from tunebook._base.errors import DefinitionError, require
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._json import JsonStore
 from tunebook.stores._layered import LayeredStore, find_packs, packs_in

@@ -10,8 +10,7 @@ import importlib
 import math
 from typing import Final, get_args
 
-from tunebook._base.errors import DefinitionError
-from tunebook._base.optional import require
+from tunebook._base.errors import DefinitionError, require
 from tunebook._selection.selector import agree_by
 from tunebook._selection.single_flight import LEASE_S
 from tunebook.fleet._agreement.agreement_state import JobAgreement

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final, final
 
-from tunebook._base.errors import DefinitionError, StoreError
-from tunebook._base.optional import require
+from tunebook._base.errors import DefinitionError, StoreError, require
 
 # Longer than jobs run, so that a rank which joins late finds the decisions; but a server is not filled for ever.
 _KEPT_S: Final = 30 * 24 * 3600

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, final
 
-from tunebook._base.errors import StoreError, Unsupported
-from tunebook._base.optional import require
+from tunebook._base.errors import StoreError, Unsupported, require
 from tunebook.fleet._agreement.board import poll
 
 if TYPE_CHECKING:

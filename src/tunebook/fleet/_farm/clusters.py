@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._base.optional import require
+from tunebook._base.errors import DefinitionError, Unsupported, require
 from tunebook.fleet._farm.on_dask import DaskCluster
 from tunebook.fleet._farm.on_processes import LocalProcesses
 from tunebook.fleet._farm.on_ray import RayCluster

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunebook._base.errors import Unsupported
-from tunebook._base.optional import require
+from tunebook._base.errors import Unsupported, require
 from tunebook.fleet._farm.workers import Cluster, FarmWorker, find_workers
 
 if TYPE_CHECKING:

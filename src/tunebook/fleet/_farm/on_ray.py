@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunebook._base.errors import Unsupported
-from tunebook._base.optional import require
+from tunebook._base.errors import Unsupported, require
 from tunebook.fleet._farm.workers import Cluster, FarmWorker, find_workers
 
 if TYPE_CHECKING:
