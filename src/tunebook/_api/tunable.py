@@ -58,10 +58,7 @@ class Tunable(Protocol[R_co]):
 
 
 def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunable[Any]:
-    """Return the generated function with the name, the docstring and the signature of the author's function.
-
-    Attributes on a function, because a class with `__call__` would make every tuned call half as slow again.
-    """
+    """Return the generated function with the name, the docstring and the signature of the author's function."""
 
     def select(arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
         return selector.select(kernel.invocation(arguments, override), kernel, problem)
@@ -92,6 +89,7 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
     given = signature.parameters.values()
     parameters = [p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in given]
     call = update_wrapper(dispatcher.function, kernel.function)
+    # Attributes on a function: a class with `__call__` would make every tuned call half as slow again.
     call.__dict__.update(
         kernel=kernel, selector=selector, explain=explain, overlay=overlay, problem=problem,
         __signature__=signature.replace(parameters=sorted(parameters, key=lambda p: p.kind)),

@@ -141,10 +141,7 @@ class MissingDependency(TunebookError, ImportError):  # noqa: N818 - the same
 
 
 def require(module: str, *, feature: str, extra: str | None = None) -> Any:
-    """Return an optional module; `MissingDependency` with the command to type if its package is not installed.
-
-    `extra` is the extra of tunebook that installs the package; None to install the package by its own name.
-    """
+    """Return an optional module; `MissingDependency` with the command to type if its package is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -180,10 +177,8 @@ _warned_lock = threading.Lock()
 
 
 def warn_once(kind: str, where: str, message: str) -> None:
-    """Warn, unless this kind of fault at this place was warned about before in this process.
-
-    A full disk would otherwise say so at every call (a prototype logged 99,000 lines).
-    """
+    """Warn, unless this kind of fault at this place was warned about before in this process."""
+    # A full disk would otherwise say so at every call (a prototype logged 99,000 lines).
     with _warned_lock:
         if (kind, where) in _warned:
             return

@@ -76,10 +76,10 @@ class Record:
 
     __slots__ = ("_body", "_data", "head")
 
-    def __init__(self, head: Head, body: Body | None = None) -> None:
+    def __init__(self, head: Head, body: Body | None = None, *, _data: bytes = b"") -> None:
         self.head: Final = head
-        self._body: Body | None = body or Body()
-        self._data = b""  # only a record that was read has its bytes
+        self._body = None if _data else body or Body()
+        self._data = _data  # only a record that was read has its bytes
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
@@ -89,13 +89,10 @@ class Record:
         lines = data.split(b"\n")
         if len(lines) != 3 or lines[2]:
             raise CodecError(f"a record has two lines, each with an end; found {len(lines) - 1}")
-        record = cls.__new__(cls)
-        record.head = _head_from(_parse(lines[0]))  # type: ignore[misc] # Final, and this is the other constructor
+        head = _head_from(_parse(lines[0]))
         # The body's own checksum is verified here, its JSON parsed later: a wrong byte is found at once, for 1 us.
         _verify(lines[1])
-        record._body = None  # noqa: SLF001 - the other constructor
-        record._data = data  # noqa: SLF001 - the same
-        return record
+        return cls(head, _data=data)
 
     @classmethod
     def from_fields(cls, head: dict[str, Json], body: dict[str, Json]) -> Record:

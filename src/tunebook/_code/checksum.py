@@ -44,10 +44,8 @@ def code_checksum(function: object, *, version: str = "", extra: Iterable[object
 
 
 def source_digest(function: object) -> str:
-    """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign, and unversioned.
-
-    Otherwise an activation function from a big framework would drag half the framework into every key.
-    """
+    """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign, and unversioned."""
+    # Otherwise an activation function from a big framework would drag half the framework into every key.
     return _CodeWalk(home="", versions=False).digest([function], "")
 
 
@@ -78,10 +76,7 @@ def _home(function: object) -> str:
 
 
 class _CodeWalk:
-    """Lists all reachable objects, each once, in an order that does not depend on addresses or hashes.
-
-    `refer` returns a plain value itself, and a number for an object with parts, so that cycles end.
-    """
+    """Lists all reachable objects, each once, in an order that does not depend on addresses or hashes."""
 
     def __init__(self, *, home: str, versions: bool) -> None:
         self._home = home
@@ -99,6 +94,7 @@ class _CodeWalk:
         return fingerprint_of([version, referred, self._nodes])
 
     def refer(self, x: Any) -> Json:
+        """Return a plain value itself, and a number for an object with parts, so that cycles end."""
         if type(x) in _PLAIN:
             return {"value": encode(x)}
         if isinstance(x, ModuleType):
@@ -115,13 +111,13 @@ class _CodeWalk:
         return {"node": self._numbers[key]}
 
     def _parts(self, x: Any) -> Json:
-        speak = None if isinstance(x, type) else getattr(x, "__tunebook_checksum__", None)
-        if callable(speak):
-            answer = speak()
-            if not isinstance(answer, str):
+        own = None if isinstance(x, type) else getattr(x, "__tunebook_checksum__", None)
+        if callable(own):
+            digest = own()
+            if not isinstance(digest, str):
                 name = f"{type_name(type(x))}.__tunebook_checksum__()"
-                raise DefinitionError(f"{name} must return a str, not {type(answer).__name__}")
-            return {"checksum": answer}
+                raise DefinitionError(f"{name} must return a str, not {type(digest).__name__}")
+            return {"checksum": digest}
         if isinstance(x, FunctionType):
             return self._function(x, None)
         if isinstance(x, MethodType):

@@ -196,10 +196,8 @@ def _constant_form(constant: object) -> Json:
 
 
 def mutated_names(node: ast.AST) -> frozenset[str]:
-    """Return the names of variables whose content the code changes, as in `calls.append(x)` and `memo[key] = y`.
-
-    They are state of the function, not constants: a counter must not make a kernel look edited.
-    """
+    """Return the names of variables whose content the code changes, as in `calls.append(x)` and `memo[key] = y`."""
+    # They are state of the function, not constants: a counter must not make a kernel look edited.
     found: set[str] = set()
     for item in ast.walk(node):
         target: ast.expr | None = None
