@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +108,7 @@ class FunctionKernel(Kernel[Any, Any]):
             raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
         self.function: Final = function
         self.parameters: Final = _parameters(function)
+        self._signature = inspect.Signature(list(self.parameters.values()))
         super().__init__(name or default_name(function), options.get("version", "0"), self._call_key)
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
         self._checksum: str | None = None
@@ -164,7 +166,7 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[Any, Any]:
         """Return a call with these arguments, passed as the function's signature takes them."""
-        bound = inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return self.invocation(tuple(bound.arguments[name] for name in self.parameters))
 
@@ -258,18 +260,9 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
         """Call `function` with `before` and the arguments, passed as the kernel's signature takes them."""
-        positional: list[Any] = [*before]
-        named: dict[str, Any] = {}
-        for parameter, value in zip(self.parameters.values(), inv.args, strict=True):
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                positional.extend(value)
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                named.update(value)
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                named[parameter.name] = value
-            else:
-                positional.append(value)
-        return function(*positional, **named)
+        arguments = OrderedDict(zip(self.parameters, inv.args, strict=True))
+        bound = inspect.BoundArguments(self._signature, arguments)
+        return function(*before, *bound.args, **bound.kwargs)
 
 
 def as_config(value: object) -> Any:

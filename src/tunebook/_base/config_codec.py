@@ -38,14 +38,12 @@ _MAX_DEPTH: Final = 64
 _EXACT_INT: Final = 2**53  # beyond this, readers in other languages turn a JSON number into a rounded float
 
 # The names under which a dtype may come back. A closed list: `numpy.dtype` itself would parse any string.
-# fmt: off
 _DTYPES: Final = frozenset({
     "bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128", "bfloat16", "float4_e2m1fn", "float6_e2m3fn",
     "float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz",
     "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-})
-# fmt: on
+})  # fmt: skip
 
 
 def type_name(kind: type) -> str:

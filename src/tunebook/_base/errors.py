@@ -64,12 +64,8 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
         group.measurements = tuple(measurements)
         return group
 
-    def __init__(
-        self,
-        message: str,
-        exceptions: Sequence[Exception],
-        measurements: Sequence[Measurement] = (),  # noqa: ARG002 - taken by `__new__`
-    ) -> None:
+    def __init__(self, message: str, exceptions: Sequence[Exception], measurements: Sequence[Measurement] = ()) -> None:
+        del measurements  # taken by `__new__`
         super().__init__(message, exceptions)
 
     def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits

@@ -20,12 +20,10 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 # `ctx` follows from the place in the tree; the others are comments to type checkers.
 _SILENT_FIELDS: Final = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
 
-# fmt: off
 _MUTATORS: Final = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "reverse", "setdefault", "sort", "update",
-})
-# fmt: on
+})  # fmt: skip
 
 
 class _File(NamedTuple):
@@ -226,7 +224,7 @@ class Read(NamedTuple):
 def reads(code: CodeType, first: str | None) -> Iterator[Read]:
     """Yield the globals, closed-over variables and attributes of `first` that the code and its inner functions read."""
     name, attributes, closed_over = "", list[str](), False
-    for instruction in dis.get_instructions(code):
+    for instruction in _instructions(code):
         operation, value = instruction.opname, instruction.argval
         if name and operation in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.append(value)
@@ -242,16 +240,16 @@ def reads(code: CodeType, first: str | None) -> Iterator[Read]:
         # Python 3.13 has instructions that load two variables; the attribute is read from the second.
         elif operation.startswith("LOAD_FAST") and first == (value[-1] if isinstance(value, tuple) else value):
             name, closed_over = str(first), True
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from reads(constant, first)
 
 
 def rebound_names(code: CodeType) -> frozenset[str]:
     """Return the names that the code rebinds by `global` and `nonlocal`."""
-    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    inner = [rebound_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return frozenset(own).union(*inner)
+    return frozenset(i.argval for i in _instructions(code) if i.opname in ("STORE_GLOBAL", "STORE_DEREF"))
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    for inner in _codes(code):
+        yield from dis.get_instructions(inner)
 
 
 def closure(f: FunctionType) -> dict[str, Any]:
