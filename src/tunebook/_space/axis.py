@@ -52,10 +52,8 @@ class Axis(NamedTuple):
         if count <= _MANY or not self.is_ordered:
             yield from (at for at in range(count) if at != index)
             return
-        jump = 1
-        while jump < count:
+        for jump in (2**i for i in range((count - 1).bit_length())):
             yield from (at for at in (index - jump, index + jump) if 0 <= at < count)
-            jump *= 2
 
     def positions(self) -> list[tuple[float, ...]]:
         """Return the position of each value for a model: on a line of length 1, or a direction per category."""
