@@ -7,7 +7,7 @@ race apply: rounds in a new order each time, and a margin that is wide at first 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from tunebook._statistics.race import (
@@ -15,6 +15,7 @@ from tunebook._statistics.race import (
     QUALIFYING,
     SAMPLES_PER_CANDIDATE,
     STAGES,
+    Lane,
     RaceStage,
     is_settled,
     survivors,
@@ -29,26 +30,8 @@ if TYPE_CHECKING:
 _STAGES: Final = (RaceStage(1, HOPELESS, few=10**6), *QUALIFYING[1:], *STAGES)
 # Timed calls of the heuristic before anything else runs, without the very first call: it may compile.
 _BASELINE: Final = 5
-_RECENT: Final = 32
 # The expected time of a candidate that has not run yet, in times of the heuristic: half of a matmul's space take less.
 _UNSEEN: Final = 2.0
-
-
-class _LiveCandidate:
-    __slots__ = ("first_s", "name", "runs", "samples_s")
-
-    def __init__(self, name: str) -> None:
-        self.name: Final = name
-        self.runs = 0
-        self.first_s = math.nan
-        self.samples_s: list[float] = []
-
-    def expected_s(self, usual_s: float) -> float:
-        """Return the expected time of the next run, if the heuristic takes `usual_s`."""
-        if self.samples_s:
-            return typical_s(self.samples_s)
-        # The first run may have compiled something, and says little about the second.
-        return _UNSEEN * usual_s if not self.runs else min(self.first_s, HOPELESS * usual_s)
 
 
 class InCallRules:
@@ -56,19 +39,17 @@ class InCallRules:
 
     `names` are the candidates, the heuristic's among them. A candidate runs if the calls so far, with it, are expected
     to keep to the slow-down. If it then takes longer than expected, the account is overdrawn by one run, and only the
-    heuristic runs until it is balanced.
+    heuristic runs until it is balanced. `usual_s` is the time of a call with the heuristic.
     """
 
     def __init__(self, names: Iterable[str], heuristic: str, *, slowdown: float, rng: random.Random) -> None:
-        self._all: Final = {name: _LiveCandidate(name) for name in names}
-        self._heuristic: Final = heuristic
-        self._slowdown: Final = slowdown
-        self._rng: Final = rng
+        self._all: Final = {name: Lane(name, lambda: None) for name in names}  # the calls run them
+        self._heuristic, self._slowdown, self._rng = heuristic, slowdown, rng
         self._lanes = list(self._all.values())
-        self._usual: deque[float] = deque(maxlen=_RECENT)
-        self.usual_s = math.nan  # the time of a call with the heuristic
-        self.calls = 0
-        self._tried = 0
+        self._runs: Counter[str] = Counter()
+        self._usual: deque[float] = deque(maxlen=32)
+        self.usual_s = math.nan
+        self.calls = self._tried = 0
         self._tried_s = 0.0
         self._turns = self._plan()
         self._due = next(self._turns, None)
@@ -88,27 +69,28 @@ class InCallRules:
         """Whether the next call of the heuristic is timed."""
         return len(self._usual) < _BASELINE
 
-    @property
-    def overdrawn_s(self) -> float:
-        """The time of the calls so far beyond the slow-down; a negative time may still be spent."""
-        return self._tried_s - (self._tried + (self._slowdown - 1) * self.calls) * self.usual_s
-
     def samples_s(self, name: str) -> Sequence[float]:
         """Return the samples of a candidate, without its first run."""
         return self._all[name].samples_s
 
     def is_new(self, name: str) -> bool:
         """Whether a candidate has not run yet."""
-        return not self._all[name].runs
+        return not self._runs[name]
 
     def next(self) -> str | None:
         """Return the candidate of the next call, or None if the heuristic serves it."""
-        if self._due is None or self.times_served:
+        due, usual_s = self._due, self.usual_s
+        if due is None or self.times_served:
             return None
-        # Calls of the heuristic must be decided fast: an overdrawn account is seen without an expected time.
-        saved_s = (self._slowdown - 1) * self.usual_s - self.overdrawn_s
-        affordable = saved_s > -self.usual_s and self._due.expected_s(self.usual_s) - self.usual_s <= saved_s
-        return self._due.name if affordable else None
+        extra = self._slowdown - 1
+        saved_s = extra * usual_s - (self._tried_s - (self._tried + extra * self.calls) * usual_s)
+        if saved_s <= -usual_s:
+            return None  # calls of the heuristic must be decided fast: without an expected time
+        if due.samples_s:
+            expected_s = due.value_s
+        else:  # the first run may have compiled something, and says little about the second
+            expected_s = min(due.first_s, HOPELESS * usual_s) if self._runs[due.name] else _UNSEEN * usual_s
+        return due.name if expected_s - usual_s <= saved_s else None
 
     def served(self, seconds: float | None = None) -> None:
         """Count a call that the heuristic served, and learn its time if it was timed."""
@@ -122,10 +104,10 @@ class InCallRules:
         self._tried += 1
         self._tried_s += call_s if _is_time(call_s) else 0.0
         candidate = self._all[name]
-        candidate.runs += 1
+        self._runs[name] += 1
         if sample_s is None or not _is_time(sample_s):
             self._lanes = [lane for lane in self._lanes if lane is not candidate]
-        elif candidate.runs == 1:
+        elif self._runs[name] == 1:
             candidate.first_s = sample_s
         else:
             candidate.samples_s.append(sample_s)
@@ -138,7 +120,7 @@ class InCallRules:
             self._usual.append(seconds)
             self.usual_s = typical_s(self._usual)
 
-    def _plan(self) -> Iterator[_LiveCandidate]:
+    def _plan(self) -> Iterator[Lane]:
         for stage in _STAGES:
             yield from self._rounds_until(stage.samples)
             self._lanes = survivors(self._lanes, stage, len(self._all))
@@ -152,12 +134,12 @@ class InCallRules:
             yield from self._rounds_until(1 + min(len(lane.samples_s) for lane in self._lanes))
             self._lanes = survivors(self._lanes, STAGES[-1], len(self._all))
 
-    def _rounds_until(self, samples: int) -> Iterator[_LiveCandidate]:
+    def _rounds_until(self, samples: int) -> Iterator[Lane]:
         while short := [lane for lane in self._lanes if len(lane.samples_s) < samples]:
             self._rng.shuffle(short)
             for lane in short:
                 yield lane
-                if lane.runs == 1 and lane in self._lanes:
+                if self._runs[lane.name] == 1 and lane in self._lanes:
                     yield lane  # a sample at once after its first run
 
 

@@ -75,17 +75,11 @@ class InCallSession(Generic[C]):
         # By the host's clock, because callers wait by it; but every device has its own way to wait for its work.
         timer = timer_for((inv.args, inv.kwargs))
         self._stopwatch = stopwatch if timer is None else stopwatch._replace(wait=timer.wait)
-        self._on_found = on_found
-        self._started_s = time.monotonic()
+        self.candidates: Final = len(self._candidates.configs)
+        self._on_found, self._started_s = on_found, time.monotonic()
         self._found: Tuned[C] | None = None
         self._handed_over = False
-        self._turn = threading.Lock()
-        self._pid = os.getpid()
-
-    @property
-    def candidates(self) -> int:
-        """The number of candidates."""
-        return len(self._candidates.configs)
+        self._turn, self._pid = threading.Lock(), os.getpid()
 
     @property
     def is_finished(self) -> bool:
@@ -104,8 +98,10 @@ class InCallSession(Generic[C]):
             try:
                 if self._found is not None:
                     self._hand_over(self._found)
-                elif self._is_timed():
+                elif self._rules.times_served or self._rules.next() is not None:
                     return self._take_turn(args, kwargs)
+                else:  # nearly all calls
+                    self._rules.served()
             finally:
                 turn.release()
         elif self._pid != os.getpid():  # a thread of the parent process had the turn at the fork
@@ -118,13 +114,6 @@ class InCallSession(Generic[C]):
         # Once: a second hand-over after it has taken effect would count as news.
         self._handed_over = self._handed_over or self._on_found(found)
 
-    def _is_timed(self) -> bool:
-        """Whether the next call is timed; if not, as for nearly all calls, it is counted."""
-        timed = self._rules.times_served or self._rules.next() is not None
-        if not timed:
-            self._rules.served()
-        return timed
-
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         inv = replace(self._here, args=args, kwargs=kwargs)
         if _shapes(inv) != self._shapes or why_not_in_calls((args, dict(kwargs))) is not None:
@@ -135,11 +124,8 @@ class InCallSession(Generic[C]):
         start = self._stopwatch.clock_ns()
         result = self._serve(*args, **kwargs)
         self._stopwatch.wait(result)
-        self._rules.served(self._seconds_since(start))
+        self._rules.served((self._stopwatch.clock_ns() - start) * 1e-9)
         return result
-
-    def _seconds_since(self, start_ns: int) -> float:
-        return (self._stopwatch.clock_ns() - start_ns) * 1e-9
 
     def _try(self, name: str, inv: Invocation[C, Any]) -> Any:
         """Run a call with a candidate; if it fails or is wrong, with the heuristic, on the original arguments."""
@@ -171,18 +157,15 @@ class InCallSession(Generic[C]):
             self._stopwatch.wait(output)
             self._candidates.record(name, trial)
         sample_s = None if trial.failure is not None else trial.sample_s
-        self._rules.tried(name, call_s=self._seconds_since(start), sample_s=sample_s)
+        self._rules.tried(name, call_s=(self._stopwatch.clock_ns() - start) * 1e-9, sample_s=sample_s)
         if self._rules.finished:
             self._found = self._decide()
             self._hand_over(self._found)
         return output
 
     def _check(self, launches: Launches[C], inv: Invocation[C, Any]) -> Callable[[Any], Any] | None:
-        """Return the check of an output: by the reference, or else against the heuristic's output for the call.
-
-        Called before the candidate can write to the arguments.
-        """
-        kernel = self._call.kernel
+        """Return the check of an output: by the reference, or else against the heuristic's output for the call."""
+        kernel = self._call.kernel  # the candidate has not run yet, so it has not written to the arguments
         checker = kernel.checker(inv)
         if checker is not None or not kernel.checks:
             return checker
