@@ -67,8 +67,7 @@ class Compiling(Generic[Cfg]):
         self._futures: dict[str, Future[Compiled]] = {}
         self._programs: dict[str, tuple[str, Future[Compiled]]] = {}
         self._changed = threading.Condition()
-        self._busy = 0
-        self._held = False
+        self._busy, self._held = 0, False
 
     def start(self, names: Sequence[str]) -> None:
         """Compile candidates, after all that were started before."""
@@ -93,20 +92,12 @@ class Compiling(Generic[Cfg]):
             error = future.exception(timeout_s)
         except TimeoutError:  # of concurrent.futures
             return None
-        if error is None:
-            return self._share(name, future.result())
-        if not isinstance(error, Exception):
-            raise error
-        return error
-
-    def _share(self, name: str, compiled: Compiled) -> Compiled:
-        """Return the shared build for a candidate, with the launch parameters in its digest.
-
-        Only the candidate that triggered the build is charged the time.
-        """
-        program = self._program(name)
+        if isinstance(error, Exception):
+            return error
+        compiled, program = future.result(), self._program(name)
         if program is None or program.compiled not in self._programs:
             return compiled
+        # Only the candidate that triggered a shared build is charged the time.
         seconds = compiled.seconds if self._programs[program.compiled][0] == name else 0.0
         digest = None if compiled.program is None else compiled.program + program.launched
         return compiled._replace(seconds=seconds, program=digest)
@@ -117,9 +108,9 @@ class Compiling(Generic[Cfg]):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Wait for the running builds, and start none inside the block.
+        """Wait for the running builds, and start none inside the block, which forks.
 
-        For forks: a lock that a thread holds at that moment stays locked for ever in the child.
+        A lock that a thread holds at the fork stays locked for ever in the child.
         """
         with self._changed:
             self._held = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -21,7 +22,6 @@ from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.output_check import Compare
@@ -46,10 +46,7 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed. `wait` blocks until a result is ready; the clock must be monotonic.
-
-    A `timer` takes the samples by a device's own clock.
-    """
+    """How a run is timed: by a monotonic clock, or by a device's `timer`. `wait` blocks until a result is ready."""
 
     warmup: int = 1
     iters: int = 3
@@ -59,11 +56,9 @@ class Stopwatch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The measurement policy: times under different policies are never compared.
-
-        It says whether a device's own clock took them, because `decide` is stricter with these.
-        """
+        """The measurement policy: times under different policies are never compared."""
         clock = "host-clock" if self.timer is None else self.timer.name
+        # It says whether a device's own clock took them, because `decide` is stricter with these.
         if self.timer is not None and self.timer.is_device_clock and not clock.startswith(DEVICE_CLOCKS):
             clock = f"device-clock/{clock}"
         return f"{clock}/race/warmup={self.warmup}"
@@ -112,7 +107,7 @@ class Attempt:
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
     """Run a candidate for the first time, check its output, and warm it up.
 
-    The sample is the time of the first run, which may have compiled something. It counts if the budget ends then.
+    The sample is the time of the first run, which may have compiled something.
     """
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
@@ -130,10 +125,7 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
-    """Take one sample of a warm candidate; if one run is too short for the clock, sample many runs together.
-
-    `batch=False` never samples more than `runs`.
-    """
+    """Take one sample of a warm candidate; with `batch`, of many runs together if one is too short for the clock."""
     with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
         if runs == 1 and batch and 0 < seconds < SHORTEST_SAMPLE_S:
@@ -160,14 +152,8 @@ def failed(error: Exception) -> Trial:
 # ------------------------------------------------------------------------------------------------------------- runners
 
 
-class Runner(Protocol):
-    """Runs candidates by their index. A context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+class Runner(AbstractContextManager["Runner", None], Protocol):
+    """Runs candidates by their index."""
 
     def first(self, index: int) -> Trial:
         """Run a candidate for the first time, check it and warm it up."""
@@ -268,7 +254,6 @@ class InProcess:
             part.launches.arguments.restore()
 
     def first(self, index: int) -> Trial:
-        """Run a candidate for the first time, check it and warm it up."""
         seconds = 0.0
         for launches, check, model, share in self._parts:
             if check is None and model is not None:
@@ -282,7 +267,6 @@ class InProcess:
         return Trial(sample_s=seconds)
 
     def sample(self, index: int, runs: int) -> Trial:
-        """Take one sample of a candidate that has run."""
         seconds = 0.0
         for number, part in enumerate(self._parts):
             arguments = part.launches.arguments
