@@ -65,7 +65,8 @@ class Compiling(Generic[Cfg]):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tunebook-compile")
         self._launch_axes = launch_axes
         self._futures: dict[str, Future[Compiled]] = {}
-        self._programs: dict[str, tuple[str, Future[Compiled]]] = {}
+        self._builders: dict[str, str] = {}  # the first candidate of each program
+        self._shares: dict[str, tuple[str, str]] = {}  # the builder, and the digest of the part set at launch
         self._changed = threading.Condition()
         self._busy, self._held = 0, False
 
@@ -74,16 +75,12 @@ class Compiling(Generic[Cfg]):
         for name in names:
             if name in self._futures:
                 continue
-            program = self._program(name)
-            if program is None:
-                self._futures[name] = self._pool.submit(self._compile, name)
-                continue
-            if program.compiled not in self._programs:
-                self._programs[program.compiled] = name, self._pool.submit(self._compile, name)
-            self._futures[name] = self._programs[program.compiled][1]
-
-    def _program(self, name: str) -> ProgramDigest | None:
-        return program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
+            builder, launched = name, ""
+            program = program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
+            if program is not None:
+                builder, launched = self._builders.setdefault(program.compiled, name), program.launched
+            self._shares[name] = builder, launched
+            self._futures[name] = self._futures.get(builder) or self._pool.submit(self._compile, name)
 
     def result(self, name: str, timeout_s: float | None) -> Compiled | Exception | None:
         """Return the outcome of a started build, or None if it takes longer than the timeout."""
@@ -94,13 +91,9 @@ class Compiling(Generic[Cfg]):
             return None
         if isinstance(error, Exception):
             return error
-        compiled, program = future.result(), self._program(name)
-        if program is None or program.compiled not in self._programs:
-            return compiled
+        (seconds, digest, on_disk), (builder, launched) = future.result(), self._shares[name]
         # Only the candidate that triggered a shared build is charged the time.
-        seconds = compiled.seconds if self._programs[program.compiled][0] == name else 0.0
-        digest = None if compiled.program is None else compiled.program + program.launched
-        return compiled._replace(seconds=seconds, program=digest)
+        return Compiled(seconds if builder == name else 0.0, digest and digest + launched, on_disk)
 
     def close(self) -> None:
         """Finish the running builds, and drop the rest."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare
     from tunebook._measure.compile_pool import Compiled
-    from tunebook._measure.stopwatch import Runner, Trial
+    from tunebook._measure.stopwatch import Runner, Stopwatch, Trial
     from tunebook._statistics.decide import Verdict
     from tunebook._statistics.race import Objective
     from tunebook._statistics.roofline import Roofline
@@ -71,7 +71,6 @@ class Budget(NamedTuple):
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
         return self.seconds == 0 or self.trials == 0
 
     def left_s(self, elapsed_s: float, share: float = 1.0) -> float:
@@ -109,8 +108,6 @@ def parse_budget(budget: Budget | float | str | None) -> Budget:
 
 Doing: TypeAlias = Literal["compiling", "trying", "racing"]
 
-_NO_FAILURES: Final[Mapping[FailureKind, int]] = MappingProxyType({})
-
 
 class Step(NamedTuple):
     """The progress of a tuning job, for a progress bar.
@@ -124,7 +121,7 @@ class Step(NamedTuple):
     done: int
     total: int
     elapsed_s: float
-    failures: Mapping[FailureKind, int] = _NO_FAILURES
+    failures: Mapping[FailureKind, int] = MappingProxyType({})
     best_s: float | None = None
     best: object = None
     latest: Measurement | None = None
@@ -234,6 +231,10 @@ class Job(NamedTuple, Generic[Cfg]):
     def code(self) -> str:
         """The checksum of the kernel's code."""
         return self.conditions.code
+
+    def policy(self, stopwatch: Stopwatch) -> str:
+        """Return the measurement policy under a stopwatch."""
+        return f"{stopwatch.name}/{self.conditions.mode}"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):

@@ -30,7 +30,7 @@ from tunebook._statistics.race import Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import Timer, TuningSite
@@ -73,12 +73,9 @@ class Tuner:
             raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got iters={iters}, warmup={warmup}")
         self.stopwatch: Final = stopwatch or Stopwatch(warmup=warmup, iters=iters)
         self._compile_threads = compile_threads or os.cpu_count() or 1
-        self._clock_s = clock_s
-        self._now_s = now_s
+        self._clock_s, self._now_s, self._probes, self._device_wait_s = clock_s, now_s, probes, device_wait_s
         # Times by another clock than the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
-        self._probes = probes
-        self._device_wait_s = device_wait_s
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
         """Return the seconds of the fastest of `iters` runs; errors of the function pass.
@@ -136,16 +133,21 @@ class Tuner:
         if job.search is not None:
             from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
 
-            return Searching(job, job.search, policy_of(job, stopwatch), self.tune, self._clock_s).run()
+            return Searching(job, job.search, job.policy(stopwatch), self.tune, self._clock_s).run()
         turn, probes = self._watch(job)
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
-            compiling = self._compiling(job, run.candidates.configs, stack)
-            calm = nullcontext if compiling is None else compiling.quiet
-            runner = stack.enter_context(_runner_for(job, list(run.candidates.configs.values()), stopwatch, calm))
+            compiling = None
+            if job.setup.compile is not None:
+                from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of `import tunebook`
+
+                configs, axes = run.candidates.configs, job.setup.launch_axes
+                compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
+                stack.callback(compiling.close)
+            runner = stack.enter_context(_runner_for(run, stopwatch, compiling))
             tried = CandidateTrials(run, runner, compiling).run(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = _race(run, probes)
@@ -162,16 +164,6 @@ class Tuner:
         if tuned.verdict is None:
             raise run.candidates.failure()
         return tuned
-
-    def _compiling(self, job: Job[Cfg], configs: Mapping[str, Cfg], stack: ExitStack) -> Compiling[Cfg] | None:
-        setup = job.setup
-        if setup.compile is None:
-            return None
-        from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
-
-        compiling = Compiling(setup.compile, configs, self._compile_threads, self._clock_s, setup.launch_axes)
-        stack.callback(compiling.close)
-        return compiling
 
     def _watch(self, job: Job[Any]) -> tuple[DeviceTurn | None, tuple[Probe, ...]]:
         """Return the turn on the devices of a job, and the probes that watch them."""
@@ -196,9 +188,8 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     return min(samples)
 
 
-def _runner_for(
-    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, calm: Callable[[], AbstractContextManager[None]]
-) -> Runner:
+def _runner_for(run: JobRun[Any], stopwatch: Stopwatch, compiling: Compiling[Any] | None) -> Runner:
+    job, configs = run.job, list(run.candidates.configs.values())
     if job.setup.runner is not None:
         return job.setup.runner(configs)
     compare = None if job.heuristic is None else job.goal.compare
@@ -217,12 +208,7 @@ def _runner_for(
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
 
-    return Isolated(runner, job.setup.timeout_s, calm)
-
-
-def policy_of(job: Job[Any], stopwatch: Stopwatch) -> str:
-    """Return the measurement policy of a job."""
-    return f"{stopwatch.name}/{job.conditions.mode}"
+    return Isolated(runner, job.setup.timeout_s, nullcontext if compiling is None else compiling.quiet)
 
 
 class JobRun(Generic[Cfg]):
@@ -237,24 +223,21 @@ class JobRun(Generic[Cfg]):
         turn: DeviceTurn | None = None,
     ) -> None:
         self.job, self.clock_s, self.started_s = job, clock_s, clock_s()
-        self.candidates = CandidateSet(job.conditions, policy_of(job, stopwatch), job.heuristic, now_s)
+        self.candidates = CandidateSet(job.conditions, job.policy(stopwatch), job.heuristic, now_s)
         for config in job.candidates:
             self.candidates.admit(config)
         self.rng = self.candidates.shuffler()
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
-        self.ran = 0
-        self.waiting_s = 0.0
+        self.ran, self.waiting_s = 0, 0.0
         self._now_s, self._turn = now_s, turn
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the start."""
         return self.clock_s() - self.started_s
 
     def left_s(self, share: float = 1.0) -> float:
-        """Return the rest of a share of the budget."""
         return self.job.budget.left_s(self.elapsed_s, share)
 
     def todo(self) -> list[str]:
