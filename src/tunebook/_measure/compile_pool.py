@@ -28,15 +28,11 @@ class Compiled(NamedTuple):
     on_disk: bool
 
 
-class ProgramDigest(NamedTuple):
-    """Digests of the compiled-in part of a configuration, and of the part that is set at launch."""
+def program_of(config: object, launch_axes: frozenset[str]) -> tuple[str, str] | None:
+    """Return digests of the part of a configuration that is compiled in, and of the part that is set at launch.
 
-    compiled: str
-    launched: str
-
-
-def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | None:
-    """Return the digests of a configuration's program; None if the configuration cannot be encoded."""
+    None if the configuration cannot be encoded.
+    """
     fields = config if isinstance(config, Mapping) else {"": config}
     try:
         encoded = {name: encode(value) for name, value in fields.items()}
@@ -44,14 +40,11 @@ def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | N
         return None
     launched = {name: value for name, value in encoded.items() if name in launch_axes}
     compiled = {name: value for name, value in encoded.items() if name not in launched}
-    return ProgramDigest(fingerprint_of(compiled), fingerprint_of(launched) if launched else "")
+    return fingerprint_of(compiled), fingerprint_of(launched) if launched else ""
 
 
 class Compiling(Generic[Cfg]):
-    """Compiles named candidates in threads, in the order of the requests.
-
-    Candidates that differ only on the axes set at launch are compiled once, and share an error.
-    """
+    """Compiles named candidates in threads, in order; those that differ only on the axes set at launch together."""
 
     def __init__(
         self,
@@ -78,7 +71,8 @@ class Compiling(Generic[Cfg]):
             builder, launched = name, ""
             program = program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
             if program is not None:
-                builder, launched = self._builders.setdefault(program.compiled, name), program.launched
+                compiled, launched = program
+                builder = self._builders.setdefault(compiled, name)
             self._shares[name] = builder, launched
             self._futures[name] = self._futures.get(builder) or self._pool.submit(self._compile, name)
 
@@ -101,10 +95,8 @@ class Compiling(Generic[Cfg]):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Wait for the running builds, and start none inside the block, which forks.
-
-        A lock that a thread holds at the fork stays locked for ever in the child.
-        """
+        """Wait for the running builds, and start none inside the block."""
+        # For forks: a lock that a thread holds at that moment stays locked for ever in the child.
         with self._changed:
             self._held = True
             self._changed.wait_for(lambda: not self._busy)

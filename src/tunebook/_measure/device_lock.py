@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-_POLL_S: Final = (0.002, 0.02)  # first and longest wait between two looks
 # Two bytes of the file: the next process in line holds the turn. Without it, a process that tunes one problem after
 # another would have the device again before a waiting process looks.
 _TURN: Final = 0
@@ -156,7 +155,7 @@ class DeviceTurn:
         return None
 
     def _wait(self, descriptor: int, byte: int, deadline_s: float) -> bool:
-        wait_s, longest_s = _POLL_S
+        wait_s, longest_s = 0.002, 0.02  # between two looks
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

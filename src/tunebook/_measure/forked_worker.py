@@ -25,23 +25,20 @@ import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from tunebook._base.errors import Unsupported
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.stopwatch import Trial, failed
+from tunebook._measure.stopwatch import Runner, Trial, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from tunebook._measure.stopwatch import Runner
-
     Found: TypeAlias = Sequence[float] | Failure
 
 _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sample`: 0 asks for `first`
 _LENGTH: Final = struct.Struct("<q")
-_CHUNK: Final = 1 << 16  # the size of a pipe on Linux
 _TAIL: Final = 2048  # bytes of output, and of a message, that are kept
 _GLANCE_MS: Final = 50  # how often to look for a death that closed no pipe, because a grandchild holds it open
 
@@ -55,16 +52,13 @@ class Reply(NamedTuple):
 
 
 class ChildTask(NamedTuple):
-    """The functions that the child calls, with the index of a candidate. Their effects stay in the child.
-
-    Both return seconds, or the failure; an exception becomes a failure too.
-    """
+    """The functions that the child calls: both return seconds, or the failure; an exception becomes a failure too."""
 
     first: Callable[[int], Found]
     sample: Callable[[int, int], Found]
 
 
-class ForkedWorker:
+class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
     """A child process that runs candidates, and is forked again after it was lost. For one thread at a time.
 
     The first request forks; leaving the context ends the child. If this process dies, even by SIGKILL, the child dies
@@ -89,10 +83,7 @@ class ForkedWorker:
         return self.sample(index, 0)
 
     def sample(self, index: int, number: int) -> Reply:
-        """Return the reply of `sample`; a child that does not know the candidate yet prepares it first.
-
-        `number` is at least 1 and passed to `sample`, which gives it a meaning: samples to take, or runs per sample.
-        """
+        """Return the reply of `sample` for a `number` from 1; a child that does not know the candidate prepares it."""
         keep = False
         try:
             # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
@@ -122,9 +113,6 @@ class ForkedWorker:
         if child is not None:
             child.kill()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -146,7 +134,7 @@ def exit_failure(status: int | None, others: int) -> Failure:
     return Failure(kind="crash", message=f"killed by {name}{after}")
 
 
-class Isolated:
+class Isolated(Runner):
     """Runs candidates in a worker process, which is forked again after a candidate ends it."""
 
     def __init__(self, there: Runner, timeout_s: float, calm: Callable[[], AbstractContextManager[None]]) -> None:
@@ -157,9 +145,6 @@ class Isolated:
 
         task = ChildTask(lambda index: found(there.first(index)), lambda index, runs: found(there.sample(index, runs)))
         self._worker = ForkedWorker(task, timeout_s, calm)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
@@ -219,7 +204,7 @@ class _Child:
             poll.register(descriptor, select.POLLIN)
         answer = b""
         for descriptor, _ in poll.poll(min(pause_ms, left_s * 1e3)):
-            chunk = os.read(descriptor, _CHUNK)
+            chunk = os.read(descriptor, 1 << 16)  # the size of a pipe on Linux
             if not chunk:
                 self._open.discard(descriptor)
             elif descriptor == self._answers:

@@ -10,7 +10,7 @@ import re
 import time
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
@@ -34,7 +34,6 @@ SHORTEST_SAMPLE_S: Final = 20e-6
 _OUT_OF_MEMORY: Final = re.compile(
     r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
 )
-_SCALARS: Final = (bool, int, float, complex, str, bytes)
 
 
 def wait_for(result: Any) -> None:
@@ -86,16 +85,13 @@ class Trial(NamedTuple):
     error: Exception | None = None
 
 
-class Attempt:
+class Attempt(AbstractContextManager["Attempt", bool]):
     """A with-block in which a candidate runs. An exception in the block becomes the failed `trial`.
 
     A kernel may raise anything, and its failure is a result. Ctrl-C and the like are not an `Exception`: they pass.
     """
 
     trial = Trial()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if not isinstance(error, Exception):
@@ -105,10 +101,7 @@ class Attempt:
 
 
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
-    """Run a candidate for the first time, check its output, and warm it up.
-
-    The sample is the time of the first run, which may have compiled something.
-    """
+    """Run a candidate for the first time, which may compile something and is the sample; check it and warm it up."""
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
@@ -185,10 +178,7 @@ class Launches(Generic[Cfg]):
 
 
 class AgainstModel:
-    """Compares outputs with the output of the model, a candidate that counts as correct.
-
-    A candidate that returns None has written its result to its arguments, so these are compared.
-    """
+    """Compares outputs with the output of the model, a candidate that counts as correct."""
 
     def __init__(self, model: int, compare: Compare, stopwatch: Stopwatch) -> None:
         self._model, self._compare, self._stopwatch = model, compare, stopwatch
@@ -212,6 +202,7 @@ class AgainstModel:
 
 
 def _outcome(launches: Launches[Any], output: object) -> object:
+    # A candidate that returns None has written its result to its arguments, so these are compared.
     return (launches.arguments.written() or None) if output is None else _copy(output)
 
 
@@ -224,7 +215,7 @@ def _copy(output: object) -> object:
     if is_array(output):
         return library_of(output).copy(output)
     # Objects of any other class may be equal to nothing but themselves.
-    return output if isinstance(output, _SCALARS) else type(output)
+    return output if isinstance(output, (bool, int, float, complex, str, bytes)) else type(output)
 
 
 class TimedPart(NamedTuple):
@@ -236,18 +227,12 @@ class TimedPart(NamedTuple):
     share: float = 1.0
 
 
-class InProcess:
-    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem.
-
-    Arguments that candidates write to are put back before each sample, and at the end.
-    """
+class InProcess(Runner):
+    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem."""
 
     def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
         self._parts, self._stopwatch = parts, stopwatch
         self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for part in self._parts:

@@ -83,18 +83,14 @@ class Ranked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The choice and its grounds. `tied` are the candidates within `band` of the fastest: they cannot be told apart.
-
-    `ranking` is fastest first, finalists before candidates that were dropped from the race. `objective` names the
-    function that made the values.
-    """
+    """The choice and its grounds. `tied` are the candidates within `band` of the fastest: they cannot be told apart."""
 
     winner: Ranked
     rule: str
     band: float
     tied: tuple[Ranked, ...]
-    ranking: tuple[Ranked, ...]
-    objective: str = "typical"
+    ranking: tuple[Ranked, ...]  # fastest first, finalists before candidates that were dropped from the race
+    objective: str = "typical"  # the name of the function that made the values
 
 
 def decide(

@@ -19,18 +19,14 @@ Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
 
 class RaceStage(NamedTuple):
-    """After `samples` samples each, candidates slower than `keep` times the best leave, and all but the first `few`.
-
-    `few` holds for up to 64 candidates and grows with the square root of their number. The margin is never below the
-    noise.
-    """
+    """After `samples` samples each, candidates slower than `keep` times the best leave, and all but the first `few`."""
 
     samples: int
-    keep: float
+    keep: float  # the margin is never below the noise
     few: int = 10**6
 
     def room(self, candidates: int) -> int:
-        """Return how many of the candidates at the start stay at most."""
+        """Return how many stay: `few` of up to 64 candidates at the start, more of more by the square root."""
         return math.ceil(self.few * math.sqrt(max(candidates / 64, 1)))
 
 
@@ -104,6 +100,11 @@ def typical_s(samples: Iterable[float]) -> float:
     return math.fsum(map(operator.mul, weights, ordered)) / sum(weights)
 
 
+def is_time(seconds: float) -> bool:
+    """Whether a time can be ranked: a NaN or a zero cannot."""
+    return math.isfinite(seconds) and seconds > 0
+
+
 def median_s(samples: Iterable[float]) -> float:
     """Return the middle sample, or the mean of the two in the middle.
 
@@ -123,12 +124,8 @@ def standard_error(values: Sequence[float], factor: float) -> float:
 
 
 def uncertainty(samples: Sequence[float], objective: Objective = typical_s) -> float:
-    """Return the standard error of a time, relative to it.
-
-    It comes from the spread over parts of the samples, taken in turn; with fewer than eight samples, it is the distance
-    from the middle sample to the fast samples.
-    """
-    if len(samples) < _FEW:
+    """Return the standard error of a time, relative to it, from the spread over parts of the samples, taken in turn."""
+    if len(samples) < _FEW:  # the distance from the middle sample to the fast samples
         typical = typical_s(samples)
         return (sorted(samples)[len(samples) // 2] - typical) / typical
     count = min(max(len(samples) // _FEW, 4), 16)
@@ -227,8 +224,7 @@ class Lane:
     def run_once(self) -> bool:
         """Take one more sample; False if the candidate failed."""
         seconds = self._take()
-        # A NaN or a zero cannot be ranked.
-        if seconds is None or not (math.isfinite(seconds) and seconds > 0):
+        if seconds is None or not is_time(seconds):
             return False
         self.samples_s.append(seconds)
         return True
@@ -303,12 +299,10 @@ class Race:
         self._runs: list[tuple[str, float]] = []
 
     def run(self, spent_s: float = 0.0) -> bool:
-        """Race to the end; return False if the time was up first. `spent_s` is the time spent on the candidates before.
-
-        The last percent must not take the caller longer than everything before it.
-        """
+        """Race to the end; return False if the time was up first. `spent_s` is the time spent on trying candidates."""
         if not self.qualify():
             return False
+        # The last percent must not take the caller longer than everything before it.
         spent_s += self._clock_s() - self._started_s
         cut_s = self._clock_s() + max(spent_s, LEAST_FINAL_S)
         ends_s, self._ends_s = self._ends_s, min(self._ends_s, cut_s)
@@ -330,28 +324,22 @@ class Race:
             # A round is taken whole or not at all: times from different numbers of samples do not compare.
             if self._left < len(lanes):
                 break
-            if not self._round(lanes):
-                return False
+            self._rng.shuffle(lanes)
+            for lane in lanes:
+                if self._clock_s() >= self._ends_s:
+                    return False
+                self._left -= 1
+                if lane.run_once():
+                    self._runs.append((lane.name, lane.samples_s[-1]))
+                else:
+                    self.finalists.remove(lane)
+            self._on_round(1 - self._left / self._most)
         found = None
         # Another objective, like a percentile, may ask about just the changes that move all lanes alike.
         if self._objective is typical_s and all(len(lane.samples_s) >= _FEW for lane in self.finalists):
             found = paired(self._runs, [lane.name for lane in self.finalists])
         times = None if found is None else found.times
         self.finalists = survivors(self.finalists, stage, self._candidates, self._objective, times)
-        return True
-
-    def _round(self, lanes: list[Lane]) -> bool:
-        """Run each lane once, in a new order; return False if the time was up."""
-        self._rng.shuffle(lanes)
-        for lane in lanes:
-            if self._clock_s() >= self._ends_s:
-                return False
-            self._left -= 1
-            if lane.run_once():
-                self._runs.append((lane.name, lane.samples_s[-1]))
-            else:
-                self.finalists.remove(lane)
-        self._on_round(1 - self._left / self._most)
         return True
 
     def _has_good_one(self) -> bool:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Progress: TypeAlias = "Callable[[Step], None]"
 
 _BAR: Final = 24
-_LOGGED_S: Final = 10.0
 _DRAWN_S: Final = 0.05  # nobody reads faster, and drawing takes time from measuring
 FAILED: Final[Mapping[FailureKind, str]] = {
     "compile": "did not compile",
@@ -87,7 +86,7 @@ def log_lines(title: str, stream: TextIO, clock_s: Callable[[], float] = time.mo
         stream.write("  ".join(text for text, _ in _parts(title, step)) + "\n")
         stream.flush()
 
-    return _paced(write, _LOGGED_S, clock_s, at_once=False)
+    return _paced(write, 10.0, clock_s, at_once=False)
 
 
 def _notebook_line(title: str) -> Progress | None:

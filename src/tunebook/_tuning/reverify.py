@@ -41,10 +41,7 @@ class Verified(NamedTuple, Generic[C]):
 
 
 def finalists(known: Iterable[Measurement], *, code: str, environment: str, winner: str) -> frozenset[str]:
-    """Return the fingerprints of the winner and the other finalists of a race under some conditions.
-
-    If they are fewer than `FEWEST`, the fastest of the dropped candidates are added.
-    """
+    """Return the fingerprints of the finalists of a race under some conditions, or of the `FEWEST` fastest if fewer."""
     measured = [m for m in known if (m.code, m.environment) == (code, environment) and m.failure is None]
     closest = sorted(
         (m for m in measured if m.valid_samples_s), key=lambda m: (m.dropped, typical_s(m.valid_samples_s))

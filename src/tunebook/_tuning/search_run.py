@@ -153,8 +153,9 @@ def _compile_once(compile_one: Callable[[Cfg], object], launch_axes: frozenset[s
         program = program_of(config, launch_axes)
         if program is None:
             return compile_one(config)
-        if program.compiled not in made:  # threads may compile one twice
-            made[program.compiled] = compile_one(config)
-        return made[program.compiled]
+        compiled, _ = program
+        if compiled not in made:  # threads may compile one twice
+            made[compiled] = compile_one(config)
+        return made[compiled]
 
     return compile_new

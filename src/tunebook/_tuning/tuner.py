@@ -140,15 +140,14 @@ class Tuner:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
-            compiling = None
             if job.setup.compile is not None:
                 from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of `import tunebook`
 
                 configs, axes = run.candidates.configs, job.setup.launch_axes
-                compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
-                stack.callback(compiling.close)
-            runner = stack.enter_context(_runner_for(run, stopwatch, compiling))
-            tried = CandidateTrials(run, runner, compiling).run(todo)
+                run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
+                stack.callback(run.compiling.close)
+            run.runner = stack.enter_context(_runner_for(run, stopwatch))
+            tried = run.try_all(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = _race(run, probes)
         tuned = run.candidates.decide(
@@ -188,7 +187,7 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     return min(samples)
 
 
-def _runner_for(run: JobRun[Any], stopwatch: Stopwatch, compiling: Compiling[Any] | None) -> Runner:
+def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
     job, configs = run.job, list(run.candidates.configs.values())
     if job.setup.runner is not None:
         return job.setup.runner(configs)
@@ -208,11 +207,14 @@ def _runner_for(run: JobRun[Any], stopwatch: Stopwatch, compiling: Compiling[Any
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
 
-    return Isolated(runner, job.setup.timeout_s, nullcontext if compiling is None else compiling.quiet)
+    return Isolated(runner, job.setup.timeout_s, nullcontext if run.compiling is None else run.compiling.quiet)
 
 
 class JobRun(Generic[Cfg]):
-    """The state of a job while it runs: its candidates, the lanes of its race, and its time."""
+    """A job while it runs: tries each candidate once, and keeps the valid ones as the lanes of its race."""
+
+    runner: Runner
+    compiling: Compiling[Cfg] | None = None
 
     def __init__(
         self,
@@ -292,33 +294,24 @@ class JobRun(Generic[Cfg]):
         spent_s = now_s - (self.started_s if since_s is None else since_s)
         left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
-        elapsed_s = now_s - self.started_s
-        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s))
+        self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
 
-
-class CandidateTrials(Generic[Cfg]):
-    """Tries each candidate of a job once, and adds the valid ones to its race."""
-
-    def __init__(self, run: JobRun[Cfg], runner: Runner, compiling: Compiling[Cfg] | None) -> None:
-        self._run, self._runner, self._compiling = run, runner, compiling
-        self._index = {name: index for index, name in enumerate(run.candidates.configs)}
-
-    def run(self, todo: list[str]) -> bool:
+    def try_all(self, todo: list[str]) -> bool:
         """Try candidates until one is fast enough; return False if the budget ended first."""
-        run, trials = self._run, self._run.job.budget.trials
+        trials = self.job.budget.trials
         for names in self._groups(todo):
-            allowed = names if trials is None else names[: trials - run.ran]
+            allowed = names if trials is None else names[: trials - self.ran]
             self._start_compiling(allowed)
             for name in allowed:
-                if run.ran and run.left_s(TRYING) <= 0:
+                if self.ran and self.left_s(TRYING) <= 0:
                     return False
                 compiled = self._wait_for(name)
-                if compiled is None and self._compiling is not None:
+                if compiled is None and self.compiling is not None:
                     return False  # the budget ended while it compiled
                 measurement = self._try(name, compiled)
-                run.ran += 1
-                run.tell("trying", run.ran, len(todo), measurement)
-                if self._is_enough(name):
+                self.ran += 1
+                self.tell("trying", self.ran, len(todo), measurement)
+                if self.lanes and self.lanes[-1].name == name and self._is_enough(self.lanes[-1]):
                     return True
             if len(allowed) < len(names):
                 return False
@@ -326,20 +319,19 @@ class CandidateTrials(Generic[Cfg]):
 
     def _groups(self, todo: list[str]) -> Iterator[list[str]]:
         """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
-        run = self._run
-        group, configs = run.job.setup.order.group, run.candidates.configs
+        group, configs = self.job.setup.order.group, self.candidates.configs
         # These go first: if the budget ends early, they at least have been measured.
-        ahead = {name: None for name in (run.job.incumbent, run.candidates.heuristic) if name in todo}
+        ahead = {name: None for name in (self.job.incumbent, self.candidates.heuristic) if name in todo}
         yield [name for name in ahead if name is not None]
         rest = [name for name in todo if name not in ahead]
         for _, members in groupby(rest, key=lambda name: group(configs[name])):
-            yield [name for name in members if run.is_wanted(name)]
+            yield [name for name in members if self.is_wanted(name)]
 
     def _start_compiling(self, names: list[str]) -> None:
-        if self._compiling is None:
+        if self.compiling is None:
             return
-        self._compiling.start(names)
-        if not self._run.job.setup.isolate or not names:
+        self.compiling.start(names)
+        if not self.job.setup.isolate or not names:
             return
         first = self._wait_for(names[0])
         if first is None or (not isinstance(first, Exception) and first.on_disk):
@@ -348,61 +340,55 @@ class CandidateTrials(Generic[Cfg]):
         for done, name in enumerate(names, 1):
             if self._wait_for(name) is None:
                 break
-            self._run.tell("compiling", done, len(names))
+            self.tell("compiling", done, len(names))
 
     def _wait_for(self, name: str) -> Compiled | Exception | None:
         """Return the outcome of a build; None if it takes too long. The first of a job may take any time."""
-        run = self._run
-        if self._compiling is None:
+        if self.compiling is None:
             return None
-        unlimited = run.job.budget.seconds is None or not run.ran
-        began_s = run.clock_s()
-        compiled = self._compiling.result(name, None if unlimited else max(run.left_s(TRYING), 0.0))
-        run.waiting_s += run.clock_s() - began_s
+        unlimited = self.job.budget.seconds is None or not self.ran
+        began_s = self.clock_s()
+        compiled = self.compiling.result(name, None if unlimited else max(self.left_s(TRYING), 0.0))
+        self.waiting_s += self.clock_s() - began_s
         return compiled
 
     def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
-        run = self._run
         if isinstance(compiled, Exception):
-            return run.candidates.record(name, failed(compiled))
+            return self.candidates.record(name, failed(compiled))
         if compiled is not None and compiled.program is not None:
-            twin = run.programs.setdefault(compiled.program, name)
+            twin = self.programs.setdefault(compiled.program, name)
             if twin != name:
-                run.twins[name] = twin
-                return run.candidates.copy(twin, name, compiled.seconds)
-        with run.alone():
-            trial = self._runner.first(self._index[name])
+                self.twins[name] = twin
+                return self.candidates.copy(twin, name, compiled.seconds)
+        index = list(self.candidates.configs).index(name)
+        with self.alone():
+            trial = self.runner.first(index)
         if trial.failure is None:
-            run.lanes.append(self._lane(name, trial.sample_s))
-        return run.candidates.record(name, trial, compiled=compiled)
+            self.lanes.append(self._lane(name, index, trial.sample_s))
+        return self.candidates.record(name, trial, compiled=compiled)
 
-    def _lane(self, name: str, first_s: float) -> Lane:
+    def _lane(self, name: str, index: int, first_s: float) -> Lane:
         runs = 1  # of a sample: as many as the clock needs
 
         def take() -> float | None:
             nonlocal runs
-            trial = self._runner.sample(self._index[name], runs)
+            trial = self.runner.sample(index, runs)
             runs = trial.runs
             if trial.failure is None:
                 return trial.sample_s
-            results = self._run.candidates.results
-            known = results[name]
-            found = self._run.candidates.record(name, trial)
-            results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
+            known = self.candidates.results[name]
+            found = self.candidates.record(name, trial)
+            self.candidates.results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
             return None
 
         return Lane(name, take, first_s)
 
-    def _is_enough(self, name: str) -> bool:
+    def _is_enough(self, lane: Lane) -> bool:
         """Whether a candidate that was just tried is as fast as the job needs; sampled only if it may be."""
-        run = self._run
-        if not run.lanes or run.lanes[-1].name != name:
+        if lane.first_s > 3 * self.job.goal.enough_s:
             return False
-        lane = run.lanes[-1]
-        if lane.first_s > 3 * run.job.goal.enough_s:
-            return False
-        with run.alone():
-            return all(lane.run_once() for _ in range(3)) and run.is_good(lane)
+        with self.alone():
+            return all(lane.run_once() for _ in range(3)) and self.is_good(lane)
 
 
 def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
