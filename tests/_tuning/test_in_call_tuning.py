@@ -18,7 +18,7 @@ import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._selection.selector import local_tiers
 from tunebook._statistics.race import typical_s
-from tunebook._tuning.in_call_rules import InCallRules
+from tunebook._tuning.in_call_session import InCallRules
 from tunebook._tuning.job import Tuned
 from tunebook.testing import Landscape
 

@@ -28,15 +28,11 @@ class Compiled(NamedTuple):
     on_disk: bool
 
 
-class ProgramDigest(NamedTuple):
-    """Digests of the compiled-in part of a configuration, and of the part that is set at launch."""
+def program_of(config: object, launch_axes: frozenset[str]) -> tuple[str, str] | None:
+    """Return digests of the part of a configuration that is compiled in, and of the part that is set at launch.
 
-    compiled: str
-    launched: str
-
-
-def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | None:
-    """Return the digests of a configuration's program; None if the configuration cannot be encoded."""
+    None if the configuration cannot be encoded.
+    """
     fields = config if isinstance(config, Mapping) else {"": config}
     try:
         encoded = {name: encode(value) for name, value in fields.items()}
@@ -44,14 +40,11 @@ def program_of(config: object, launch_axes: frozenset[str]) -> ProgramDigest | N
         return None
     launched = {name: value for name, value in encoded.items() if name in launch_axes}
     compiled = {name: value for name, value in encoded.items() if name not in launched}
-    return ProgramDigest(fingerprint_of(compiled), fingerprint_of(launched) if launched else "")
+    return fingerprint_of(compiled), fingerprint_of(launched) if launched else ""
 
 
 class Compiling(Generic[Cfg]):
-    """Compiles named candidates in threads, in the order of the requests.
-
-    Candidates that differ only on the axes set at launch are compiled once, and share an error.
-    """
+    """Compiles named candidates in threads, in order; those that differ only on the axes set at launch together."""
 
     def __init__(
         self,
@@ -65,26 +58,23 @@ class Compiling(Generic[Cfg]):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tunebook-compile")
         self._launch_axes = launch_axes
         self._futures: dict[str, Future[Compiled]] = {}
-        self._programs: dict[str, tuple[str, Future[Compiled]]] = {}
+        self._builders: dict[str, str] = {}  # the first candidate of each program
+        self._shares: dict[str, tuple[str, str]] = {}  # the builder, and the digest of the part set at launch
         self._changed = threading.Condition()
-        self._busy = 0
-        self._held = False
+        self._busy, self._held = 0, False
 
     def start(self, names: Sequence[str]) -> None:
         """Compile candidates, after all that were started before."""
         for name in names:
             if name in self._futures:
                 continue
-            program = self._program(name)
-            if program is None:
-                self._futures[name] = self._pool.submit(self._compile, name)
-                continue
-            if program.compiled not in self._programs:
-                self._programs[program.compiled] = name, self._pool.submit(self._compile, name)
-            self._futures[name] = self._programs[program.compiled][1]
-
-    def _program(self, name: str) -> ProgramDigest | None:
-        return program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
+            builder, launched = name, ""
+            program = program_of(self._candidates[name], self._launch_axes) if self._launch_axes else None
+            if program is not None:
+                compiled, launched = program
+                builder = self._builders.setdefault(compiled, name)
+            self._shares[name] = builder, launched
+            self._futures[name] = self._futures.get(builder) or self._pool.submit(self._compile, name)
 
     def result(self, name: str, timeout_s: float | None) -> Compiled | Exception | None:
         """Return the outcome of a started build, or None if it takes longer than the timeout."""
@@ -93,23 +83,11 @@ class Compiling(Generic[Cfg]):
             error = future.exception(timeout_s)
         except TimeoutError:  # of concurrent.futures
             return None
-        if error is None:
-            return self._share(name, future.result())
-        if not isinstance(error, Exception):
-            raise error
-        return error
-
-    def _share(self, name: str, compiled: Compiled) -> Compiled:
-        """Return the shared build for a candidate, with the launch parameters in its digest.
-
-        Only the candidate that triggered the build is charged the time.
-        """
-        program = self._program(name)
-        if program is None or program.compiled not in self._programs:
-            return compiled
-        seconds = compiled.seconds if self._programs[program.compiled][0] == name else 0.0
-        digest = None if compiled.program is None else compiled.program + program.launched
-        return compiled._replace(seconds=seconds, program=digest)
+        if isinstance(error, Exception):
+            return error
+        (seconds, digest, on_disk), (builder, launched) = future.result(), self._shares[name]
+        # Only the candidate that triggered a shared build is charged the time.
+        return Compiled(seconds if builder == name else 0.0, digest and digest + launched, on_disk)
 
     def close(self) -> None:
         """Finish the running builds, and drop the rest."""
@@ -117,10 +95,8 @@ class Compiling(Generic[Cfg]):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Wait for the running builds, and start none inside the block.
-
-        For forks: a lock that a thread holds at that moment stays locked for ever in the child.
-        """
+        """Wait for the running builds, and start none inside the block."""
+        # For forks: a lock that a thread holds at that moment stays locked for ever in the child.
         with self._changed:
             self._held = True
             self._changed.wait_for(lambda: not self._busy)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-_POLL_S: Final = (0.002, 0.02)  # first and longest wait between two looks
 # Two bytes of the file: the next process in line holds the turn. Without it, a process that tunes one problem after
 # another would have the device again before a waiting process looks.
 _TURN: Final = 0
@@ -45,15 +44,9 @@ _mutexes: Final[dict[str, threading.Lock]] = {}
 os.register_at_fork(after_in_child=_mutexes.clear)
 
 
-class _Hold:
-    """Marks devices as held in this context, so that nested tunings do not wait for themselves."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names: Final = frozenset(names)
-        self.over = False  # for copies of the context that outlive it
-
-
-_holds: ContextVar[tuple[_Hold, ...]] = ContextVar("tunebook_devices", default=())
+# The devices held in this context, so that nested tunings do not wait for themselves. A set is emptied after its turn,
+# for copies of the context that outlive it.
+_holds: ContextVar[tuple[set[str], ...]] = ContextVar("tunebook_devices", default=())
 
 
 class _DeviceClaim(NamedTuple):
@@ -88,7 +81,6 @@ class DeviceTurn:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`root` is the directory of the locks, for tests."""
         # Sorted: two processes with two devices each must not wait for each other.
         self._names, self._wait_s, self._root = sorted(set(names)), wait_s, root
         self._clock_s, self._sleep = clock_s, sleep
@@ -98,22 +90,22 @@ class DeviceTurn:
     @contextmanager
     def taken(self, at_most_s: float) -> Iterator[None]:
         """Hold the devices inside the block, after a wait of at most `at_most_s` and the turn's own limit."""
-        held = {name for hold in _holds.get() if not hold.over for name in hold.names}
-        wanted = [name for name in self._names if name not in held]
+        outer = _holds.get()
+        wanted = [name for name in self._names if not any(name in hold for hold in outer)]
         if not wanted:
             yield
             return
         self._shared.clear()
-        hold = _Hold(wanted)
+        hold = set(wanted)
         deadline_s = self._clock_s() + min(self._wait_s, max(at_most_s, 0.0))
         with ExitStack() as claims:
             for name in wanted:
                 self._claim(name, deadline_s, claims)
-            token = _holds.set((*_holds.get(), hold))
+            token = _holds.set((*outer, hold))
             try:
                 yield
             finally:
-                hold.over = True
+                hold.clear()
                 _holds.reset(token)
                 self._claims.clear()
 
@@ -156,11 +148,14 @@ class DeviceTurn:
                 claim = _DeviceClaim(name, descriptor, os.pread(descriptor, *_MARK), mutex)
                 unless_locked.pop_all()
                 return claim
-            self._shared.append(_intrude(descriptor, name))
+            holder = os.pread(descriptor, 15, 0).decode("ascii", "replace").strip()
+            os.pwrite(descriptor, os.urandom(_MARK[0]), _MARK[1])
+            reason = f"process {holder} measured on {name} at the same time, and was not waited for any longer"
+            self._shared.append(reason)
         return None
 
     def _wait(self, descriptor: int, byte: int, deadline_s: float) -> bool:
-        wait_s, longest_s = _POLL_S
+        wait_s, longest_s = 0.002, 0.02  # between two looks
         while True:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
@@ -186,13 +181,6 @@ def _open(root: Path, name: str) -> int:
         return os.open(f"{name}.lock", flags, 0o600, dir_fd=directory)
     finally:
         os.close(directory)
-
-
-def _intrude(descriptor: int, name: str) -> str:
-    """Leave a mark for the holder, and return a message that names it."""
-    holder = os.pread(descriptor, 15, 0).decode("ascii", "replace").strip()
-    os.pwrite(descriptor, os.urandom(_MARK[0]), _MARK[1])
-    return f"process {holder} measured on {name} at the same time, and was not waited for any longer"
 
 
 # -------------------------------------------------------------------------------------------------- which device it is

@@ -34,11 +34,6 @@ SHORTEST_S: Final = 0.2
 DRIFT: Final = 0.05
 # A move of up to this many standard errors may be chance.
 _SURE: Final = 2.0
-_FEWEST_SAMPLES: Final = 12
-
-_NVML_THERMAL: Final = 0x20 | 0x40  # software and hardware slow-down for heat
-_NVML_SLOWED: Final = 0x08 | 0x80  # hardware slow-down for other reasons, and the power brake
-_UUID_DIGITS: Final = 32
 
 
 class Disturbances(NamedTuple):
@@ -55,11 +50,10 @@ class Disturbances(NamedTuple):
 class Probe(Protocol):
     """Watches one part of the machine. Neither method may raise if something cannot be read."""
 
-    def start(self) -> None:
-        """Start to watch; a second start begins again."""
+    def start(self) -> None: ...
 
     def disturbances(self) -> Iterable[str]:
-        """Return the disturbances since the start, in words."""
+        """Return the disturbances since the last start, in words."""
 
 
 class DisturbanceWatch:
@@ -96,7 +90,7 @@ def drift(lanes: Iterable[Sequence[float]]) -> float:
             level = median_s(samples)
             first += [sample / level for sample in samples[:third]]
             last += [sample / level for sample in samples[-third:]]
-    if len(first) < _FEWEST_SAMPLES:
+    if len(first) < 12:
         return 0.0
     moved = median_s(last) / median_s(first) - 1
     # From the median deviation: a spike in every tenth sample must not hide a drift.
@@ -143,11 +137,9 @@ class CpuProbe:
         self._before = CpuReading(0.0, 1)
 
     def start(self) -> None:
-        """Take the first reading."""
         self._before = self._read()
 
     def disturbances(self) -> Iterable[str]:
-        """Return the disturbances by other processes and the hypervisor."""
         return cpu_disturbances(self._before, self._read())
 
 
@@ -155,8 +147,10 @@ def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
     """Return the disturbances between two readings."""
     wall_s = after.wall_s - before.wall_s
     seen = []
-    waited = _waited_s(before.threads, after.threads) / wall_s if wall_s > SHORTEST_WAIT_S else 0.0
-    if waited > WAITED_PART:
+    threads = [(before.threads[name], thread) for name, thread in after.threads.items() if name in before.threads]
+    passed = [Thread(new.ran_s - old.ran_s, new.waited_s - old.waited_s) for old, new in threads]
+    busiest = max(passed, default=Thread(0.0, 0.0))  # it runs the candidates
+    if wall_s > SHORTEST_WAIT_S and (waited := busiest.waited_s / wall_s) > WAITED_PART:
         seen.append(f"runs waited for a CPU {waited:.0%} of the time")
     if None in (before.busy_s, after.busy_s, before.own_s, after.own_s) or wall_s < SHORTEST_S:
         return seen
@@ -168,13 +162,6 @@ def cpu_disturbances(before: CpuReading, after: CpuReading) -> list[str]:
     if (stolen := (after.stolen_s - before.stolen_s) / room_s) > STOLEN_PART:
         seen.append(f"the hypervisor took {stolen:.0%} of the CPU")
     return seen
-
-
-def _waited_s(before: Mapping[str, Thread], after: Mapping[str, Thread]) -> float:
-    """Return the wait of the busiest thread: it runs the candidates."""
-    both = [(before[name], thread) for name, thread in after.items() if name in before]
-    passed = [Thread(new.ran_s - old.ran_s, new.waited_s - old.waited_s) for old, new in both]
-    return max(passed, default=Thread(0.0, 0.0)).waited_s
 
 
 def read_cpu(proc: Path = Path("/proc"), clock_s: Callable[[], float] = time.monotonic) -> CpuReading:
@@ -193,8 +180,13 @@ def read_cpu(proc: Path = Path("/proc"), clock_s: Callable[[], float] = time.mon
             busy += user + nice + system + irq + softirq
             stolen += steal
     children = list(_descendants(proc, "self"))
-    own_s = sum(os.times()[:4]) + tick_s * sum(_ticks(proc / child / "stat") for child in children)
-    threads = {name: _thread(proc / name / "schedstat") for name in ("thread-self", *children)}
+    own_s = sum(os.times()[:4])
+    for child in children:  # their CPU time and their ended children's, behind a name in brackets with any characters
+        own_s += tick_s * sum(map(int, _read(proc / child / "stat").rpartition(")")[2].split()[11:15]))
+    threads = {}
+    for name in ("thread-self", *children):
+        ran_ns, waited_ns, *_ = (_read(proc / name / "schedstat") or "0 0").split()
+        threads[name] = Thread(int(ran_ns) * 1e-9, int(waited_ns) * 1e-9)
     return CpuReading(clock_s(), len(allowed), busy * tick_s, own_s, stolen * tick_s, threads)
 
 
@@ -204,17 +196,6 @@ def _descendants(proc: Path, process: str) -> Iterator[str]:
         for child in _read(children).split():
             yield child
             yield from _descendants(proc, child)
-
-
-def _ticks(stat: Path) -> int:
-    """Return the CPU time of a process and of its ended children."""
-    # Counted from behind the name in brackets, which may have any characters.
-    return sum(map(int, _read(stat).rpartition(")")[2].split()[11:15]))
-
-
-def _thread(schedstat: Path) -> Thread:
-    ran_ns, waited_ns, *_ = (_read(schedstat) or "0 0").split()
-    return Thread(int(ran_ns) * 1e-9, int(waited_ns) * 1e-9)
 
 
 def _read(path: Path) -> str:
@@ -241,7 +222,7 @@ def nvml_probe(device: str, nvml: Any = None) -> NvmlProbe | None:
     try:
         nvml.nvmlInit()
         digits = device.rpartition("-")[2]
-        if len(digits) != _UUID_DIGITS:
+        if len(digits) != 32:
             return NvmlProbe(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if nvml.nvmlDeviceGetCount() == 1 else None
         uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
         try:
@@ -256,26 +237,21 @@ class NvmlProbe:
     """Watches one GPU through NVML's Python interface, which is passed in."""
 
     def __init__(self, nvml: Any, handle: Any, pid: int | None = None) -> None:
-        self._nvml, self._handle = nvml, handle
-        self._pid = pid or os.getpid()
-        self._since_us = 0
+        self._nvml, self._handle, self._pid, self._since_us = nvml, handle, pid or os.getpid(), 0
 
     def start(self) -> None:
-        """Note the time."""
         self._since_us = time.time_ns() // 1000
 
     def disturbances(self) -> Iterable[str]:
-        """Report a GPU that is slowed down, and other processes that compute on it."""
         try:
             slowed = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
         except self._nvml.NVMLError:  # not supported by every device
             slowed = 0
-        if slowed & _NVML_THERMAL:
+        if slowed & (0x20 | 0x40):  # by software, by hardware
             yield "the GPU is slowed down by heat"
-        if slowed & _NVML_SLOWED:
+        if slowed & (0x08 | 0x80):  # by hardware for other reasons, by the power brake
             yield "the GPU is slowed down by its power supply or its board"
-        others = self._others()
-        if others > OTHERS_PART:
+        if (others := self._others()) > OTHERS_PART:
             yield f"other processes used {others:.0%} of the GPU"
 
     def _others(self) -> float:
@@ -284,10 +260,9 @@ class NvmlProbe:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._since_us)
         except self._nvml.NVMLError:  # also without a sample since the start
             return 0.0
-        if all(sample.pid != self._pid for sample in samples):
-            return 0.0
         by_process: dict[int, list[int]] = {}
         for sample in samples:
-            if sample.pid != self._pid:
-                by_process.setdefault(sample.pid, []).append(sample.smUtil)
+            by_process.setdefault(sample.pid, []).append(sample.smUtil)
+        if not by_process.pop(self._pid, []):
+            return 0.0
         return sum(sum(used) / len(used) for used in by_process.values()) / 100

@@ -25,27 +25,22 @@ import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from tunebook._base.errors import Unsupported
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.stopwatch import Trial, failed
+from tunebook._measure.stopwatch import Runner, Trial, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from tunebook._measure.stopwatch import Runner
-
     Found: TypeAlias = Sequence[float] | Failure
 
 _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sample`: 0 asks for `first`
 _LENGTH: Final = struct.Struct("<q")
-_CHUNK: Final = 1 << 16  # the size of a pipe on Linux
 _TAIL: Final = 2048  # bytes of output, and of a message, that are kept
 _GLANCE_MS: Final = 50  # how often to look for a death that closed no pipe, because a grandchild holds it open
-_SPARE_BYTES: Final = 8 << 20  # address space, freed to write a traceback when memory has run out
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class Reply(NamedTuple):
@@ -57,17 +52,13 @@ class Reply(NamedTuple):
 
 
 class ChildTask(NamedTuple):
-    """The functions that the child calls, with the index of a candidate. Their effects stay in the child.
-
-    `first` builds a candidate, runs it for the first time, checks the result and warms up; `sample` measures it, with
-    the number given to `ForkedWorker.sample`. Both return seconds, or the failure; an exception becomes a failure too.
-    """
+    """The functions that the child calls: both return seconds, or the failure; an exception becomes a failure too."""
 
     first: Callable[[int], Found]
     sample: Callable[[int, int], Found]
 
 
-class ForkedWorker:
+class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
     """A child process that runs candidates, and is forked again after it was lost. For one thread at a time.
 
     The first request forks; leaving the context ends the child. If this process dies, even by SIGKILL, the child dies
@@ -82,9 +73,8 @@ class ForkedWorker:
     ) -> None:
         """`timeout_s` limits each request as a whole. `calm` keeps other threads from holding locks at the fork."""
         if getattr(os, "fork", None) is None:
-            raise Unsupported(
-                f"candidates cannot be isolated on {sys.platform}, which has no fork. Tune with isolate='never'."
-            )
+            message = f"candidates cannot be isolated on {sys.platform}, which has no fork. Tune with isolate='never'."
+            raise Unsupported(message)
         self._task, self._timeout_s, self._calm = task, timeout_s, calm
         self._child: _Child | None = None
 
@@ -93,13 +83,16 @@ class ForkedWorker:
         return self.sample(index, 0)
 
     def sample(self, index: int, number: int) -> Reply:
-        """Return the reply of `sample`; a child that does not know the candidate yet prepares it first.
-
-        `number` is at least 1 and passed to `sample`, which gives it a meaning: samples to take, or runs per sample.
-        """
+        """Return the reply of `sample` for a `number` from 1; a child that does not know the candidate prepares it."""
         keep = False
         try:
-            child = self._living_child()
+            # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
+            if self._child is not None and self._child.has_ended():
+                self.close()
+            if self._child is None:
+                with self._calm(), _signals_held():
+                    self._child = _fork(self._task)
+            child = self._child
             reply = child.ask(index, number, time.monotonic() + self._timeout_s)
             # After a MemoryError the child may be full of earlier candidates' leftovers; the next one starts clean.
             keep = reply is not None and (reply.failure is None or reply.failure.kind != "memory")
@@ -120,20 +113,8 @@ class ForkedWorker:
         if child is not None:
             child.kill()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _living_child(self) -> _Child:
-        # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
-        if self._child is not None and self._child.has_ended():
-            self.close()
-        if self._child is None:
-            with self._calm(), _signals_held():
-                self._child = _fork(self._task)
-        return self._child
 
 
 def exit_failure(status: int | None, others: int) -> Failure:
@@ -153,50 +134,33 @@ def exit_failure(status: int | None, others: int) -> Failure:
     return Failure(kind="crash", message=f"killed by {name}{after}")
 
 
-class Isolated:
+class Isolated(Runner):
     """Runs candidates in a worker process, which is forked again after a candidate ends it."""
 
-    def __init__(
-        self,
-        there: Runner,
-        timeout_s: float,
-        calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, there: Runner, timeout_s: float, calm: Callable[[], AbstractContextManager[None]]) -> None:
         """`there` runs them in the child, which has a copy of the arguments. `calm` is entered around each fork."""
 
-        def first(index: int) -> Found:
-            trial = there.first(index)
-            return trial.failure or (trial.sample_s, 1.0)
-
-        def sample(index: int, runs: int) -> Found:
-            trial = there.sample(index, runs)
+        def found(trial: Trial) -> Found:
             return trial.failure or (trial.sample_s, float(trial.runs))
 
-        self._worker = ForkedWorker(ChildTask(first, sample), timeout_s, calm)
-
-    def __enter__(self) -> Self:
-        return self
+        task = ChildTask(lambda index: found(there.first(index)), lambda index, runs: found(there.sample(index, runs)))
+        self._worker = ForkedWorker(task, timeout_s, calm)
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
 
     def first(self, index: int) -> Trial:
-        """Run a candidate for the first time, check it and warm it up."""
-        return _trial(self._worker.prepare(index))
+        return self.sample(index, 0)
 
     def sample(self, index: int, runs: int) -> Trial:
-        """Take one sample of a candidate that has run."""
-        return _trial(self._worker.sample(index, runs))
-
-
-def _trial(reply: Reply) -> Trial:
-    if reply.failure is not None:
-        error = RuntimeError(reply.failure.message)
-        if reply.remote:
-            error.add_note(reply.remote)
-        return Trial(failure=reply.failure, error=error)
-    seconds, runs = reply.samples_s
-    return Trial(sample_s=seconds, runs=int(runs))
+        samples_s, failure, remote = self._worker.sample(index, runs)
+        if failure is not None:
+            error = RuntimeError(failure.message)
+            if remote:
+                error.add_note(remote)
+            return Trial(failure=failure, error=error)
+        seconds, took = samples_s
+        return Trial(sample_s=seconds, runs=int(took))
 
 
 class _Child:
@@ -206,10 +170,9 @@ class _Child:
         self.seen: set[int] = set()
         self.printed = b""
         self.status: int | None = None
-        self._pid = pid
+        self._pid, self._ended = pid, False
         self._requests, self._answers, self._output = requests, answers, output
         self._open = {answers, output}
-        self._ended = False
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
 
@@ -241,7 +204,7 @@ class _Child:
             poll.register(descriptor, select.POLLIN)
         answer = b""
         for descriptor, _ in poll.poll(min(pause_ms, left_s * 1e3)):
-            chunk = os.read(descriptor, _CHUNK)
+            chunk = os.read(descriptor, 1 << 16)  # the size of a pipe on Linux
             if not chunk:
                 self._open.discard(descriptor)
             elif descriptor == self._answers:
@@ -250,20 +213,17 @@ class _Child:
                 self.printed = (self.printed + chunk)[-_TAIL:]
         return answer
 
-    def has_ended(self) -> bool:
+    def has_ended(self, options: int = os.WNOHANG) -> bool:
         """Return whether the child has ended, and collect its status."""
         if not self._ended:
-            self._collect(os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self._pid, options)
+            except ChildProcessError:  # the program ignores SIGCHLD, or waits for any child
+                self._ended = True
+            else:
+                if pid:
+                    self._ended, self.status = True, os.waitstatus_to_exitcode(status)
         return self._ended
-
-    def _collect(self, options: int) -> None:
-        try:
-            pid, status = os.waitpid(self._pid, options)
-        except ChildProcessError:  # the program ignores SIGCHLD, or waits for any child
-            self._ended = True
-            return
-        if pid:
-            self._ended, self.status = True, os.waitstatus_to_exitcode(status)
 
     def kill(self) -> None:
         """End the child with its process group, collect it, and close the pipes."""
@@ -274,18 +234,15 @@ class _Child:
         if not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)  # it may not have had the time to become a group
-            self._collect(0)
-        descriptors, self._open = {self._requests, self._answers, self._output}, set()
-        for descriptor in descriptors:
+            self.has_ended(0)
+        self._open.clear()
+        for descriptor in (self._requests, self._answers, self._output):
             os.close(descriptor)
 
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Block signals from the fork until the child has started and the parent knows its id.
-
-    A KeyboardInterrupt in between would unwind through the parent's code in the child.
-    """
+    """Block signals until the parent knows the child: a KeyboardInterrupt would unwind its code in the child too."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -294,8 +251,11 @@ def _signals_held() -> Iterator[None]:
 
 
 def _fork(task: ChildTask) -> _Child:
-    prctl = _prctl()
-    parent = os.getpid()
+    parent, prctl = os.getpid(), None
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415 - loaded late: 2 ms; and before the fork, because imports take locks
+
+        prctl = ctypes.CDLL(None).prctl
     (asked, requests), (answers, answered), (output, printed) = os.pipe(), os.pipe(), os.pipe()
     mine, parents = (asked, answered, printed), (requests, answers, output)
     try:
@@ -314,14 +274,6 @@ def _fork(task: ChildTask) -> _Child:
     return _Child(pid, *parents)
 
 
-def _prctl() -> Callable[[int, int], int] | None:
-    if sys.platform != "linux":
-        return None
-    import ctypes  # noqa: PLC0415 - loaded late: 2 ms; and before the fork, because imports take locks
-
-    return ctypes.CDLL(None).prctl
-
-
 # ---- The rest of this module runs in the child. ----
 
 
@@ -336,14 +288,20 @@ def _live(
     try:
         os.setsid()  # a group, to kill it whole; and Ctrl-C in the terminal does not reach it
         if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it died before it could be watched
             os._exit(0)
         asked, answered, printed = mine
         for descriptor in parents:
             os.close(descriptor)
         _redirect(printed)
-        _reset_signals()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # The parent's garbage is the parent's to collect: its finalizers would remove temporary files still in use.
         gc.freeze()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # or each crash could leave a file as big as the process
@@ -365,25 +323,20 @@ def _redirect(printed: int) -> None:
     faulthandler.disable()
 
 
-def _reset_signals() -> None:
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
 def _serve(task: ChildTask, asked: int, answered: int) -> None:
     me = os.getpid()
-    spare = [bytes(_SPARE_BYTES)]
+    spare = [bytes(8 << 20)]  # address space, freed to write a traceback when memory has run out
     prepared: set[int] = set()
     while request := os.read(asked, _REQUEST.size):
         index, number = _REQUEST.unpack(request)
+        found: Found = ()
         remote = ""
         try:
-            found = _work(task, prepared, index, number)
+            if index not in prepared or not number:
+                prepared.add(index)
+                found = task.first(index)
+            if number and not isinstance(found, Failure):
+                found = task.sample(index, number)
         except BaseException as error:  # noqa: BLE001 - a kernel may raise anything; SystemExit must not end the child
             if isinstance(error, MemoryError):
                 spare.clear()  # the message takes memory too
@@ -403,12 +356,3 @@ def _serve(task: ChildTask, asked: int, answered: int) -> None:
         unsent = memoryview(_LENGTH.pack(len(text)) + text)
         while unsent:
             unsent = unsent[os.write(answered, unsent) :]
-
-
-def _work(task: ChildTask, prepared: set[int], index: int, number: int) -> Found:
-    if index not in prepared or not number:
-        prepared.add(index)
-        found = task.first(index)
-        if isinstance(found, Failure) or not number:
-            return found
-    return task.sample(index, number)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 import time
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
@@ -21,7 +22,6 @@ from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.output_check import Compare
@@ -34,7 +34,6 @@ SHORTEST_SAMPLE_S: Final = 20e-6
 _OUT_OF_MEMORY: Final = re.compile(
     r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
 )
-_SCALARS: Final = (bool, int, float, complex, str, bytes)
 
 
 def wait_for(result: Any) -> None:
@@ -46,10 +45,7 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed. `wait` blocks until a result is ready; the clock must be monotonic.
-
-    A `timer` takes the samples by a device's own clock.
-    """
+    """How a run is timed: by a monotonic clock, or by a device's `timer`. `wait` blocks until a result is ready."""
 
     warmup: int = 1
     iters: int = 3
@@ -59,11 +55,9 @@ class Stopwatch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The measurement policy: times under different policies are never compared.
-
-        It says whether a device's own clock took them, because `decide` is stricter with these.
-        """
+        """The measurement policy: times under different policies are never compared."""
         clock = "host-clock" if self.timer is None else self.timer.name
+        # It says whether a device's own clock took them, because `decide` is stricter with these.
         if self.timer is not None and self.timer.is_device_clock and not clock.startswith(DEVICE_CLOCKS):
             clock = f"device-clock/{clock}"
         return f"{clock}/race/warmup={self.warmup}"
@@ -91,16 +85,13 @@ class Trial(NamedTuple):
     error: Exception | None = None
 
 
-class Attempt:
+class Attempt(AbstractContextManager["Attempt", bool]):
     """A with-block in which a candidate runs. An exception in the block becomes the failed `trial`.
 
     A kernel may raise anything, and its failure is a result. Ctrl-C and the like are not an `Exception`: they pass.
     """
 
     trial = Trial()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if not isinstance(error, Exception):
@@ -110,10 +101,7 @@ class Attempt:
 
 
 def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Callable[[Any], Any] | None = None) -> Trial:
-    """Run a candidate for the first time, check its output, and warm it up.
-
-    The sample is the time of the first run, which may have compiled something. It counts if the budget ends then.
-    """
+    """Run a candidate for the first time, which may compile something and is the sample; check it and warm it up."""
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
@@ -130,10 +118,7 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
-    """Take one sample of a warm candidate; if one run is too short for the clock, sample many runs together.
-
-    `batch=False` never samples more than `runs`.
-    """
+    """Take one sample of a warm candidate; with `batch`, of many runs together if one is too short for the clock."""
     with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
         if runs == 1 and batch and 0 < seconds < SHORTEST_SAMPLE_S:
@@ -160,14 +145,8 @@ def failed(error: Exception) -> Trial:
 # ------------------------------------------------------------------------------------------------------------- runners
 
 
-class Runner(Protocol):
-    """Runs candidates by their index. A context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+class Runner(AbstractContextManager["Runner", None], Protocol):
+    """Runs candidates by their index."""
 
     def first(self, index: int) -> Trial:
         """Run a candidate for the first time, check it and warm it up."""
@@ -199,10 +178,7 @@ class Launches(Generic[Cfg]):
 
 
 class AgainstModel:
-    """Compares outputs with the output of the model, a candidate that counts as correct.
-
-    A candidate that returns None has written its result to its arguments, so these are compared.
-    """
+    """Compares outputs with the output of the model, a candidate that counts as correct."""
 
     def __init__(self, model: int, compare: Compare, stopwatch: Stopwatch) -> None:
         self._model, self._compare, self._stopwatch = model, compare, stopwatch
@@ -226,6 +202,7 @@ class AgainstModel:
 
 
 def _outcome(launches: Launches[Any], output: object) -> object:
+    # A candidate that returns None has written its result to its arguments, so these are compared.
     return (launches.arguments.written() or None) if output is None else _copy(output)
 
 
@@ -238,7 +215,7 @@ def _copy(output: object) -> object:
     if is_array(output):
         return library_of(output).copy(output)
     # Objects of any other class may be equal to nothing but themselves.
-    return output if isinstance(output, _SCALARS) else type(output)
+    return output if isinstance(output, (bool, int, float, complex, str, bytes)) else type(output)
 
 
 class TimedPart(NamedTuple):
@@ -250,25 +227,18 @@ class TimedPart(NamedTuple):
     share: float = 1.0
 
 
-class InProcess:
-    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem.
-
-    Arguments that candidates write to are put back before each sample, and at the end.
-    """
+class InProcess(Runner):
+    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem."""
 
     def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
         self._parts, self._stopwatch = parts, stopwatch
         self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for part in self._parts:
             part.launches.arguments.restore()
 
     def first(self, index: int) -> Trial:
-        """Run a candidate for the first time, check it and warm it up."""
         seconds = 0.0
         for launches, check, model, share in self._parts:
             if check is None and model is not None:
@@ -282,7 +252,6 @@ class InProcess:
         return Trial(sample_s=seconds)
 
     def sample(self, index: int, runs: int) -> Trial:
-        """Take one sample of a candidate that has run."""
         seconds = 0.0
         for number, part in enumerate(self._parts):
             arguments = part.launches.arguments

@@ -41,16 +41,12 @@ def p95_s(samples: Sequence[float]) -> float:
     return sorted(samples)[math.ceil(0.95 * len(samples)) - 1]
 
 
-def mean_s(samples: Sequence[float]) -> float:
-    """Return the mean.
-
-    >>> mean_s([1.0, 3.0])
-    2.0
-    """
-    return math.fsum(samples) / len(samples)
-
-
-OBJECTIVES: Final[dict[str, Objective]] = {"typical": typical_s, "median": median_s, "mean": mean_s, "p95": p95_s}
+OBJECTIVES: Final[dict[str, Objective]] = {
+    "typical": typical_s,
+    "median": median_s,
+    "mean": lambda samples: math.fsum(samples) / len(samples),
+    "p95": p95_s,
+}
 
 
 def objective_for(asked: str | Callable[[Sequence[float]], float]) -> Objective:
@@ -87,18 +83,14 @@ class Ranked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The choice and its grounds. `tied` are the candidates within `band` of the fastest: they cannot be told apart.
-
-    `ranking` is fastest first, finalists before candidates that were dropped from the race. `objective` names the
-    function that made the values.
-    """
+    """The choice and its grounds. `tied` are the candidates within `band` of the fastest: they cannot be told apart."""
 
     winner: Ranked
     rule: str
     band: float
     tied: tuple[Ranked, ...]
-    ranking: tuple[Ranked, ...]
-    objective: str = "typical"
+    ranking: tuple[Ranked, ...]  # fastest first, finalists before candidates that were dropped from the race
+    objective: str = "typical"  # the name of the function that made the values
 
 
 def decide(
@@ -126,15 +118,18 @@ def decide(
     alike, as_good = _bands(finalists, objective, error)
     tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
-    winner, rule = _break_tie(tied, good, incumbent, heuristic)
+    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first in canonical order")
+    for kept, among, fingerprint in (("incumbent", tied, incumbent), ("heuristic", good, heuristic)):
+        found = next((r for r in among if r.measurement.fingerprint == fingerprint), None)
+        if found is not None and len(among) > 1:
+            winner, rule = found, f"tie, kept the {kept}"
+            break
     return Verdict(winner, rule, alike, tuple(tied), (*finalists, *others), objective_name(objective))
 
 
 def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
-    """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain.
-
-    The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
-    """
+    """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain."""
+    # The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
     # Candidates that compile to the same program share their samples, which say nothing about each other.
     distinct = list(dict.fromkeys(r.measurement.valid_samples_s for r in finalists))
     counts = set(map(len, distinct))
@@ -167,10 +162,8 @@ def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None)
 
 
 def _edge(behind: Sequence[float], limit: float, clear: float) -> float:
-    """Return how far behind the last candidate is before the first clear gap between neighbours, or before the limit.
-
-    At a fixed edge, a candidate that happens to lie there would be tied in one tuning and not in the next.
-    """
+    """Return how far behind the last candidate is before the first clear gap between neighbours, or the limit."""
+    # At a fixed edge, a candidate that happens to lie there would be tied in one tuning and not in the next.
     edge = 0.0
     for gap in behind:
         if gap > limit or gap - edge > clear:
@@ -184,17 +177,6 @@ def _behind(ranked: Ranked, best: Ranked) -> float:
     if ranked.value_s == best.value_s:
         return 0.0
     return (ranked.value_s - best.value_s) / abs(best.value_s) if best.value_s else math.inf
-
-
-def _break_tie(
-    tied: Sequence[Ranked], good: Sequence[Ranked], incumbent: str | None, heuristic: str | None
-) -> tuple[Ranked, str]:
-    by_rules = (("tie, kept the incumbent", tied, incumbent), ("tie, kept the heuristic", good, heuristic))
-    for rule, among, fingerprint in by_rules:
-        for ranked in among:
-            if ranked.measurement.fingerprint == fingerprint and len(among) > 1:
-                return ranked, rule
-    return (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first in canonical order")
 
 
 def _text(ranked: Ranked) -> str:

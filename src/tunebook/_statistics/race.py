@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import random
@@ -19,18 +19,14 @@ Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
 
 class RaceStage(NamedTuple):
-    """After `samples` samples each, candidates slower than `keep` times the best leave, and all but the first `few`.
-
-    `few` holds for up to 64 candidates and grows with the square root of their number. The margin is never below the
-    noise.
-    """
+    """After `samples` samples each, candidates slower than `keep` times the best leave, and all but the first `few`."""
 
     samples: int
-    keep: float
+    keep: float  # the margin is never below the noise
     few: int = 10**6
 
     def room(self, candidates: int) -> int:
-        """Return how many of the candidates at the start stay at most."""
+        """Return how many stay: `few` of up to 64 candidates at the start, more of more by the square root."""
         return math.ceil(self.few * math.sqrt(max(candidates / 64, 1)))
 
 
@@ -104,6 +100,11 @@ def typical_s(samples: Iterable[float]) -> float:
     return math.fsum(map(operator.mul, weights, ordered)) / sum(weights)
 
 
+def is_time(seconds: float) -> bool:
+    """Whether a time can be ranked: a NaN or a zero cannot."""
+    return math.isfinite(seconds) and seconds > 0
+
+
 def median_s(samples: Iterable[float]) -> float:
     """Return the middle sample, or the mean of the two in the middle.
 
@@ -123,12 +124,8 @@ def standard_error(values: Sequence[float], factor: float) -> float:
 
 
 def uncertainty(samples: Sequence[float], objective: Objective = typical_s) -> float:
-    """Return the standard error of a time, relative to it.
-
-    It comes from the spread over parts of the samples, taken in turn; with fewer than eight samples, it is the distance
-    from the middle sample to the fast samples.
-    """
-    if len(samples) < _FEW:
+    """Return the standard error of a time, relative to it, from the spread over parts of the samples, taken in turn."""
+    if len(samples) < _FEW:  # the distance from the middle sample to the fast samples
         typical = typical_s(samples)
         return (sorted(samples)[len(samples) // 2] - typical) / typical
     count = min(max(len(samples) // _FEW, 4), 16)
@@ -216,9 +213,7 @@ class Lane:
     __slots__ = ("_take", "first_s", "name", "samples_s")
 
     def __init__(self, name: str, take: Callable[[], float | None], first_s: float = math.inf) -> None:
-        self.name: Final = name
-        self._take = take
-        self.first_s: Final = first_s
+        self.name, self._take, self.first_s = name, take, first_s
         self.samples_s: list[float] = []
 
     @property
@@ -229,53 +224,40 @@ class Lane:
     def run_once(self) -> bool:
         """Take one more sample; False if the candidate failed."""
         seconds = self._take()
-        # A NaN or a zero cannot be ranked.
-        if seconds is None or not (math.isfinite(seconds) and seconds > 0):
+        if seconds is None or not is_time(seconds):
             return False
         self.samples_s.append(seconds)
         return True
 
 
-class Sampled(Protocol):
-    """A candidate as the rules of the race see it."""
-
-    samples_s: list[float]
-
-    @property
-    def first_s(self) -> float:
-        """The time of its very first run; infinite if unknown."""
-
-
-S = TypeVar("S", bound=Sampled)
+L = TypeVar("L", bound=Lane)
 
 
 def survivors(
-    lanes: Iterable[S],
+    lanes: Iterable[L],
     stage: RaceStage,
     candidates: int,
     objective: Objective = typical_s,
-    value_of: Callable[[S], float] | None = None,
-) -> list[S]:
+    times: Mapping[Hashable, float] | None = None,
+) -> list[L]:
     """Return the lanes that stay in the race after a stage, fastest first; `candidates` is their number at its start.
 
-    `value_of` ranks the lanes, in place of the objective over their samples.
+    `times`, by name, rank the lanes in place of the objective over their samples.
     """
-    value_of = value_of or (lambda lane: _value(lane, objective))
-    valued = [(value_of(lane), lane) for lane in lanes if lane.samples_s]
-    if not valued:
+    running = [lane for lane in lanes if lane.samples_s]
+    if not running:
         return []
-    best = min(_confirmed(lane, value) for value, lane in valued)
-    limit = best + abs(best) * max(stage.keep - 1, BEHIND * _noise([lane.samples_s for _, lane in valued], objective))
-    within = sorted((pair for pair in valued if pair[0] <= limit), key=lambda pair: pair[0])
-    return [lane for _, lane in within[: stage.room(candidates)]]
+    value = {lane: _value(lane, objective) if times is None else times[lane.name] for lane in running}
+    # While samples are few, a spike would make the noise look huge, and a slip of the clock throw all others out: then
+    # the best time is one that its lane has reached twice.
+    few = {lane: sorted((*lane.samples_s, lane.first_s)) for lane in running if len(lane.samples_s) < _FEW}
+    best = min(max(value[lane], few[lane][1]) if lane in few else value[lane] for lane in running)
+    noise = 0.0 if few else pooled_uncertainty((lane.samples_s for lane in running), objective)
+    limit = best + abs(best) * max(stage.keep - 1, BEHIND * noise)
+    return sorted((lane for lane in running if value[lane] <= limit), key=value.__getitem__)[: stage.room(candidates)]
 
 
-def _noise(lanes: Sequence[Sequence[float]], objective: Objective) -> float:
-    """Return the standard error of times; 0 while samples are so few that a spike would make it look huge."""
-    return 0.0 if min(map(len, lanes)) < _FEW else pooled_uncertainty(lanes, objective)
-
-
-def _value(lane: Sampled, objective: Objective) -> float:
+def _value(lane: Lane, objective: Objective) -> float:
     """Return the value that ranks a lane."""
     samples = lane.samples_s
     if len(samples) < _FEW:
@@ -283,13 +265,7 @@ def _value(lane: Sampled, objective: Objective) -> float:
     return objective(samples) if len(samples) >= ENOUGH else typical_s(samples)
 
 
-def _confirmed(lane: Sampled, value: float) -> float:
-    """Return a time that a lane has reached twice: one slip of the clock must not throw all others out."""
-    samples = lane.samples_s
-    return value if len(samples) >= _FEW else max(value, sorted((*samples, lane.first_s))[1])
-
-
-def is_settled(lanes: Sequence[Sampled], objective: Objective = typical_s) -> bool:
+def is_settled(lanes: Sequence[Lane], objective: Objective = typical_s) -> bool:
     """Whether more samples would change nothing that matters."""
     if len(lanes) <= 1:
         return True
@@ -299,7 +275,11 @@ def is_settled(lanes: Sequence[Sampled], objective: Objective = typical_s) -> bo
 
 
 class Race:
-    """Samples lanes until one has won, or the rest cannot be told apart, or the time is up."""
+    """Samples lanes until one has won, or the rest cannot be told apart, or the time is up.
+
+    `ends_s` is the end of the race by the clock, checked before every run. `on_round` gets, after each round, the
+    fraction of the allowed samples taken so far. A lane that `is_good` wins at once. `finalists` are still in the race.
+    """
 
     def __init__(
         self,
@@ -312,36 +292,23 @@ class Race:
         is_good: Callable[[Lane], bool] = lambda _lane: False,
         objective: Objective = typical_s,
     ) -> None:
-        """`ends_s` is the end of the race by the clock, checked before every run. A lane that `is_good` wins at once.
-
-        `on_round` gets, after each round, the fraction of the allowed samples taken so far. `objective` ranks lanes by
-        their samples, once there are enough of them.
-        """
-        self._lanes, self._candidates = list(lanes), len(lanes)
+        self.finalists, self._candidates = list(lanes), len(lanes)
         self._most = self._left = max(SAMPLES_PER_CANDIDATE * len(lanes), LEAST_SAMPLES)
         self._rng, self._objective, self._on_round, self._is_good = rng, objective, on_round, is_good
         self._clock_s, self._started_s, self._ends_s = clock_s, clock_s(), ends_s
         self._runs: list[tuple[str, float]] = []
 
-    @property
-    def finalists(self) -> list[Lane]:
-        """The lanes still in the race."""
-        return self._lanes
-
     def run(self, spent_s: float = 0.0) -> bool:
-        """Race to the end; return False if the time was up first. `spent_s` is the time spent on the candidates before.
-
-        The last percent must not take the caller longer than everything before it.
-        """
-        if self._has_good_one():
-            return True
-        if not all(self._reach(stage) for stage in QUALIFYING):
+        """Race to the end; return False if the time was up first. `spent_s` is the time spent on trying candidates."""
+        if not self.qualify():
             return False
+        # The last percent must not take the caller longer than everything before it.
         spent_s += self._clock_s() - self._started_s
         cut_s = self._clock_s() + max(spent_s, LEAST_FINAL_S)
         ends_s, self._ends_s = self._ends_s, min(self._ends_s, cut_s)
         for stage in _stages():
-            if self._is_settled() or self._left < len(self._lanes):
+            settled = self._has_good_one() or is_settled(self.finalists, self._objective)
+            if settled or self._left < len(self.finalists):
                 break
             if not self._reach(stage):
                 return cut_s < ends_s
@@ -353,46 +320,34 @@ class Race:
 
     def _reach(self, stage: RaceStage) -> bool:
         """Take rounds until a stage, or until no samples are left; return False if the time was up first."""
-        while lanes := [lane for lane in self._lanes if len(lane.samples_s) < stage.samples]:
+        while lanes := [lane for lane in self.finalists if len(lane.samples_s) < stage.samples]:
             # A round is taken whole or not at all: times from different numbers of samples do not compare.
             if self._left < len(lanes):
                 break
-            if not self._round(lanes):
-                return False
-        self._lanes = survivors(self._lanes, stage, self._candidates, self._objective, self._paired())
-        return True
-
-    def _paired(self) -> Callable[[Lane], float] | None:
-        """Return the ranking by runs relative to their neighbours, if that is more certain than by samples."""
+            self._rng.shuffle(lanes)
+            for lane in lanes:
+                if self._clock_s() >= self._ends_s:
+                    return False
+                self._left -= 1
+                if lane.run_once():
+                    self._runs.append((lane.name, lane.samples_s[-1]))
+                else:
+                    self.finalists.remove(lane)
+            self._on_round(1 - self._left / self._most)
+        found = None
         # Another objective, like a percentile, may ask about just the changes that move all lanes alike.
-        if self._objective is not typical_s or min((len(lane.samples_s) for lane in self._lanes), default=0) < _FEW:
-            return None
-        found = paired(self._runs, [lane.name for lane in self._lanes])
-        return None if found is None else lambda lane: found.times[lane.name]
-
-    def _round(self, lanes: list[Lane]) -> bool:
-        """Run each lane once, in a new order; return False if the time was up."""
-        self._rng.shuffle(lanes)
-        for lane in lanes:
-            if self._clock_s() >= self._ends_s:
-                return False
-            self._left -= 1
-            if lane.run_once():
-                self._runs.append((lane.name, lane.samples_s[-1]))
-            else:
-                self._lanes.remove(lane)
-        self._on_round(1 - self._left / self._most)
+        if self._objective is typical_s and all(len(lane.samples_s) >= _FEW for lane in self.finalists):
+            found = paired(self._runs, [lane.name for lane in self.finalists])
+        times = None if found is None else found.times
+        self.finalists = survivors(self.finalists, stage, self._candidates, self._objective, times)
         return True
 
     def _has_good_one(self) -> bool:
         """Leave only the best lane in the race if one is good enough."""
-        good = [lane for lane in self._lanes if self._is_good(lane)]
+        good = [lane for lane in self.finalists if self._is_good(lane)]
         if good:
-            self._lanes = [min(good, key=lambda lane: lane.value_s)]
+            self.finalists = [min(good, key=lambda lane: lane.value_s)]
         return bool(good)
-
-    def _is_settled(self) -> bool:
-        return self._has_good_one() or is_settled(self._lanes, self._objective)
 
 
 def _stages() -> Iterator[RaceStage]:

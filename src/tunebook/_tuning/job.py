@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare
     from tunebook._measure.compile_pool import Compiled
-    from tunebook._measure.stopwatch import Runner, Trial
+    from tunebook._measure.stopwatch import Runner, Stopwatch, Trial
     from tunebook._statistics.decide import Verdict
     from tunebook._statistics.race import Objective
     from tunebook._statistics.roofline import Roofline
@@ -52,15 +52,12 @@ class Call(Generic[Cfg]):
 
 
 class History(NamedTuple):
-    """The past of a problem: measurements under any conditions, the winner's fingerprint, a generation.
-
-    `complete` is False if the last tuning was disturbed, or a budget ended it: its finalists then race again.
-    """
+    """The past of a problem: measurements under any conditions, the winner's fingerprint, a generation."""
 
     measurements: tuple[Measurement, ...] = ()
     winner: str | None = None
     generation: int = 0
-    complete: bool = True
+    complete: bool = True  # False if the last tuning was disturbed, or a budget ended it: its finalists race again
 
 
 class Budget(NamedTuple):
@@ -71,7 +68,6 @@ class Budget(NamedTuple):
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
         return self.seconds == 0 or self.trials == 0
 
     def left_s(self, elapsed_s: float, share: float = 1.0) -> float:
@@ -109,8 +105,6 @@ def parse_budget(budget: Budget | float | str | None) -> Budget:
 
 Doing: TypeAlias = Literal["compiling", "trying", "racing"]
 
-_NO_FAILURES: Final[Mapping[FailureKind, int]] = MappingProxyType({})
-
 
 class Step(NamedTuple):
     """The progress of a tuning job, for a progress bar.
@@ -124,7 +118,7 @@ class Step(NamedTuple):
     done: int
     total: int
     elapsed_s: float
-    failures: Mapping[FailureKind, int] = _NO_FAILURES
+    failures: Mapping[FailureKind, int] = MappingProxyType({})
     best_s: float | None = None
     best: object = None
     latest: Measurement | None = None
@@ -132,26 +126,20 @@ class Step(NamedTuple):
 
 
 class Part(NamedTuple, Generic[Cfg]):
-    """One problem of a job: the calls that are timed.
-
-    `check` returns an error for a wrong output. `mutated` lists the arguments that runs write to; None is to find out.
-    """
+    """One problem of a job: the calls that are timed."""
 
     make_fn: Callable[[Cfg], Callable[..., object]]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = MappingProxyType({})
-    check: Callable[[Any], Any] | None = None
-    mutated: Sequence[object] | None = None
+    check: Callable[[Any], Any] | None = None  # returns an error for a wrong output
+    mutated: Sequence[object] | None = None  # the arguments that runs write to; None is to find out
     weight: float = 1.0
 
 
 class Order(NamedTuple, Generic[Cfg]):
-    """The order in which candidates are tried: groups from the lowest number, in each the highest priority first.
+    """The order in which candidates are tried: groups from the lowest number, in each the highest priority first."""
 
-    A group is tried only if no candidate of the groups before it was valid.
-    """
-
-    group: Callable[[Cfg], int] = lambda _config: 0
+    group: Callable[[Cfg], int] = lambda _config: 0  # tried only if no candidate of the groups before it was valid
     priority: Callable[[Cfg], int] = lambda _config: 0
 
 
@@ -160,31 +148,26 @@ class Setup(NamedTuple, Generic[Cfg]):
 
     `compile` prepares a candidate, from several threads at once, and may return its product: the path of a file, or
     bytes. Candidates with equal products are measured once, unless they differ on `launch_axes`; candidates that
-    differ on nothing else are compiled once. `timer` is the clock of the device; None is the host's. `ordinal` is the
-    number of the GPU, if the arguments do not tell. `isolate` runs the candidates in a worker process, where each step
-    may take `timeout_s`. `runner` runs them elsewhere: neither in this process nor in a fork of it.
+    differ on nothing else are compiled once.
     """
 
     compile: Callable[[Cfg], object] | None = None
     launch_axes: frozenset[str] = frozenset()
     order: Order[Cfg] = Order()
     platform: str = "cpu"
-    ordinal: int | None = None
-    timer: Timer | None = None
-    isolate: bool = False
+    ordinal: int | None = None  # the number of the GPU, if the arguments do not tell
+    timer: Timer | None = None  # the clock of the device; None is the host's
+    isolate: bool = False  # in a worker process, where each step may take `timeout_s`
     timeout_s: float = 60.0
-    runner: Callable[[Sequence[Cfg]], Runner] | None = None
+    runner: Callable[[Sequence[Cfg]], Runner] | None = None  # runs elsewhere than in this process or a fork of it
 
 
 class Goal(NamedTuple):
-    """When a candidate is correct and fast. A candidate that takes `enough_s` or less ends the job.
-
-    `compare` compares an output with the output of the heuristic's configuration, for problems without a check.
-    """
+    """When a candidate is correct and fast."""
 
     objective: Objective = typical_s
-    enough_s: float = 0.0
-    compare: Compare | None = None
+    enough_s: float = 0.0  # a candidate that takes no longer ends the job
+    compare: Compare | None = None  # with the output of the heuristic's configuration, for problems without a check
     roofline: Roofline | None = None
 
 
@@ -197,22 +180,18 @@ class Conditions(NamedTuple):
 
 
 class Job(NamedTuple, Generic[Cfg]):
-    """A tuning job: finds the configuration with the smallest weighted mean time over all parts.
-
-    The candidates are listed, or proposed by a `search` (see `search_run`). A `brief` job takes only the first samples
-    of its race. If a budget ended the tuning that `history` is from, the finalists of that tuning go on.
-    """
+    """A tuning job: finds the configuration with the smallest weighted mean time over all parts."""
 
     parts: Sequence[Part[Cfg]]
     candidates: Sequence[Cfg]
     heuristic: Cfg | None = None
-    search: Search | None = None
+    search: Search | None = None  # proposes the candidates (see `search_run`)
     history: History = History()
     conditions: Conditions = Conditions()
     setup: Setup[Cfg] = Setup()
     goal: Goal = Goal()
     budget: Budget = Budget()
-    brief: bool = False
+    brief: bool = False  # takes only the first samples of the race
     on_step: Callable[[Step], None] | None = None
 
     @property
@@ -234,6 +213,10 @@ class Job(NamedTuple, Generic[Cfg]):
     def code(self) -> str:
         """The checksum of the kernel's code."""
         return self.conditions.code
+
+    def policy(self, stopwatch: Stopwatch) -> str:
+        """Return the measurement policy under a stopwatch."""
+        return f"{stopwatch.name}/{self.conditions.mode}"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
@@ -37,8 +37,7 @@ class _ForwardOnly:
     """Marks that backward passes are not measured."""
 
     def content(self) -> str:
-        """Return a constant text: all of these blocks are alike."""
-        return "forward only"
+        return "forward only"  # all of these blocks are alike
 
 
 def forward_autotune_only() -> Scope:
@@ -71,13 +70,16 @@ def job_for(
     if stage is not None and policy.validate_backward and not is_forward_only():
         forward = not job.candidates or not stage.differentiable(stage.bind(kernel, inv, job.candidates[0]))
     check = kernel.checker(inv) if forward else None
+    isolate = policy.isolate == "always"
+    if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
+        isolate = kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
     job = job._replace(
         parts=[job.parts[0]._replace(check=check, mutated=kernel.mutated(inv))],
         setup=job.setup._replace(
             compile=partial(kernel.compile_cfg, inv) if kernel.compiles else None,
             platform=inv.platform,
             timer=timer_for((inv.args, inv.kwargs)),
-            isolate=_isolates(policy, kernel, inv),
+            isolate=isolate,
             timeout_s=policy.candidate_timeout_s,
         ),
         goal=Goal(
@@ -106,7 +108,7 @@ def _on_stage(job: Job[C], stage: TuningSite, kernel: Kernel[C, Any], *, forward
     return job._replace(
         parts=[part],
         conditions=job.conditions._replace(mode="forward" if forward else stage.passes),
-        # A fork of a process with a framework's threads in it would wait for their locks for ever.
+        # Never in a fork, as above.
         setup=job.setup._replace(compile=compile_one or job.setup.compile, isolate=False),
     )
 
@@ -118,24 +120,22 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
     bounds = [job.goal.enough_s for job in jobs]
     texts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
     compilers = [job.setup.compile for job in jobs if job.setup.compile]
+
+    def compile_for_all(config: C) -> object:
+        made = [compile_one(config) for compile_one in compilers]
+        return made[0] if all(product == made[0] for product in made) else None
+
     # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
     mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
         conditions=first.conditions._replace(mode=mode),
-        setup=first.setup._replace(
-            compile=None if first.setup.compile is None else partial(_compile_for_all, compilers)
-        ),
+        setup=first.setup._replace(compile=compile_for_all if first.setup.compile else None),
         goal=first.goal._replace(
             roofline=None,
             enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
         ),
     )
-
-
-def _compile_for_all(compilers: Sequence[Callable[[C], object]], config: C) -> object:
-    made = [compile_one(config) for compile_one in compilers]
-    return made[0] if all(thing == made[0] for thing in made) else None
 
 
 def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> Search | None:
@@ -163,21 +163,21 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
     space = kernel.candidates(inv)
     order = Order(partial(kernel.cfg_group, inv), partial(kernel.cfg_priority, inv))
     mode = "forward+backward" if backward else "forward"
+    if search is None:
+        candidates = candidates_to_try(kernel, inv)
+    else:  # the measured configurations of its space, or else the first one
+        known = (search.space.decoded(m.config) for m in history.measurements)
+        decoded = list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
+        candidates = cast("list[C]", decoded)
     return Job(
         parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
-        candidates=candidates_to_try(kernel, inv) if search is None else _known_in(search, history),
+        candidates=candidates,
         heuristic=kernel.heuristic(inv),
         search=search,
         history=history,
         conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode),
         setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
     )
-
-
-def _known_in(search: Search, history: History) -> list[Any]:
-    """Return the configurations of a space that were measured before, or else its first one."""
-    known = (search.space.decoded(m.config) for m in history.measurements)
-    return list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
 
 
 def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C]:
@@ -188,10 +188,3 @@ def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C
         error = DefinitionError("let prune keep at least one")
         raise TuningFailed(f"prune left none of {len(candidates)} candidates", [error])
     return left
-
-
-def _isolates(policy: AutotunePolicy, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> bool:
-    if policy.isolate == "auto":
-        # A fork of a process with a framework's threads in it would wait for their locks for ever.
-        return kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
-    return policy.isolate == "always"

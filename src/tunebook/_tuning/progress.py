@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Progress: TypeAlias = "Callable[[Step], None]"
 
 _BAR: Final = 24
-_LOGGED_S: Final = 10.0
 _DRAWN_S: Final = 0.05  # nobody reads faster, and drawing takes time from measuring
 FAILED: Final[Mapping[FailureKind, str]] = {
     "compile": "did not compile",
@@ -47,10 +46,8 @@ def progress_for(
         return None
     if stream.isatty():
         return _rich_line(title, stream) or progress_line(title, stream)
-    display = _notebook_display() if stream is sys.stderr else None
-    if display is not None:
-        return _notebook_line(title, display)
-    return log_lines(title, stream) if asked else None
+    in_notebook = _notebook_line(title) if stream is sys.stderr else None
+    return in_notebook or (log_lines(title, stream) if asked else None)
 
 
 def is_last(step: Step) -> bool:
@@ -88,11 +85,18 @@ def log_lines(title: str, stream: TextIO, clock_s: Callable[[], float] = time.mo
         stream.write("  ".join(text for text, _ in _parts(title, step)) + "\n")
         stream.flush()
 
-    return _paced(write, _LOGGED_S, clock_s, at_once=False)
+    return _paced(write, 10.0, clock_s, at_once=False)
 
 
-def _notebook_line(title: str, display: Callable[..., Any]) -> Progress:
-    """Return a function that changes one output of a notebook cell. `display` is IPython's."""
+def _notebook_line(title: str) -> Progress | None:
+    """Return a function that changes one output of a notebook cell; None outside of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # Not in IPython's console, which is a terminal.
+    if all(kind.__name__ != "ZMQInteractiveShell" for kind in type(shell).__mro__):
+        return None
+    from IPython.display import display  # noqa: PLC0415 - loaded already
+
     handle: Any = None
 
     def draw(step: Step) -> None:
@@ -106,18 +110,6 @@ def _notebook_line(title: str, display: Callable[..., Any]) -> Progress:
     return _paced(draw, _DRAWN_S, time.monotonic)
 
 
-def _notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's `display` in a notebook, which has loaded it; None elsewhere."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    # Not in IPython's console, which is a terminal.
-    if all(kind.__name__ != "ZMQInteractiveShell" for kind in type(shell).__mro__):
-        return None
-    from IPython.display import display  # noqa: PLC0415 - loaded already
-
-    return display  # type: ignore[no-any-return] # untyped
-
-
 def _rich_line(title: str, stream: TextIO) -> Progress | None:
     """Return a function that draws a line in colour, cut to the width of the terminal; None without rich."""
     try:
@@ -129,7 +121,7 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     console = Console(file=stream, highlight=False)
 
     def draw(step: Step) -> None:
-        line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _bar(step)))
+        line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _BAR))
         stream.write("\r\x1b[2K")
         console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
         stream.flush()
@@ -137,14 +129,10 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     return _paced(draw, _DRAWN_S, time.monotonic)
 
 
-def _bar(step: Step) -> str:
-    filled = _BAR * step.done // max(step.total, 1)
-    return f"{'━' * filled}{' ' * (_BAR - filled)}"
-
-
-def _parts(title: str, step: Step, bar: str = "") -> list[tuple[str, str]]:
-    """Return the parts of the line for one step, each with its style."""
-    heading = " ".join(filter(None, (title, step.doing, bar, f"{step.done}/{step.total}")))
+def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
+    """Return the parts of the line for one step, each with its style; `bar` is the length of a bar in it."""
+    drawn = ("━" * (bar * step.done // max(step.total, 1))).ljust(bar)
+    heading = " ".join(filter(None, (title, step.doing, drawn, f"{step.done}/{step.total}")))
     parts = [(heading, "bold" if is_last(step) else "")]
     if step.best_s is not None:
         parts.append((f"best {seconds_text(step.best_s)}", "green"))
@@ -157,7 +145,7 @@ def _parts(title: str, step: Step, bar: str = "") -> list[tuple[str, str]]:
 
 def progress_text(title: str, step: Step) -> str:
     """Return the line for one step."""
-    return "  ".join(text for text, _ in _parts(title, step, _bar(step)))
+    return "  ".join(text for text, _ in _parts(title, step, _BAR))
 
 
 def seconds_text(seconds: float) -> str:

@@ -5,7 +5,7 @@ After an update of a driver or a library the old times are void, but the order a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, TuningFailed
@@ -13,7 +13,7 @@ from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._tuning.job import Job, Tuned
@@ -41,10 +41,7 @@ class Verified(NamedTuple, Generic[C]):
 
 
 def finalists(known: Iterable[Measurement], *, code: str, environment: str, winner: str) -> frozenset[str]:
-    """Return the fingerprints of the winner and the other finalists of a race under some conditions.
-
-    If they are fewer than `FEWEST`, the fastest of the dropped candidates are added.
-    """
+    """Return the fingerprints of the finalists of a race under some conditions, or of the `FEWEST` fastest if fewer."""
     measured = [m for m in known if (m.code, m.environment) == (code, environment) and m.failure is None]
     closest = sorted(
         (m for m in measured if m.valid_samples_s), key=lambda m: (m.dropped, typical_s(m.valid_samples_s))
@@ -57,17 +54,10 @@ def finalists(known: Iterable[Measurement], *, code: str, environment: str, winn
     return frozenset(chosen)
 
 
-class TuneOrVerify(Protocol[C]):
-    """Runs a job; `verifying` is for the listeners of its start."""
-
-    def __call__(self, job: Job[C], *, verifying: bool = False) -> Tuned[C]:
-        """Return the result; raise `TuningFailed` if every candidate fails."""
-
-
-def verify(job: Job[C], tune: TuneOrVerify[C], among: frozenset[str]) -> Verified[C]:
+def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str]) -> Verified[C]:
     """Measure the candidates `among` and the heuristic's again; tune all if the job's incumbent does not win or tie.
 
-    Ties go to the incumbent, as in every decision.
+    `tune` runs a job; its keyword `verifying` is for the listeners of its start.
     """
     failures = tuple(m for m in job.known if m.failure is not None)
     finished = job.history._replace(complete=True)

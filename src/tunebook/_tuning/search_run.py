@@ -20,7 +20,6 @@ from tunebook.search import Observation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tunebook._base.vocabulary import Measurement
     from tunebook._space.space import Config
     from tunebook.search._by_name import Search
 
@@ -45,13 +44,11 @@ class Searching(Generic[Cfg]):
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         setup = job.setup
-        once = None if setup.compile is None else _CompileOnce(setup.compile, setup.launch_axes)
+        once = None if setup.compile is None else _compile_once(setup.compile, setup.launch_axes)
         self._job = job._replace(search=None, setup=setup._replace(compile=once))
-        self._search, self._tune, self._clock_s = search, tune, clock_s
-        self._started_s = clock_s()
+        self._search, self._tune, self._clock_s, self._started_s = search, tune, clock_s, clock_s()
         self._candidates: CandidateSet[Any] = CandidateSet(job.conditions, policy, None)
-        self._ran = 0
-        self._waiting_s = 0.0
+        self._ran, self._waiting_s = 0, 0.0
         for m in job.known:
             if self._candidates.is_comparable(m) and (config := search.space.decoded(m.config)) is not None:
                 self._candidates.results[self._candidates.admit(config)] = m
@@ -104,7 +101,9 @@ class Searching(Generic[Cfg]):
         finalists = [configs[name] for name in names if name in configs]
         failures = tuple(m for m in measured.values() if m.failure is not None)
         if not finalists and job.heuristic is None:
-            raise TuningFailed(f"all {len(failures)} candidates failed", _errors(failures), failures)
+            errors = [RuntimeError(f"{m.failure.kind}: {m.failure.message}") for m in failures if m.failure is not None]
+            without = ValueError("the search proposed no candidates")
+            raise TuningFailed(f"all {len(failures)} candidates failed", errors or [without], failures)
         history = job.history._replace(
             measurements=failures if self._ran else tuple(measured.values()),
             complete=not self._ran and job.history.complete,
@@ -127,12 +126,11 @@ class Searching(Generic[Cfg]):
         return decided._replace(when=final.when)
 
     def _observations(self, names: Iterable[str]) -> list[Observation]:
-        found = []
-        for name in names:
-            m = self._candidates.results[name]
-            valid = m.failure is None and m.valid_samples_s
-            found.append(Observation(self._candidates.configs[name], typical_s(m.valid_samples_s) if valid else None))
-        return found
+        configs, measured = self._candidates.configs, [(name, self._candidates.results[name]) for name in names]
+        return [
+            Observation(configs[name], typical_s(m.valid_samples_s) if not m.failure and m.valid_samples_s else None)
+            for name, m in measured
+        ]
 
     def _left_s(self, share: float = 1.0) -> float:
         return self._job.budget.left_s(self._clock_s() - self._started_s, share)
@@ -147,22 +145,17 @@ class Searching(Generic[Cfg]):
             self._job.on_step(step._replace(done=done, total=max(self._search.trials, done)))
 
 
-class _CompileOnce(Generic[Cfg]):
-    """Compiles each program once: batches share some, and finalists run again. Threads may compile one twice."""
+def _compile_once(compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> Callable[[Cfg], object]:
+    """Return a compiler that remembers programs: batches share some, and finalists run again."""
+    made: dict[str, object] = {}
 
-    def __init__(self, compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> None:
-        self._compile_one, self._launch_axes = compile_one, launch_axes
-        self._made: dict[str, object] = {}
-
-    def __call__(self, config: Cfg) -> object:
-        program = program_of(config, self._launch_axes)
+    def compile_new(config: Cfg) -> object:
+        program = program_of(config, launch_axes)
         if program is None:
-            return self._compile_one(config)
-        if program.compiled not in self._made:
-            self._made[program.compiled] = self._compile_one(config)
-        return self._made[program.compiled]
+            return compile_one(config)
+        compiled, _ = program
+        if compiled not in made:  # threads may compile one twice
+            made[compiled] = compile_one(config)
+        return made[compiled]
 
-
-def _errors(failures: Iterable[Measurement]) -> list[Exception]:
-    said = [RuntimeError(f"{m.failure.kind}: {m.failure.message}") for m in failures if m.failure is not None]
-    return [*said] or [ValueError("the search proposed no candidates")]
+    return compile_new

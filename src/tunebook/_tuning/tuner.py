@@ -30,7 +30,7 @@ from tunebook._statistics.race import Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import Timer, TuningSite
@@ -73,12 +73,9 @@ class Tuner:
             raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got iters={iters}, warmup={warmup}")
         self.stopwatch: Final = stopwatch or Stopwatch(warmup=warmup, iters=iters)
         self._compile_threads = compile_threads or os.cpu_count() or 1
-        self._clock_s = clock_s
-        self._now_s = now_s
+        self._clock_s, self._now_s, self._probes, self._device_wait_s = clock_s, now_s, probes, device_wait_s
         # Times by another clock than the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
-        self._probes = probes
-        self._device_wait_s = device_wait_s
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
         """Return the seconds of the fastest of `iters` runs; errors of the function pass.
@@ -136,17 +133,21 @@ class Tuner:
         if job.search is not None:
             from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
 
-            return Searching(job, job.search, policy_of(job, stopwatch), self.tune, self._clock_s).run()
+            return Searching(job, job.search, job.policy(stopwatch), self.tune, self._clock_s).run()
         turn, probes = self._watch(job)
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
-            compiling = self._compiling(job, run.candidates.configs, stack)
-            calm = nullcontext if compiling is None else compiling.quiet
-            runner = stack.enter_context(_runner_for(job, list(run.candidates.configs.values()), stopwatch, calm))
-            tried = CandidateTrials(run, runner, compiling).run(todo)
+            if job.setup.compile is not None:
+                from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of `import tunebook`
+
+                configs, axes = run.candidates.configs, job.setup.launch_axes
+                run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
+                stack.callback(run.compiling.close)
+            run.runner = stack.enter_context(_runner_for(run, stopwatch))
+            tried = run.try_all(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = _race(run, probes)
         tuned = run.candidates.decide(
@@ -162,16 +163,6 @@ class Tuner:
         if tuned.verdict is None:
             raise run.candidates.failure()
         return tuned
-
-    def _compiling(self, job: Job[Cfg], configs: Mapping[str, Cfg], stack: ExitStack) -> Compiling[Cfg] | None:
-        setup = job.setup
-        if setup.compile is None:
-            return None
-        from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of the time of `import tunebook`
-
-        compiling = Compiling(setup.compile, configs, self._compile_threads, self._clock_s, setup.launch_axes)
-        stack.callback(compiling.close)
-        return compiling
 
     def _watch(self, job: Job[Any]) -> tuple[DeviceTurn | None, tuple[Probe, ...]]:
         """Return the turn on the devices of a job, and the probes that watch them."""
@@ -196,9 +187,8 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     return min(samples)
 
 
-def _runner_for(
-    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, calm: Callable[[], AbstractContextManager[None]]
-) -> Runner:
+def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
+    job, configs = run.job, list(run.candidates.configs.values())
     if job.setup.runner is not None:
         return job.setup.runner(configs)
     compare = None if job.heuristic is None else job.goal.compare
@@ -217,16 +207,14 @@ def _runner_for(
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
 
-    return Isolated(runner, job.setup.timeout_s, calm)
-
-
-def policy_of(job: Job[Any], stopwatch: Stopwatch) -> str:
-    """Return the measurement policy of a job."""
-    return f"{stopwatch.name}/{job.conditions.mode}"
+    return Isolated(runner, job.setup.timeout_s, nullcontext if run.compiling is None else run.compiling.quiet)
 
 
 class JobRun(Generic[Cfg]):
-    """The state of a job while it runs: its candidates, the lanes of its race, and its time."""
+    """A job while it runs: tries each candidate once, and keeps the valid ones as the lanes of its race."""
+
+    runner: Runner
+    compiling: Compiling[Cfg] | None = None
 
     def __init__(
         self,
@@ -237,24 +225,21 @@ class JobRun(Generic[Cfg]):
         turn: DeviceTurn | None = None,
     ) -> None:
         self.job, self.clock_s, self.started_s = job, clock_s, clock_s()
-        self.candidates = CandidateSet(job.conditions, policy_of(job, stopwatch), job.heuristic, now_s)
+        self.candidates = CandidateSet(job.conditions, job.policy(stopwatch), job.heuristic, now_s)
         for config in job.candidates:
             self.candidates.admit(config)
         self.rng = self.candidates.shuffler()
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
-        self.ran = 0
-        self.waiting_s = 0.0
+        self.ran, self.waiting_s = 0, 0.0
         self._now_s, self._turn = now_s, turn
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the start."""
         return self.clock_s() - self.started_s
 
     def left_s(self, share: float = 1.0) -> float:
-        """Return the rest of a share of the budget."""
         return self.job.budget.left_s(self.elapsed_s, share)
 
     def todo(self) -> list[str]:
@@ -309,33 +294,24 @@ class JobRun(Generic[Cfg]):
         spent_s = now_s - (self.started_s if since_s is None else since_s)
         left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
-        elapsed_s = now_s - self.started_s
-        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s))
+        self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
 
-
-class CandidateTrials(Generic[Cfg]):
-    """Tries each candidate of a job once, and adds the valid ones to its race."""
-
-    def __init__(self, run: JobRun[Cfg], runner: Runner, compiling: Compiling[Cfg] | None) -> None:
-        self._run, self._runner, self._compiling = run, runner, compiling
-        self._index = {name: index for index, name in enumerate(run.candidates.configs)}
-
-    def run(self, todo: list[str]) -> bool:
+    def try_all(self, todo: list[str]) -> bool:
         """Try candidates until one is fast enough; return False if the budget ended first."""
-        run, trials = self._run, self._run.job.budget.trials
+        trials = self.job.budget.trials
         for names in self._groups(todo):
-            allowed = names if trials is None else names[: trials - run.ran]
+            allowed = names if trials is None else names[: trials - self.ran]
             self._start_compiling(allowed)
             for name in allowed:
-                if run.ran and run.left_s(TRYING) <= 0:
+                if self.ran and self.left_s(TRYING) <= 0:
                     return False
                 compiled = self._wait_for(name)
-                if compiled is None and self._compiling is not None:
+                if compiled is None and self.compiling is not None:
                     return False  # the budget ended while it compiled
                 measurement = self._try(name, compiled)
-                run.ran += 1
-                run.tell("trying", run.ran, len(todo), measurement)
-                if self._is_enough(name):
+                self.ran += 1
+                self.tell("trying", self.ran, len(todo), measurement)
+                if self.lanes and self.lanes[-1].name == name and self._is_enough(self.lanes[-1]):
                     return True
             if len(allowed) < len(names):
                 return False
@@ -343,20 +319,19 @@ class CandidateTrials(Generic[Cfg]):
 
     def _groups(self, todo: list[str]) -> Iterator[list[str]]:
         """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
-        run = self._run
-        group, configs = run.job.setup.order.group, run.candidates.configs
+        group, configs = self.job.setup.order.group, self.candidates.configs
         # These go first: if the budget ends early, they at least have been measured.
-        ahead = {name: None for name in (run.job.incumbent, run.candidates.heuristic) if name in todo}
+        ahead = {name: None for name in (self.job.incumbent, self.candidates.heuristic) if name in todo}
         yield [name for name in ahead if name is not None]
         rest = [name for name in todo if name not in ahead]
         for _, members in groupby(rest, key=lambda name: group(configs[name])):
-            yield [name for name in members if run.is_wanted(name)]
+            yield [name for name in members if self.is_wanted(name)]
 
     def _start_compiling(self, names: list[str]) -> None:
-        if self._compiling is None:
+        if self.compiling is None:
             return
-        self._compiling.start(names)
-        if not self._run.job.setup.isolate or not names:
+        self.compiling.start(names)
+        if not self.job.setup.isolate or not names:
             return
         first = self._wait_for(names[0])
         if first is None or (not isinstance(first, Exception) and first.on_disk):
@@ -365,61 +340,55 @@ class CandidateTrials(Generic[Cfg]):
         for done, name in enumerate(names, 1):
             if self._wait_for(name) is None:
                 break
-            self._run.tell("compiling", done, len(names))
+            self.tell("compiling", done, len(names))
 
     def _wait_for(self, name: str) -> Compiled | Exception | None:
         """Return the outcome of a build; None if it takes too long. The first of a job may take any time."""
-        run = self._run
-        if self._compiling is None:
+        if self.compiling is None:
             return None
-        unlimited = run.job.budget.seconds is None or not run.ran
-        began_s = run.clock_s()
-        compiled = self._compiling.result(name, None if unlimited else max(run.left_s(TRYING), 0.0))
-        run.waiting_s += run.clock_s() - began_s
+        unlimited = self.job.budget.seconds is None or not self.ran
+        began_s = self.clock_s()
+        compiled = self.compiling.result(name, None if unlimited else max(self.left_s(TRYING), 0.0))
+        self.waiting_s += self.clock_s() - began_s
         return compiled
 
     def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
-        run = self._run
         if isinstance(compiled, Exception):
-            return run.candidates.record(name, failed(compiled))
+            return self.candidates.record(name, failed(compiled))
         if compiled is not None and compiled.program is not None:
-            twin = run.programs.setdefault(compiled.program, name)
+            twin = self.programs.setdefault(compiled.program, name)
             if twin != name:
-                run.twins[name] = twin
-                return run.candidates.copy(twin, name, compiled.seconds)
-        with run.alone():
-            trial = self._runner.first(self._index[name])
+                self.twins[name] = twin
+                return self.candidates.copy(twin, name, compiled.seconds)
+        index = list(self.candidates.configs).index(name)
+        with self.alone():
+            trial = self.runner.first(index)
         if trial.failure is None:
-            run.lanes.append(self._lane(name, trial.sample_s))
-        return run.candidates.record(name, trial, compiled=compiled)
+            self.lanes.append(self._lane(name, index, trial.sample_s))
+        return self.candidates.record(name, trial, compiled=compiled)
 
-    def _lane(self, name: str, first_s: float) -> Lane:
+    def _lane(self, name: str, index: int, first_s: float) -> Lane:
         runs = 1  # of a sample: as many as the clock needs
 
         def take() -> float | None:
             nonlocal runs
-            trial = self._runner.sample(self._index[name], runs)
+            trial = self.runner.sample(index, runs)
             runs = trial.runs
             if trial.failure is None:
                 return trial.sample_s
-            results = self._run.candidates.results
-            known = results[name]
-            found = self._run.candidates.record(name, trial)
-            results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
+            known = self.candidates.results[name]
+            found = self.candidates.record(name, trial)
+            self.candidates.results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
             return None
 
         return Lane(name, take, first_s)
 
-    def _is_enough(self, name: str) -> bool:
+    def _is_enough(self, lane: Lane) -> bool:
         """Whether a candidate that was just tried is as fast as the job needs; sampled only if it may be."""
-        run = self._run
-        if not run.lanes or run.lanes[-1].name != name:
+        if lane.first_s > 3 * self.job.goal.enough_s:
             return False
-        lane = run.lanes[-1]
-        if lane.first_s > 3 * run.job.goal.enough_s:
-            return False
-        with run.alone():
-            return all(lane.run_once() for _ in range(3)) and run.is_good(lane)
+        with self.alone():
+            return all(lane.run_once() for _ in range(3)) and self.is_good(lane)
 
 
 def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
