@@ -29,10 +29,10 @@ class TestTheCommand(OnABook):
         assert all(re.search(rf"^  {name} +{re.escape(SUMMARIES[name])}$", out, re.MULTILINE) for name in VERBS)
         assert run() == (0, out, "")
 
-    def test_every_verb_is_in_one_group_and_has_a_module(self):
+    def test_every_verb_is_in_one_group_and_every_module_has_a_verb(self):
         assert len(VERBS) == sum(len(names) for names in GROUPS.values())
         modules = {path.stem for path in Path(_cli.__file__).parent.glob("[a-z]*.py")}
-        assert modules == {"import_" if name == "import" else name for name in VERBS}
+        assert modules == {load(name).run.__module__.rpartition(".")[2] for name in VERBS}
 
     @pytest.mark.parametrize("name", VERBS)
     def test_help_of_each_verb_has_an_example_and_the_exit_codes(self, name, capsys):
@@ -417,6 +417,14 @@ class TestDoctor(OnABook):
         with lease:
             assert "1 tunings in progress; 1 left by dead processes" in run("doctor")[1]
 
+    def test_leases_that_cannot_be_listed_are_a_warning(self, place, run):
+        leases = place / "home" / "v1" / "leases"
+        shutil.rmtree(leases, ignore_errors=True)
+        leases.write_text("not a directory")
+        code, out, _ = run("doctor")
+        assert code == 0
+        assert re.search(r"^! leases +cannot be listed: Not a directory", out, re.MULTILINE)
+
     def test_json_has_levels(self, place, run):
         levels = {entry["what"]: entry["level"] for entry in json.loads(run("doctor", "--json")[1])}
         assert levels["book"] == levels["writing"] == "good"
@@ -433,7 +441,7 @@ class TestPath(OnABook):
         def fail(_options):
             raise StoreError("io", "x", "the disk is gone")
 
-        monkeypatch.setattr("tunebook._cli.path.open_book", fail)
+        monkeypatch.setattr("tunebook._cli.ls.open_book", fail)
         assert run("path") == (3, "", "tunebook: the disk is gone\n")
 
     def test_it_is_where_the_book_is(self, place, run):

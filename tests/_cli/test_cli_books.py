@@ -18,7 +18,7 @@ from cli_fixtures import OnABook, change_environment, python, stored
 import tunebook as tb
 from tunebook._base.record_format import merge
 from tunebook._cli import main
-from tunebook._cli._formats import OWN
+from tunebook._cli.exchange import OWN
 from tunebook._cli.pin import pin, unpin
 from tunebook.formats import FORMATS
 from tunebook.stores import PackStore, open_store
@@ -277,9 +277,7 @@ class TestCarryingAbout(OnABook):
         assert re.search(r"0 new, \d already known", run("import", str(tmp_path / "out"), *book)[1])
 
     def test_help_names_every_format_and_loads_none(self):
-        code = (
-            "import sys, tunebook._cli._formats; print([name for name in sys.modules if 'tunebook.formats._' in name])"
-        )
+        code = "import sys, tunebook._cli.exchange; print([n for n in sys.modules if 'tunebook.formats._' in n])"
         assert python("-c", code).stdout == "[]\n"
         assert set(FORMATS) <= set(re.findall(r"\w+", python("-m", "tunebook", "export", "--help").stdout))
 
@@ -384,6 +382,7 @@ class TestVerify(OnABook):
         done = python("-m", "tunebook", "verify", "--import", "nothing", "--kernel", "matmul", cwd=place)
         assert done.returncode == 1
         assert "no imported module defines it" in done.stdout
+        assert done.stdout.splitlines()[0].split() == ["id", "kernel", "call", "result"]
 
     def test_a_module_that_is_not_there_is_wrong_usage_and_a_broken_one_shows_itself(self, place, run):
         assert run("verify", "--import", "nowhere")[0] == 2

@@ -180,6 +180,9 @@ class TestTerminal:
             "3c4d  行列        1 ms",
         ]
 
+    def test_a_column_without_values_is_left_out(self):
+        assert drawn(COLUMNS, [("1a2b", "", "1 ms", "x"), ("3c4d", "", "2 ms", "")], 80)[0] == "id    much  wide"
+
     def test_colour_only_where_it_is_wanted(self):
         assert Terminal(out=io.StringIO(), colour=True).styled("x", "red bold") == "\x1b[31;1mx\x1b[0m"
         assert Terminal(out=io.StringIO()).styled("x", "red bold") == "x"

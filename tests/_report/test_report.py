@@ -23,12 +23,11 @@ from tunebook._base.vocabulary import Problem
 from tunebook._report import report
 from tunebook._report.charts import heat_map, heat_step, samples_range, speedups
 from tunebook._report.colours import STEPS, contrast, oklch, themes
+from tunebook._report.detail import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
 from tunebook._report.entry import entry_of
-from tunebook._report.importance import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
-from tunebook._report.marks import TextMark
-from tunebook._report.markup import svg_of, tag
+from tunebook._report.marks import Scale, TextMark, linear_ticks, quantile
 from tunebook._report.model import DETAILS, KernelGroup
-from tunebook._report.scales import Scale, linear_ticks, quantile
+from tunebook._report.page import svg_of, tag
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook.stores import MemoryStore
 
@@ -139,12 +138,12 @@ class TestEntries:
 
     def test_failures_are_counted_by_kind_and_message(self):
         shown = model(record(failing=SPACE[:4]), record(size=128, failing=SPACE[:1], message="no room"))
-        assert [(f.kind, f.message, f.candidates) for f in shown.failures] == [
+        assert [(kind, message, count) for _, kind, message, count, _ in shown.failures] == [
             ("compile", "too large", 4),
             ("compile", "no room", 1),
         ]
         assert shown.failure_kinds == (("compile", 5),)
-        assert shown.failures[0].example == "block=16, stages=1, order='ij'"
+        assert shown.failures[0][4] == "block=16, stages=1, order='ij'"
 
     def test_an_entry_where_every_candidate_failed_has_no_time_and_is_shown(self):
         shown = report([record(failing=SPACE)])
@@ -242,7 +241,7 @@ class TestWithoutReadingMeasurements:
         monkeypatch.setattr("tunebook._report.model.READ_FAILURES", 2)
         monkeypatch.setattr("tunebook._report.page.READ_FAILURES", 2)
         shown = report([record(size=n, failing=SPACE[:1]) for n in range(5)])
-        assert shown.model.failures[0].candidates == 2
+        assert shown.model.failures[0][3] == 2
         assert shown.model.failure_kinds == (("compile", 5),)
         assert "covers 2 of the 5 entries with failures" in shown.html
 
@@ -279,7 +278,7 @@ class TestDetails:
 
     def test_the_parameter_that_decides_is_the_most_important_and_one_that_does_nothing_is_not(self):
         (detail,) = model(record()).details
-        shares = {each.axis: each.share for each in detail.importances}
+        shares = dict(detail.importances)
         assert next(iter(shares)) == "block"
         assert shares["block"] > 0.9
         assert shares["stages"] < 0.05
@@ -306,18 +305,18 @@ def test_random_groups_explain_nothing_though_they_are_many():
 
 
 def test_an_axis_of_many_values_is_shown_in_ranges():
-    found = levels(range(100))
-    assert len(found.labels) == LEVELS
-    assert found.labels[0] == "0\u20138"
+    labels, _ = levels(range(100))
+    assert len(labels) == LEVELS
+    assert labels[0] == "0\u20138"
 
 
 def test_values_that_are_equal_but_of_other_types_stay_apart():
-    assert levels([1, True, 1.0, "1"]).labels == ("1", "1", "1", "True")
+    assert levels([1, True, 1.0, "1"])[0] == ("1", "1", "1", "True")
 
 
 def test_parameters_that_some_candidates_do_not_have_are_left_out():
     points = [{"a": n, "b": n} if n else {"a": n} for n in range(10)]
-    assert [each.axis for each in importances(points, [1.0 + n for n in range(10)])] == ["a"]
+    assert [name for name, _ in importances(points, [1.0 + n for n in range(10)])] == ["a"]
     assert heat_maps(points, [1.0] * 10, [], 6) == []
 
 
@@ -439,13 +438,13 @@ class TestColours:
     def test_text_has_contrast(self, theme):
         for name in ("ink", "muted", "chosen", "default", "failed"):
             for ground in ("paper", "card", "hover"):
-                assert contrast(theme.named[name], theme.named[ground]) >= 4.5, (name, ground)
+                assert contrast(theme[name], theme[ground]) >= 4.5, (name, ground)
         for step in range(STEPS):
-            assert contrast(theme.on_scale(step), theme.scale[step]) >= 4.5
+            assert contrast(theme[f"t{step}"], theme[f"q{step}"]) >= 4.5
 
     @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
     def test_the_scale_changes_lightness_at_every_step_and_never_turns(self, theme):
-        greys = [contrast(colour, "#000000") for colour in theme.scale]
+        greys = [contrast(theme[f"q{step}"], "#000000") for step in range(STEPS)]
         assert greys in (sorted(greys), sorted(greys, reverse=True))
         assert all(abs(a - b) > 0.1 for a, b in pairwise(greys))
 

@@ -51,6 +51,15 @@ GROUPS: Final = {
 }
 SUMMARIES: Final = {name: summary for verbs in GROUPS.values() for name, summary in verbs.items()}
 VERBS: Final = tuple(SUMMARIES)
+# The modules with several verbs, or with a verb of another name.
+_HOMES: Final = {
+    "books": "diff report",
+    "exchange": "merge export import prune",
+    "measure": "tune verify fit",
+    "ls": "path",
+    "pin": "unpin",
+    "show": "explain",
+}
 
 EXIT_CODES: Final = """\
 exit codes:
@@ -62,15 +71,17 @@ exit codes:
 
 def load(name: str) -> Verb:
     """Import the module of a verb, and return the verb."""
-    # `import` is a keyword of Python, so its module has another name.
-    verb: Verb = import_module(f"tunebook._cli.{'import_' if name == 'import' else name}").VERB
+    home = next((module for module, verbs in _HOMES.items() if name in verbs.split()), name)
+    verb: Verb = getattr(import_module(f"tunebook._cli.{home}"), name.upper())
     return verb
 
 
 def parser_of(name: str) -> ArgumentParser:
     """Return the parser of a verb."""
+    from tunebook._cli._filters import add_options  # noqa: PLC0415 - `tunebook --help` needs no stores
+
     verb = load(name)
-    about = " ".join((verb.about or SUMMARIES[name]).split())
+    about = " ".join((verb.about or verb.run.__doc__ or SUMMARIES[name]).split())
     parser = ArgumentParser(
         prog=f"tunebook {name}",
         description="\n".join(wrapped(about, get_terminal_size().columns - 2)),
@@ -78,7 +89,9 @@ def parser_of(name: str) -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    verb.arguments(parser)
+    if verb.arguments is not None:
+        verb.arguments(parser)
+    add_options(parser, verb.shared)
     return parser
 
 
@@ -94,7 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"tunebook {__version__}\n")
         return DONE
     if words[0] not in VERBS:
-        sys.stderr.write(_unknown(words[0]))
+        from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
+
+        near = get_close_matches(words[0], VERBS, n=1, cutoff=0.5)
+        hint = f"Did you mean `tunebook {near[0]}`?" if near else f"The verbs are: {', '.join(VERBS)}."
+        sys.stderr.write(f"tunebook: unknown verb {words[0]!r}. {hint}\n")
         return USAGE
     options = parser_of(words[0]).parse_args(words[1:])
     terminal = Terminal(json=getattr(options, "json", False))
@@ -145,11 +162,3 @@ def overview() -> str:
         lines += ["", f"{title}:", *(f"  {name:<10}  {summary}" for name, summary in verbs.items())]
     lines += ["", "`tunebook VERB --help` explains each verb, with an example.", "", EXIT_CODES, ""]
     return "\n".join(lines)
-
-
-def _unknown(word: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
-
-    near = get_close_matches(word, VERBS, n=1, cutoff=0.5)
-    hint = f"Did you mean `tunebook {near[0]}`?" if near else f"The verbs are: {', '.join(VERBS)}."
-    return f"tunebook: unknown verb {word!r}. {hint}\n"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from argparse import ArgumentTypeError
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -74,34 +72,13 @@ class Filters(NamedTuple):
 
     @property
     def any_given(self) -> bool:
-        """Whether any filter was given."""
-        return any(part is not None for part in (self.kernel, self.device, self.older_s, self.newer_s))
+        return any(part is not None for part in self[:4])
 
 
-def add_options(parser: ArgumentParser, *names: str) -> None:
-    """Add options that several verbs share."""
+def add_options(parser: ArgumentParser, names: Iterable[str]) -> None:
+    """Add options that several verbs share, by their names."""
     for name in names:
         parser.add_argument(f"--{name}", **_OPTIONS[name])
-
-
-def add_import(parser: ArgumentParser, text: str) -> None:
-    """Add the option that names modules to import."""
-    parser.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[], help=text)
-
-
-def import_modules(names: Iterable[str]) -> None:
-    """Import modules by name, also from the working directory, as `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    for name in names:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
 
 
 def filters_of(options: Namespace) -> Filters:
@@ -140,11 +117,10 @@ def existing_book(given: str) -> Store:
 
 
 def _trusted(store: Store) -> Store:
-    """Raise `StoreError` for an unsafe book. A program takes it for empty and warns; here a person asked for it."""
+    # A program takes an unsafe book for empty and warns; here a person asked for it.
     if isinstance(store, LayeredStore):
         with suppress(FileNotFoundError):
-            unsafe = distrust(store.where)
-            if unsafe is not None:
+            if (unsafe := distrust(store.where)) is not None:
                 raise unsafe
     return store
 

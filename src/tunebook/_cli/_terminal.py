@@ -21,8 +21,7 @@ _GAP: Final = "  "
 class TextColumn(NamedTuple):
     """A column of a table. Columns with the largest `give` lose width first; a column with `give=0` never does.
 
-    A terminal narrower than `from_width` does not show the column. Text is cut at its end, or at its beginning if the
-    column `keeps_end`: the last part of a dotted name says most.
+    Terminals narrower than `from_width` do not show it. `keeps_end`: the last part of a dotted name says most.
     """
 
     title: str
@@ -31,13 +30,6 @@ class TextColumn(NamedTuple):
     style: str = ""
     from_width: int = 0
     keeps_end: bool = False
-
-
-class Cell(NamedTuple):
-    """A cell with its own style."""
-
-    text: str
-    style: str = ""
 
 
 class Terminal:
@@ -61,11 +53,9 @@ class Terminal:
         return f"\x1b[{codes}m{text}\x1b[0m"
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Write one line."""
         self.out.write(f"{self.styled(text, style)}\n")
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Write many lines."""
         self.out.writelines(f"{text}\n" for text in texts)
 
     def note(self, text: str) -> None:
@@ -74,7 +64,6 @@ class Terminal:
         sys.stderr.flush()
 
     def value(self, value: Any) -> None:
-        """Write one JSON value."""
         self.out.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
     def result(self, value: Any, *lines: str) -> None:
@@ -102,18 +91,20 @@ class Terminal:
             self.line(f"{indent}{self.styled(f'{name:<{wide}}', 'dim')}{first}")
             self.lines(f"{indent}{' ' * wide}{more}" for more in rest)
 
-    def table(self, columns: Sequence[TextColumn], rows: Iterable[Sequence[str | Cell]], indent: str = "") -> None:
-        """Write a table. On a narrow terminal some columns are cut, with an ellipsis."""
-        kept = [i for i, column in enumerate(columns) if column.from_width <= self.width]
-        columns = [columns[i] for i in kept]
-        cells = ([(row[i], columns[at].style) for at, i in enumerate(kept)] for row in rows)
-        listed = [[cell if isinstance(cell, Cell) else Cell(cell, style) for cell, style in row] for row in cells]
+    def table(
+        self, columns: Sequence[TextColumn], rows: Iterable[Sequence[str | tuple[str, str]]], indent: str = ""
+    ) -> None:
+        """Write a table of texts, or (text, style), without empty columns; cuts columns on a narrow terminal."""
+        styles = [column.style for column in columns]
+        whole = [[(c, s) if isinstance(c, str) else c for c, s in zip(row, styles, strict=True)] for row in rows]
+        kept = [i for i, c in enumerate(columns) if c.from_width <= self.width and any(row[i][0] for row in whole)]
+        columns, listed = [columns[i] for i in kept], [[row[i] for i in kept] for row in whole]
         widths = _widths(columns, listed, self.width - len(indent))
         titles = [_fit(c.title, w, c._replace(keeps_end=False)) for c, w in zip(columns, widths, strict=True)]
         self.line(indent + self.styled(_GAP.join(titles).rstrip(), "dim"))
         for row in listed:
-            fitted = zip(columns, row, widths, strict=True)
-            texts = (self.styled(_fit(cell.text, width, column), cell.style) for column, cell, width in fitted)
+            cells = zip(columns, row, widths, strict=True)
+            texts = (self.styled(_fit(text, width, column), style) for column, (text, style), width in cells)
             self.line((indent + _GAP.join(texts)).rstrip())
 
     def confirm(self, question: str, *, yes: bool) -> bool:
@@ -172,11 +163,10 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[Cell]], room: int) -> list[int]:
+def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, str]]], room: int) -> list[int]:
     """Return the width of each column, reduced where the table is wider than `room`."""
     widths = [
-        max(text_width(c.title), max((text_width(row[i].text) for row in rows), default=0))
-        for i, c in enumerate(columns)
+        max(text_width(c.title), max((text_width(row[i][0]) for row in rows), default=0)) for i, c in enumerate(columns)
     ]
     over = sum(widths) + len(_GAP) * (len(columns) - 1) - room
     for level in sorted({c.give for c in columns if c.give}, reverse=True):

@@ -1,4 +1,4 @@
-"""The parts of a verb. A verb is a module `_cli/<name>.py` with one `VERB`; its docstring is the text of its help."""
+"""The parts of a verb: a module of `_cli` has one `Verb` or a few, each named after its word in capitals."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ UNREADABLE: Final = 3
 
 
 class Verb(NamedTuple):
-    """One verb. `run` returns `DONE`, or `NO` if nothing was found, the books differ or a choice does not hold.
+    """One verb, with an example that works on any book. Help shows `about`, or the docstring of `run`.
 
-    `example` is a command line that works on any book, `about` the paragraph that help shows. `run` raises `UsageError`
-    for mistakes that argparse cannot see. `main` turns `UsageError` and `StoreError` into exit codes.
+    `shared` names the options that it shares with other verbs (see `_filters`); `arguments` adds its own.
     """
 
     example: str
-    arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace, Terminal], int]
-    about: str | None
+    shared: tuple[str, ...]
+    arguments: Callable[[ArgumentParser], None] | None = None
+    about: str | None = None
 
 
 class UsageError(Exception):

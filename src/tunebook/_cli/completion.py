@@ -8,12 +8,12 @@ from __future__ import annotations
 from shlex import quote
 from typing import Final, TypeAlias
 
-from tunebook._cli._formats import OWN
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._cli.exchange import OWN
 from tunebook.formats import FORMATS
 
-# The options of a verb: name, help, and whether the option takes a value.
-_Options: TypeAlias = "list[tuple[str, str, bool]]"
+# By verb, its options: name, help, and whether the option takes a value.
+_Known: TypeAlias = "dict[str, list[tuple[str, str, bool]]]"
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _FORMATS: Final = " ".join((*OWN, *FORMATS))
@@ -68,7 +68,6 @@ else
     compdef _tunebook tunebook
 fi
 """
-_FISH: Final = "# fish completion for tunebook: put it into ~/.config/fish/completions/tunebook.fish\n"
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -87,14 +86,14 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     return DONE
 
 
-def _bash(known: dict[str, _Options], summaries: dict[str, str]) -> str:
+def _bash(known: _Known, summaries: dict[str, str]) -> str:
     words = {verb: " ".join(option for option, _, _ in options) for verb, options in known.items()}
     cases = "\n".join(f"        {verb}) words={text!r} ;;" for verb, text in words.items())
     verbs, shells = " ".join(summaries), " ".join(_SHELLS)
     return _BASH.format(verbs=verbs, shells=shells, formats=_FORMATS, files="|".join(_FILES), cases=cases)
 
 
-def _zsh(known: dict[str, _Options], summaries: dict[str, str]) -> str:
+def _zsh(known: _Known, summaries: dict[str, str]) -> str:
     verbs = "\n".join(f"        {quote(f'{verb}:{summary}')}" for verb, summary in summaries.items())
     values = {"--format": f":value:({_FORMATS})", **dict.fromkeys(_FILES, ":file:_files")}
     cases = []
@@ -108,7 +107,7 @@ def _zsh(known: dict[str, _Options], summaries: dict[str, str]) -> str:
     return _ZSH.format(verbs=verbs, cases="\n".join(cases))
 
 
-def _fish(known: dict[str, _Options], summaries: dict[str, str]) -> str:
+def _fish(known: _Known, summaries: dict[str, str]) -> str:
     lines = []
     for verb, options in known.items():
         lines.append(f"-n __fish_use_subcommand -f -a {verb} -d {quote(summaries[verb])}")
@@ -116,7 +115,8 @@ def _fish(known: dict[str, _Options], summaries: dict[str, str]) -> str:
             value = f" -r -f -a '{_FORMATS}'" if option == "--format" else " -r" if valued else ""
             lines.append(f"-n '__fish_seen_subcommand_from {verb}' -l {option[2:]}{value} -d {quote(text)}")
     lines.append(f"-n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'")
-    return _FISH + "\n".join(f"complete -c tunebook {line}" for line in lines)
+    head = "# fish completion for tunebook: put it into ~/.config/fish/completions/tunebook.fish\n"
+    return head + "\n".join(f"complete -c tunebook {line}" for line in lines)
 
 
-VERB = Verb("tunebook completion bash > tunebook-completion.bash", _arguments, _run, __doc__)
+COMPLETION = Verb("tunebook completion bash > tunebook-completion.bash", _run, (), _arguments, __doc__)

@@ -10,15 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.tunable import tunable, tune
 from tunebook._base.config_codec import readable
-from tunebook._cli._terminal import Cell, TextColumn, wrapped
+from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._cli.explain import write
+from tunebook._cli.show import write
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
@@ -35,8 +34,6 @@ _ABOUT: Final = (
 # Not `-m`: functions in `__main__` count as the user's code, functions of an installed package do not, so the second
 # process would see a changed kernel, and tune again.
 _SECOND: Final = "import sys; from tunebook._cli.demo import answer; answer(sys.argv[1])"
-_SHOWN: Final = 6
-_BAR: Final = 14  # the table has 80 columns
 _COLUMNS: Final = (
     TextColumn("#", "right", style="dim"),
     TextColumn("time", "right", style="bold"),
@@ -59,7 +56,7 @@ def sieve_in(book: Path) -> Tunable[int]:
     )
     def sieve(limit: int, *, config: Any) -> int:
         step = 2 if config.skip_even else 1
-        base = _small_primes(int(limit**0.5) + 1)
+        base = [n for n in range(2, int(limit**0.5) + 2) if all(n % d for d in range(2, int(n**0.5) + 1))]
         count = 1 if config.skip_even else 0
         for low in range(3 if config.skip_even else 2, limit, config.segment * step):
             size = -(-(min(limit, low + config.segment * step) - low) // step)
@@ -78,25 +75,17 @@ def sieve_in(book: Path) -> Tunable[int]:
     return sieve
 
 
-def _small_primes(limit: int) -> list[int]:
-    return [n for n in range(2, limit + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
-
-
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keep", metavar="DIRECTORY", help="keep the book there (default: delete it)")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    keep = options.keep
-    with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="tunebook-demo-")
-        book = Path(keep).expanduser() if keep else Path(stack.enter_context(made))
+    with tempfile.TemporaryDirectory(prefix="tunebook-demo-") as made:
+        book = Path(options.keep or made).expanduser()
         terminal.line(f"How many primes are there below {LIMIT:,}?", "bold")
         sieve = sieve_in(book)
-        terminal.lines(wrapped(_ABOUT, min(terminal.width, 90)))
-        terminal.line()
-        show = progress_for(True, "sieve", terminal.out)  # noqa: FBT003 - as users write it
-        tuned = tune(sieve, LIMIT, progress=show)
+        terminal.lines([*wrapped(_ABOUT, min(terminal.width, 90)), ""])
+        tuned = tune(sieve, LIMIT, progress=progress_for(True, "sieve", terminal.out))  # noqa: FBT003 - as users write it
         terminal.line()
         _ranking(tuned, terminal)
         terminal.line("\nsieve.explain(...) explains the choice:\n", "bold")
@@ -104,9 +93,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.line("\nA second process makes the same call:", "bold")
         terminal.out.flush()
         second = [sys.executable, "-c", _SECOND, str(book)]
-        terminal.lines(subprocess.run(second, capture_output=True, text=True, check=True).stdout.splitlines())  # noqa: S603 - our own module
-        terminal.line()
-        if keep:
+        terminal.line(subprocess.run(second, capture_output=True, text=True, check=True).stdout)  # noqa: S603 - our own module
+        if options.keep:
             terminal.line(f"The book is kept in {book}. List it with:  tunebook ls --book {book}", "dim")
         else:
             terminal.line("The book of this demo was deleted; keep it with  tunebook demo --keep DIRECTORY", "dim")
@@ -114,19 +102,16 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
-    verdict = tuned.verdict
-    if verdict is None:
-        return
-    best_s = verdict.ranking[0].value_s
+    ranking = () if tuned.verdict is None else tuned.verdict.ranking
     rows = []
-    for rank, ranked in enumerate(verdict.ranking, 1):
-        factor = ranked.value_s / best_s
+    for rank, ranked in enumerate(ranking, 1):
+        factor = ranked.value_s / ranking[0].value_s
         config = readable(ranked.measurement.config)
         notes = ["chosen"] if config == readable({**tuned.config}) else []
         notes += [f"default, {factor:.1f} x"] if config == readable({**DEFAULT}) else []
-        bar = "━" * max(1, round(_BAR / factor))
-        if rank <= _SHOWN or notes:
-            shown = Cell(config, "bold" if notes else "")
+        bar = "━" * max(1, round(14 / factor))  # the table has 80 columns
+        if rank <= 6 or notes:
+            shown = (config, "bold" if notes else "")
             rows.append((str(rank), seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
     terminal.table(_COLUMNS, rows, "  ")
 
@@ -147,4 +132,4 @@ def answer(book: str) -> None:
     terminal.lines([f"  {count:,} primes; the configuration was found {found}", f"  first call {took}, later {later}"])
 
 
-VERB = Verb("tunebook demo", _arguments, _run, __doc__)
+DEMO = Verb("tunebook demo", _run, (), _arguments, __doc__)

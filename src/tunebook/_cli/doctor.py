@@ -18,16 +18,9 @@ from urllib.parse import urlsplit
 
 from tunebook._api.versions import installed_version
 from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
-from tunebook._base.environment_variables import (
-    accelerator_wanted,
-    mode,
-    pins_text,
-    remote_url,
-    settings_given,
-    signing_key,
-)
+from tunebook._base import environment_variables as settings
 from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
-from tunebook._cli._filters import Filters, add_options, age_text, open_book, size_text
+from tunebook._cli._filters import Filters, age_text, open_book, size_text
 from tunebook._cli._terminal import clean, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
@@ -38,16 +31,13 @@ from tunebook.stores._files import distrust, drop_lock, opened_directory, take_l
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tunebook.stores import Store
 
 _FRAMEWORKS: Final = ("numpy", "jax", "torch", "triton", "cupy", "numba", "pyopencl")
 _LEASE_S: Final = 60.0  # a live holder renews its lease every few seconds
-_LITTLE_BYTES: Final = 100 << 20
-_PING_S: Final = 3.0
 _MARKS: Final = {"good": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "bad": ("✗", "red bold")}
-_NAME: Final = 13
 
 
 class Finding(NamedTuple):
@@ -61,44 +51,39 @@ class Finding(NamedTuple):
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="also read every record")
-    add_options(parser, "book", "json")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     findings = list(examine(open_book(options.book), full=options.full))
     if terminal.json:
         terminal.value([finding._asdict() for finding in findings])
-    else:
-        for finding in findings:
-            _tell(finding, terminal)
+    for level, name, *texts in () if terminal.json else findings:
+        indent = " " * 15
+        room = max(terminal.width - len(indent), 20)
+        first, *rest = (line for text in texts if text for line in wrapped(clean(text), room))
+        terminal.line(f"{terminal.styled(*_MARKS[level])} {terminal.styled(f'{name:<13}', 'bold')}{first}")
+        terminal.lines(indent + line for line in rest)
     return NO if any(finding.level == "bad" for finding in findings) else DONE
-
-
-def _tell(finding: Finding, terminal: Terminal) -> None:
-    mark, style = _MARKS[finding.level]
-    indent = " " * (_NAME + 2)
-    room = max(terminal.width - len(indent), 20)
-    first, *rest = (line for text in (finding.said, finding.remedy) if text for line in wrapped(clean(text), room))
-    terminal.line(f"{terminal.styled(mark, style)} {terminal.styled(f'{finding.what:<{_NAME}}', 'bold')}{first}")
-    terminal.lines(indent + line for line in rest)
 
 
 def examine(store: Store, *, full: bool) -> Iterator[Finding]:
     """Yield the results of all checks, the most important first."""
-    front = store.layers[0] if isinstance(store, LayeredStore) else store
+    front, *behind = store.layers if isinstance(store, LayeredStore) else (store,)
     if isinstance(front, DirectoryStore):
         yield from _directory(Path(front.where))
     yield from _entries(store, full=full)
-    yield from _packs(store)
+    packs = [layer for layer in behind if isinstance(layer, PackStore)]
+    if not packs:
+        yield Finding("note", "packs", "none in the book, and none from installed packages")
+    for pack in packs:
+        count = sum(1 for _ in pack.heads())
+        yield Finding("good" if count else "warning", "pack", f"{pack.where}: {count:,} entries")
     if isinstance(front, DirectoryStore):
         yield from _quarantine(Path(front.where, "v1", "quarantine"))
         yield from _leases(Path(front.where, "v1", "leases"))
     yield from _settings()
     yield from _shared()
     yield from _machine()
-
-
-# ------------------------------------------------------------------------------------------------------------ the book
 
 
 def _directory(root: Path) -> Iterator[Finding]:
@@ -120,7 +105,7 @@ def _directory(root: Path) -> Iterator[Finding]:
             return
         owner = "owned by you" if root.stat().st_uid == os.geteuid() else "owned by root, which is trusted"
         free = shutil.disk_usage(root).free
-        yield Finding("good" if free > _LITTLE_BYTES else "warning", "book", f"{root}, {owner}; {size_text(free)} free")
+        yield Finding("good" if free > 100 << 20 else "warning", "book", f"{root}, {owner}; {size_text(free)} free")
         yield _writable(root)
         yield _mount(root)
 
@@ -170,16 +155,6 @@ def _entries(store: Store, *, full: bool) -> Iterator[Finding]:
         yield Finding("warning" if broken else "good", "records", said)
 
 
-def _packs(store: Store) -> Iterator[Finding]:
-    layers = store.layers[1:] if isinstance(store, LayeredStore) else ()
-    packs = [layer for layer in layers if isinstance(layer, PackStore)]
-    if not packs:
-        yield Finding("note", "packs", "none in the book, and none from installed packages")
-    for pack in packs:
-        count = sum(1 for _ in pack.heads())
-        yield Finding("good" if count else "warning", "pack", f"{pack.where}: {count:,} entries")
-
-
 def _quarantine(place: Path) -> Iterator[Finding]:
     kept = sorted(place.glob("*"))
     if kept:
@@ -191,8 +166,17 @@ def _quarantine(place: Path) -> Iterator[Finding]:
 
 
 def _leases(place: Path) -> Iterator[Finding]:
+    try:
+        # Not `glob`, which takes a directory that cannot be listed for an empty one.
+        paths = [path for folder in place.iterdir() if folder.is_dir() for path in folder.iterdir()]
+    except FileNotFoundError:
+        paths = []
+    except OSError as error:
+        remedy = f"Run ls -ld {place}: tunings need a directory that they can read and write."
+        yield Finding("warning", "leases", f"cannot be listed: {error.strerror}", remedy)
+        return
     live = stale = 0
-    for path in place.glob("*/*"):
+    for path in paths:
         with suppress(OSError):  # released since it was listed
             maker, age_s = maker_of(path.read_bytes()), time.time() - path.stat().st_mtime
             is_stale = age_s > _LEASE_S or (maker is not None and maker.is_gone())
@@ -202,15 +186,16 @@ def _leases(place: Path) -> Iterator[Finding]:
     yield Finding("note" if stale else "good", "leases", said + left)
 
 
-# -------------------------------------------------------------------------------------------- settings and the machine
-
-
 def _settings() -> Iterator[Finding]:
-    checks = {"MODE": mode, "PIN": lambda: parse_pins(pins_text()), "SIGNING_KEY": signing_key}
-    given = settings_given()
+    checks: dict[str, Callable[[], object]] = {
+        "TUNEBOOK_MODE": settings.mode,
+        "TUNEBOOK_PIN": lambda: parse_pins(settings.pins_text()),
+        "TUNEBOOK_SIGNING_KEY": settings.signing_key,
+    }
+    given = settings.settings_given()
     for name, value in given.items():
         try:
-            checks.get(name.removeprefix("TUNEBOOK_"), lambda: None)()
+            checks.get(name, lambda: None)()
         except DefinitionError as error:
             yield Finding("bad", "setting", str(error))
         else:
@@ -229,23 +214,23 @@ def _without_secrets(name: str, value: str) -> str:
 
 
 def _shared() -> Iterator[Finding]:
-    url = remote_url()
+    url = settings.remote_url()
     if url is None:
         yield Finding("note", "shared book", "none; set TUNEBOOK_REMOTE to use one")
         return
-    shown = _without_secrets("TUNEBOOK_REMOTE", url)
     started = time.perf_counter()
     try:
-        open_remote(url, timeout_s=_PING_S, key=None).ping()
+        open_remote(url, timeout_s=3.0, key=None).ping()
     except (StoreError, DefinitionError, MissingDependency) as error:
         yield Finding("bad", "shared book", str(error))
-        return
-    yield Finding("good", "shared book", f"{shown} answers in {(time.perf_counter() - started) * 1000:.0f} ms")
+    else:
+        took = f"answers in {(time.perf_counter() - started) * 1000:.0f} ms"
+        yield Finding("good", "shared book", f"{_without_secrets('TUNEBOOK_REMOTE', url)} {took}")
 
 
 def _machine() -> Iterator[Finding]:
     built = find_pack(layout=True) is not None
-    why = "in use" if built else "not built" if accelerator_wanted() else "switched off by TUNEBOOK_PURE"
+    why = "in use" if built else "not built" if settings.accelerator_wanted() else "switched off by TUNEBOOK_PURE"
     yield Finding("good" if built else "note", "accelerator", why)
     found = [f"{name} {version}" for name in _FRAMEWORKS if (version := installed_version(name)) is not None]
     yield Finding("good", "frameworks", ", ".join([f"Python {platform.python_version()}", *found]))
@@ -258,4 +243,4 @@ def _machine() -> Iterator[Finding]:
             yield Finding("good", "device", f"gpu:{model}, driver {driver}")
 
 
-VERB = Verb("tunebook doctor", _arguments, _run, __doc__)
+DOCTOR = Verb("tunebook doctor", _run, ("book", "json"), _arguments, __doc__)

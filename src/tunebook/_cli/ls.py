@@ -1,7 +1,4 @@
-"""List the entries of the book, the newest first.
-
-Exits with 1 if no entry matches.
-"""
+"""List the entries of the book, the newest first. Print the path of the book."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, key_text, plain, seconds_of
-from tunebook._cli._filters import FILTERS, add_options, age_text, book_of, filters_of
+from tunebook._cli._filters import FILTERS, age_text, book_of, filters_of, open_book
 from tunebook._cli._terminal import TextColumn, clean, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._tuning.progress import seconds_text
@@ -42,10 +39,10 @@ _SUMMARY: Final = (
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, help=f"show the N newest; 0 for all (default: {_SHOWN})")
     parser.add_argument("--summary", action="store_true", help="one line per kernel and device")
-    add_options(parser, *FILTERS, "json")
 
 
-def _run(options: Namespace, terminal: Terminal) -> int:
+def _list(options: Namespace, terminal: Terminal) -> int:
+    """List the entries of the book, the newest first. Exits with 1 if no entry matches."""
     store = book_of(options)
     filters = filters_of(options)
     groups = filters.groups(Catalogue(store))
@@ -56,8 +53,14 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.values(map(_as_json, newest(groups, options.limit or total)))
     elif groups:
         limit = _SHOWN if options.limit is None else options.limit or total
-        _entries(newest(groups, limit), len({group.device for group in groups}), terminal)
-        _foot(groups, limit, store.where, terminal)
+        kernels, devices = {group.op for group in groups}, {group.device for group in groups}
+        _entries(newest(groups, limit), len(devices), terminal)
+        entries = f"{count_text(total, 'entry', 'entries')} of {count_text(len(kernels), 'kernel', 'kernels')}"
+        on = clean(min(devices)) if len(devices) == 1 else f"{len(devices):,} devices"
+        terminal.line(f"\n{entries} on {on}", "dim")
+        terminal.line(f"in {store.where}", "dim")
+        if total > limit:
+            terminal.line(f"only the {limit} newest are shown: --limit 0 shows all, --summary counts them", "dim")
     else:
         terminal.note(f"{'no matching entry' if filters.any_given else 'no entries yet'} in {store.where}")
     return DONE if groups else NO
@@ -83,21 +86,10 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
             took = "" if seconds is None else seconds_text(seconds)
             about = (key_text(record.problem.call_key), config_text(record.head.config), took, record.head.origin)
         age = age_text(now_s - listed.written_s) if listed.written_s else ""
-        rows.append((listed.id[:SHORT_ID], clean(listed.op), clean(listed.device), *about, age))
-    # The name of a device is long, and nearly every book has only one: then the foot names it.
-    kept = [i for i, column in enumerate(_COLUMNS) if devices > 1 or column.title != "device"]
-    terminal.table([_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
-
-
-def _foot(groups: Sequence[EntryGroup], limit: int, where: str, terminal: Terminal) -> None:
-    kernels, devices = {group.op for group in groups}, {group.device for group in groups}
-    count = sum(len(group.ids) for group in groups)
-    entries = f"{count_text(count, 'entry', 'entries')} of {count_text(len(kernels), 'kernel', 'kernels')}"
-    terminal.line()
-    terminal.line(f"{entries} on {clean(min(devices)) if len(devices) == 1 else f'{len(devices):,} devices'}", "dim")
-    terminal.line(f"in {where}", "dim")
-    if count > limit:
-        terminal.line(f"only the {limit} newest are shown: --limit 0 shows all, --summary counts them", "dim")
+        # The name of a device is long, and nearly every book has only one: then the line below the table names it.
+        device = clean(listed.device) if devices > 1 else ""
+        rows.append((listed.id[:SHORT_ID], clean(listed.op), device, *about, age))
+    terminal.table(_COLUMNS, rows)
 
 
 def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
@@ -115,4 +107,12 @@ def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
         terminal.table(_SUMMARY, rows)
 
 
-VERB = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _arguments, _run, __doc__)
+def _path(options: Namespace, terminal: Terminal) -> int:
+    """Print the path of the book. Set TUNEBOOK_HOME to move it."""
+    where = open_book(options.book).where
+    terminal.result({"path": where}, where)
+    return DONE
+
+
+LS = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _list, (*FILTERS, "json"), _arguments)
+PATH = Verb("du -sh $(tunebook path)", _path, ("book", "json"))

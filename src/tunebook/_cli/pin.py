@@ -1,8 +1,4 @@
-"""Set the configuration of an entry to one of its candidates, by hand.
-
-Tuning, verifying and merging keep the choice until `tunebook unpin`; all measurements are kept too. For one run only,
-set TUNEBOOK_PIN instead.
-"""
+"""Choose a configuration by hand: pin an entry to one of its candidates, and unpin it again."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import StoreError
 from tunebook._base.record_format import Record
-from tunebook._cli._entries import SHORT_ID, add_entry, config_text, find_one, plain
-from tunebook._cli._filters import add_options, book_of
-from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
+from tunebook._cli._filters import FILTERS, book_of
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.env_pins import fields_of, fits
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook._selection.trusted_entries import body_of, verdict_of
@@ -38,19 +34,34 @@ _DECISION: Final = ("config", "origin", "checksum", "environment")
 _NO_CHECKSUM: Final = "unpinned"
 
 
-def _arguments(parser: ArgumentParser) -> None:
-    add_entry(parser)
+def _add_entry(parser: ArgumentParser) -> None:
+    text = "first digits of an id, or a kernel with one entry"
+    parser.add_argument("what", metavar="ID_OR_KERNEL", help=text)
+
+
+def _pin_arguments(parser: ArgumentParser) -> None:
+    _add_entry(parser)
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="the configuration, e.g. block_m=64")
     parser.add_argument("--force", action="store_true", help="pin it even if this configuration was never measured")
-    add_options(parser, "dry-run", "json")
 
 
-def _run(options: Namespace, terminal: Terminal) -> int:
+def _pin(options: Namespace, terminal: Terminal) -> int:
+    """Set the configuration of an entry to one of its candidates, by hand.
+
+    Tuning, verifying and merging keep the choice until `tunebook unpin`; all measurements are kept too. For one run
+    only, set TUNEBOOK_PIN instead.
+    """
     store = book_of(options)
     listed, record = find_one(Catalogue(store), options)
-    config = choose(record, _values(options.values), force=options.force)
+    wanted = {}
+    for word in options.values:
+        name, _, value = word.partition("=")
+        if not (name and value):
+            raise UsageError(f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64")
+        wanted[name.strip()] = value.strip()
+    config = choose(record, wanted, force=options.force)
     if not options.dry_run:
-        with lock_problem(store, record.problem) as earlier:
+        with _lock(store, record.problem) as earlier:
             store.put(pin(earlier or record, config))
     does, short = "would pin" if options.dry_run else "pinned", listed.id[:SHORT_ID]
     terminal.result(
@@ -62,14 +73,30 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     return DONE
 
 
-def _values(words: list[str]) -> dict[str, str]:
-    wanted: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (name and equals and value):
-            raise UsageError(f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64")
-        wanted[name.strip()] = value.strip()
-    return wanted
+def _unpin(options: Namespace, terminal: Terminal) -> int:
+    """Undo `tunebook pin`: the entry gets its measured winner again.
+
+    An entry without measurements is removed, so that the next call tunes. Exits with 1 if the entry is not pinned.
+    """
+    store = book_of(options)
+    listed, record = find_one(Catalogue(store), options)
+    name = f"{listed.op} {listed.id[:SHORT_ID]}"
+    if record.head.origin != "pinned":
+        terminal.note(f"{name} is not pinned; its origin is {record.head.origin!r}")
+        return NO
+    back = unpin(record)
+    if not options.dry_run:
+        with _lock(store, record.problem) as earlier:
+            back = unpin(earlier or record)
+            if back is None:
+                store.delete(record.problem)
+            else:
+                store.put(back)
+    config = None if back is None else back.head.config
+    does = "would unpin" if options.dry_run else "unpinned"
+    then = "removed, since nothing was measured" if back is None else f"{config_text(config)}, {back.head.origin}"
+    terminal.result({"id": listed.id, "config": plain(config), "removed": back is None}, f"{does} {name}: now {then}")
+    return DONE
 
 
 def _cost(record: Record, config: Json) -> str:
@@ -82,7 +109,7 @@ def _cost(record: Record, config: Json) -> str:
 
 
 @contextmanager
-def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
+def _lock(store: Store, problem: Problem) -> Iterator[Record | None]:
     """Prevent other processes from tuning a problem inside the block; yields the current record."""
     # Nothing to look for: results of other processes do not end the wait.
     lease: object = acquire(store.leases(), problem_id(problem), look=lambda: None, deadline_s=_WAIT_S)
@@ -98,7 +125,7 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
-    exact = [config for config in fitting if _is_whole(config, wanted)]
+    exact = [c for c in fitting if sum(not isinstance(v, dict) for v in fields_of(c).values()) == len(wanted)]
     if len(exact or fitting) == 1:
         return (exact or fitting)[0]
     if fitting:
@@ -110,10 +137,6 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     shown = "".join(f"\n  {config_text(config)}" for config in islice(known.values(), 8))
     more = f"\n  and {len(known) - 8} more" if len(known) > 8 else ""
     raise UsageError(f"no working candidate has {asked}. Candidates:{shown}{more}\nUse --force to pin it anyway.")
-
-
-def _is_whole(config: Json, wanted: Mapping[str, str]) -> bool:
-    return len([value for value in fields_of(config).values() if not isinstance(value, dict)]) == len(wanted)
 
 
 def _literal(text: str) -> Any:
@@ -157,4 +180,5 @@ def unpin(record: Record) -> Record | None:
     return Record(back, replace(body, provenance=facts))
 
 
-VERB = Verb("tunebook pin matmul block=64 --dry-run", _arguments, _run, __doc__)
+PIN = Verb("tunebook pin matmul block=64 --dry-run", _pin, (*FILTERS, "dry-run", "json"), _pin_arguments)
+UNPIN = Verb("tunebook unpin matmul", _unpin, (*FILTERS, "dry-run", "json"), _add_entry)

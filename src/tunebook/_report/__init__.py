@@ -55,7 +55,7 @@ class Report:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        from tunebook._report.markup import tag  # noqa: PLC0415 - only notebooks
+        from tunebook._report.page import tag  # noqa: PLC0415 - only notebooks
 
         # A frame: the page and the notebook do not touch each other's style and scripts.
         return tag("iframe", srcdoc=self.html, style="width:100%;height:720px;border:0", title="tunebook report")

@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tunebook._report.colours import STEPS
 from tunebook._report.marks import (
     LETTER,
+    TIMES,
     BarMark,
     Chart,
     ChartMark,
     DotMark,
+    Scale,
     StrokeMark,
     TextMark,
-    axis_below,
-    axis_beside,
-    cross,
-    line,
+    quantile,
+    ratio_text,
+    time_text,
 )
-from tunebook._report.scales import TIMES, Scale, amount_text, quantile, ratio_text, time_axis, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tunebook._report.detail import CandidateRow, Detail
-    from tunebook._report.entry import UnderRoof
-    from tunebook._report.importance import HeatMap
+    from tunebook._report.detail import CandidateRow, Detail, HeatMap
+    from tunebook._report.entry import ReportEntry
     from tunebook._report.marks import Write
     from tunebook._report.model import KernelGroup
 
     # A kernel's typical value, its sorted values, and the kernel.
     Spread: TypeAlias = tuple[float, Sequence[float], KernelGroup]
+    # Operations per byte, operations per second, and the entry.
+    RoofPoint: TypeAlias = tuple[float, float, ReportEntry]
 
 WIDE: Final = 1000.0
 HALF: Final = 480.0
@@ -42,7 +43,52 @@ _DOTS: Final = 60  # beyond this many values, a row shows their quantiles
 _UNITS: Final = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
-# ------------------------------------------------------------------------------------- one row per kernel and device
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> StrokeMark:
+    return StrokeMark(kind, (((x1, y1), (x2, y2)),))
+
+
+def cross(x: float, y: float, size: float, hint: str = "") -> StrokeMark:
+    """Return a cross, `size` pixels from its centre to each side."""
+    left, right, top, bottom = x - size, x + size, y - size, y + size
+    return StrokeMark("cross", (((left, top), (right, bottom)), ((right, top), (left, bottom))), hint)
+
+
+def axis_below(scale: Scale, top: float, bottom: float, write: Write, title: str, about: int = 5) -> list[ChartMark]:
+    """Return an axis along the bottom: faint lines at round values, the values under them, and a title."""
+    marks: list[ChartMark] = []
+    for value in scale.ticks(about):
+        x = scale(value)
+        marks += [line(x, top, x, bottom, "grid"), TextMark(x, bottom + 16, write(value), "tick", "middle")]
+    return [*marks, TextMark((scale.start + scale.end) / 2, bottom + 34, title, "axis", "middle")]
+
+
+def axis_beside(scale: Scale, left: float, right: float, write: Write) -> list[ChartMark]:
+    """Return an axis along the left: faint lines at round values, and the values."""
+    marks: list[ChartMark] = []
+    for value in scale.ticks():
+        y = scale(value)
+        marks += [line(left, y, right, y, "grid"), TextMark(left - 8, y + 4, write(value), "tick", "end")]
+    return marks
+
+
+def time_axis(high: float) -> Write:
+    """Return a function that formats the ticks of an axis of time, all in one unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if high >= size:
+            return lambda seconds: f"{seconds / size:.4g} {unit}"
+    return lambda seconds: f"{seconds * 1e9:.4g} ns"
+
+
+def amount_text(amount: float, unit: str) -> str:
+    """Return an amount with a metric prefix.
+
+    >>> amount_text(3.21e12, "B/s")
+    '3.21 TB/s'
+    """
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if amount >= size:
+            return f"{amount / size:.3g} {prefix}{unit}"
+    return f"{amount:.3g} {unit}"
 
 
 def _names(group: KernelGroup, y: float) -> list[ChartMark]:
@@ -50,24 +96,23 @@ def _names(group: KernelGroup, y: float) -> list[ChartMark]:
 
 
 def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write, title: str) -> Chart:
+    """Describe the values of each kernel and device: a few as dots, many as their middle half and their ends."""
     height = 34.0 * len(rows)
     marks = [*axis_below(scale, 4, height, write, title, 7), line(scale(1.0), 4, scale(1.0), height, "origin")]
     for index, (typical, values, group) in enumerate(rows):
         x, y = scale(typical), 34.0 * index + 18
-        marks += [*_names(group, y), *_distribution(values, scale, y, write), line(x, y - 8, x, y + 8, "middle")]
+        marks += _names(group, y)
+        if len(values) <= _DOTS:
+            marks += [DotMark(scale(value), y, "dot", write(value)) for value in values]
+        else:
+            low, first, third, high = (quantile(values, part) for part in (0.02, 0.25, 0.75, 0.98))
+            ends = f"96 % from {write(low)} to {write(high)}"
+            hint = f"half of {len(values)} from {write(first)} to {write(third)}, {ends}"
+            marks.append(line(scale(low), y, scale(high), y, "whisker"))
+            marks.append(BarMark(scale(first), y - 5, max(scale(third) - scale(first), 1.5), 10, "half", hint))
+        marks.append(line(x, y - 8, x, y + 8, "middle"))
         marks.append(TextMark(WIDE, y + 4, say(typical), "value", "end"))
     return Chart(WIDE, height + 42, title, marks)
-
-
-def _distribution(values: Sequence[float], scale: Scale, y: float, write: Write) -> Iterable[ChartMark]:
-    """Yield a few values as dots, many as their middle half and their ends."""
-    if len(values) <= _DOTS:
-        yield from (DotMark(scale(value), y, "dot", write(value)) for value in values)
-        return
-    low, first, third, high = (quantile(values, part) for part in (0.02, 0.25, 0.75, 0.98))
-    hint = f"half of {len(values)} from {write(first)} to {write(third)}, 96 % from {write(low)} to {write(high)}"
-    yield line(scale(low), y, scale(high), y, "whisker")
-    yield BarMark(scale(first), y - 5, max(scale(third) - scale(first), 1.5), 10, "half", hint)
 
 
 def speedups(groups: Sequence[KernelGroup]) -> Chart:
@@ -110,12 +155,12 @@ def tuning_time(groups: Sequence[KernelGroup]) -> Chart:
     return Chart(WIDE, 34.0 * len(shown) + 42, "time of tuning, by kernel and device", marks)
 
 
-def roofline(device: str, flops_per_s: float, bytes_per_s: float, points: Sequence[UnderRoof]) -> Chart:
+def roofline(device: str, flops_per_s: float, bytes_per_s: float, points: Sequence[RoofPoint]) -> Chart:
     """Describe operations per byte against operations per second, under the roof of a device."""
     ridge = flops_per_s / bytes_per_s
-    across = [point.intensity for point in points]
+    across = [intensity for intensity, _, _ in points]
     x = Scale(min(*across, ridge) / 3, max(*across, ridge) * 3, 80, WIDE - 20, log=True)
-    lowest = min(*(point.rate for point in points), x.low * bytes_per_s)
+    lowest = min(*(rate for _, rate, _ in points), x.low * bytes_per_s)
     y = Scale(lowest / 2, flops_per_s * 2, 300, 16, log=True)
     roof = [(x.low, x.low * bytes_per_s), (ridge, flops_per_s), (x.high, flops_per_s)]
     marks = [
@@ -124,14 +169,10 @@ def roofline(device: str, flops_per_s: float, bytes_per_s: float, points: Sequen
         StrokeMark("roof", ([(x(a), y(b)) for a, b in roof],)),
         TextMark(x(ridge), y(flops_per_s) - 7, amount_text(flops_per_s, "op/s"), "tick"),
     ]
-    for point in points:
-        entry = point.entry
-        part = f"{amount_text(point.rate, 'op/s')}, {entry.reached or 0:.0%} of the roof"
-        marks.append(DotMark(x(point.intensity), y(point.rate), "dot", f"{entry.problem.op}, {entry.call}: {part}", 4))
+    for intensity, rate, entry in points:
+        part = f"{amount_text(rate, 'op/s')}, {entry.reached or 0:.0%} of the roof"
+        marks.append(DotMark(x(intensity), y(rate), "dot", f"{entry.problem.op}, {entry.call}: {part}", 4))
     return Chart(WIDE, 342, f"roofline of {device}", marks)
-
-
-# ----------------------------------------------------------------------------------------------------- one tuning
 
 
 def of_tuning(detail: Detail) -> Iterable[tuple[str, Chart]]:
@@ -219,17 +260,13 @@ def samples_range(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
 def importance(detail: Detail) -> Chart:
     """Describe the part of the differences in time that each parameter explains alone."""
     shown = detail.importances[:12]
-    height = 26.0 * len(shown) + 4
     x = Scale(0.0, 1.0, 130, HALF - 50)
-    marks = axis_below(x, 4, height, "{:.0%}".format, "part of the variance of log time explained")
-    for index, each in enumerate(shown):
-        y = 26.0 * index + 17
-        marks += [
-            TextMark(122, y + 4, each.axis, "label", "end", 118),
-            BarMark(x(0), y - 7, max(x(each.share) - x(0), 1.0), 14, "half"),
-            TextMark(HALF, y + 4, f"{each.share:.0%}", "value", "end"),
-        ]
-    return Chart(HALF, height + 42, "importance of the parameters", marks)
+    marks = axis_below(x, 4, 26.0 * len(shown) + 4, "{:.0%}".format, "part of the variance of log time explained")
+    for index, (name, share) in enumerate(shown):
+        y = 26.0 * index + 21
+        marks += [TextMark(122, y, name, "label", "end", 118), _bar(x, share, y, "half")]
+        marks.append(TextMark(HALF, y, f"{share:.0%}", "value", "end"))
+    return Chart(HALF, 26.0 * len(shown) + 46, "importance of the parameters", marks)
 
 
 def failure_bars(kinds: Sequence[tuple[str, int]]) -> Chart:
@@ -237,16 +274,14 @@ def failure_bars(kinds: Sequence[tuple[str, int]]) -> Chart:
     x = Scale(0.0, float(max(count for _, count in kinds)), 130, WIDE - 80)
     marks: list[ChartMark] = []
     for index, (kind, count) in enumerate(kinds):
-        y = 26.0 * index + 17
-        marks += [
-            TextMark(0, y + 4, kind, "label", most=126),
-            BarMark(x(0), y - 7, max(x(count) - x(0), 1.0), 14, "failed-bar"),
-            TextMark(x(count) + 8, y + 4, f"{count:,}", "value"),
-        ]
+        y = 26.0 * index + 21
+        marks += [TextMark(0, y, kind, "label", most=126), _bar(x, count, y, "failed-bar")]
+        marks.append(TextMark(x(count) + 8, y, f"{count:,}", "value"))
     return Chart(WIDE, 26.0 * len(kinds) + 4, "candidates that failed, by kind", marks)
 
 
-# ----------------------------------------------------------------------------------------------------- heat maps
+def _bar(x: Scale, value: float, y: float, kind: str) -> BarMark:
+    return BarMark(x(0), y - 11, max(x(value) - x(0), 1.0), 14, kind)
 
 
 def heat_map(shown: HeatMap, best_s: float, worst_s: float) -> Chart:

@@ -8,20 +8,9 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 STEPS: Final = 16
-
-
-class Theme(NamedTuple):
-    """Colours as `#rrggbb`, by their names; `scale` is from the best to the worst."""
-
-    named: dict[str, str]
-    scale: tuple[str, ...]
-
-    def on_scale(self, step: int) -> str:
-        """Return the colour of text on a step of the scale."""
-        return max("#111111", "#ffffff", key=lambda ink: contrast(ink, self.scale[step]))
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> str:
@@ -31,27 +20,21 @@ def oklch(lightness: float, chroma: float, hue: float) -> str:
     ('#ffffff', '#000000')
     """
     while True:
-        linear = _linear(lightness, chroma, hue)
+        # Two matrices and a cube, as the author of OKLab published them, give linear sRGB.
+        a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
+        long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+        middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+        short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+        linear = (
+            4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
+            -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
+            -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
+        )
         if chroma <= 0 or all(-1e-4 <= part <= 1 + 1e-4 for part in linear):
-            return "#" + "".join(f"{round(255 * _gamma(min(max(part, 0.0), 1.0))):02x}" for part in linear)
+            parts = (min(max(part, 0.0), 1.0) for part in linear)
+            gamma = (12.92 * p if p <= 0.0031308 else 1.055 * p ** (1 / 2.4) - 0.055 for p in parts)
+            return "#" + "".join(f"{round(255 * part):02x}" for part in gamma)
         chroma = max(chroma - 0.005, 0.0)
-
-
-def _linear(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """Return linear sRGB: two matrices and a cube, as the author of OKLab published them."""
-    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    return (
-        4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
-    )
-
-
-def _gamma(part: float) -> float:
-    return 12.92 * part if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055
 
 
 def contrast(one: str, other: str) -> float:
@@ -60,14 +43,12 @@ def contrast(one: str, other: str) -> float:
     >>> contrast("#000000", "#ffffff")
     21.0
     """
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    luminances = []
+    for colour in (one, other):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        luminances.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
 
 
 # Lightness, chroma and hue of each colour, for light and for dark.
@@ -85,27 +66,31 @@ _COLOURS: Final = {
 }
 
 
+# Lightness of the best and the worst time, and their hues, for light and for dark.
+_SCALES: Final = ((0.36, 0.955, 268, 100), (0.93, 0.31, 104, 282))
+
+
 @cache
-def themes() -> tuple[Theme, Theme]:
-    """Return the light theme and the dark theme."""
-    light, dark = ({name: oklch(*pair[at]) for name, pair in _COLOURS.items()} for at in (0, 1))
-    return Theme(light, _scale(0.36, 0.955, 268, 100)), Theme(dark, _scale(0.93, 0.31, 104, 282))
+def themes() -> tuple[dict[str, str], ...]:
+    """Return the colours of the light and the dark theme by name, as `#rrggbb`.
 
-
-def _scale(best: float, worst: float, first: float, last: float) -> tuple[str, ...]:
-    parts = [step / (STEPS - 1) for step in range(STEPS)]
-    return tuple(oklch(best + part * (worst - best), 0.125, first + part * (last - first)) for part in parts)
-
-
-def properties(theme: Theme) -> dict[str, str]:
-    """Return the colours of a theme by name: `q3` is a step of the scale, `t3` the colour of text on it."""
-    scale = {f"q{step}": colour for step, colour in enumerate(theme.scale)}
-    return theme.named | scale | {f"t{step}": theme.on_scale(step) for step in range(STEPS)}
+    `q0` to `q15` are the scale from the best to the worst time, `t3` is the colour of text on `q3`.
+    """
+    found = []
+    for at, (best, worst, first, last) in enumerate(_SCALES):
+        theme = {name: oklch(*pair[at]) for name, pair in _COLOURS.items()}
+        for step in range(STEPS):
+            part = step / (STEPS - 1)
+            ground = oklch(best + part * (worst - best), 0.125, first + part * (last - first))
+            ink = "#111111" if contrast("#111111", ground) >= contrast("#ffffff", ground) else "#ffffff"
+            theme |= {f"q{step}": ground, f"t{step}": ink}
+        found.append(theme)
+    return tuple(found)
 
 
 def style_sheet() -> str:
     """Return both themes as CSS: the system's choice, then the reader's choice; always light when printed."""
-    light, dark = (";".join(f"--{name}:{value}" for name, value in properties(theme).items()) for theme in themes())
+    light, dark = (";".join(f"--{name}:{value}" for name, value in theme.items()) for theme in themes())
     return (
         f":root{{color-scheme:light;{light}}}\n"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json, Measurement, Problem
 
 
-class KernelFailures(NamedTuple):
-    """Candidates of a kernel that failed in the same way; `example` is one of their configurations."""
-
-    op: str
-    kind: str
-    message: str
-    candidates: int
-    example: str
-
-
 class ReportEntry(NamedTuple):
     """One record. Times are None without measurements, `default_s` also if the default was not measured.
 
@@ -51,14 +41,6 @@ class ReportEntry(NamedTuple):
     roofline: Roofline | None
     speedup: float | None
     reached: float | None
-
-
-class UnderRoof(NamedTuple):
-    """The place of an entry under the roof of its device: operations per byte, and operations per second."""
-
-    entry: ReportEntry
-    intensity: float
-    rate: float
 
 
 class MeasuredRecord(NamedTuple):
@@ -134,7 +116,11 @@ def entry_of(record: Record) -> ReportEntry:
         provenance = {}
     numbers = _numbers(record, provenance)
     best_s, default_s = numbers["best_s"], numbers["default_s"]
-    roofline = _roofline(provenance.get("roofline"))
+    roofline, work = None, provenance.get("roofline")
+    if isinstance(work, dict):
+        amounts = {n: float(v) for n, v in work.items() if isinstance(v, (int, float)) and v > 0}
+        peak = Peak(amounts.get("flops_per_s"), amounts.get("bytes_per_s"))
+        roofline = Roofline(amounts.get("flops"), amounts.get("bytes"), peak)
     least_s = 0.0 if roofline is None else roofline.least_s
     return ReportEntry(
         problem=head.problem,
@@ -157,11 +143,3 @@ def config_text(encoded: Json) -> str:
         return readable(encoded)
     except CodecError as error:
         return f"unreadable: {error}"
-
-
-def _roofline(written: Json) -> Roofline | None:
-    if not isinstance(written, dict):
-        return None
-    amounts: Mapping[str, float] = {n: float(v) for n, v in written.items() if isinstance(v, (int, float)) and v > 0}
-    peak = Peak(amounts.get("flops_per_s"), amounts.get("bytes_per_s"))
-    return Roofline(amounts.get("flops"), amounts.get("bytes"), peak)

@@ -80,8 +80,10 @@ class Counts:
         """Count an event; selectors call this as a listener."""
         if event == "cache_hit" and not data:
             # Nearly all events are hits, and a hit must cost little: one lookup and one addition.
-            cell = self._hits.get((op_id, device, level)) or self._hit_cell((op_id, device, level))
+            cell = self._hits.get((op_id, device, level))
             with self._lock:
+                if cell is None:
+                    cell = self._hits[op_id, device, level] = self._cells[HITS, (op_id, device, level)]
                 cell[0] += 1
             return
         data |= {"device": device, "op_id": op_id, "call_key": call_key, "cfg": cfg}
@@ -89,50 +91,44 @@ class Counts:
         for watcher in self._watchers:
             watcher(event, **data)
 
-    def _hit_cell(self, labels: tuple[str, str, str]) -> list[float]:
-        with self._lock:
-            return self._hits.setdefault(labels, self._cells[HITS, labels])
-
     def _count(self, event: str, data: dict[str, Any]) -> None:
         by = (data["op_id"], data["device"])
-        problem, failed = (*by, data["call_key"]), data.get("error") is not None
-        if event == "autotune_progress" and (failure := _failure(data)) is not None:
-            self.add(FAILURES, (*by, failure.kind))
-        elif event == "autotune_start":
-            self._start(by, problem)
-        elif event == "autotune_finish":
-            self._finish(by, problem, "failed" if failed else "decided")
-        if event in _GIVEN:
-            self.add(OVERRIDES, (*by, _GIVEN[event]))
-        # A failed tuning has no answer; the next tier sends an event of its own.
-        elif event in _ANSWERED and data.get("called", True) and not (event == "autotune_finish" and "error" in data):
-            self.add(MISSES, (*by, _ANSWERED[event]))
-
-    def _start(self, by: Labels, problem: Labels) -> None:
+        problem, cells = (*by, data["call_key"]), self._cells
+        failed = event == "autotune_finish" and "error" in data
         with self._lock:
+            if event == "autotune_progress" and (failure := _failure(data)) is not None:
+                cells[FAILURES, (*by, failure.kind)][0] += 1
             # A verification that does not hold begins a tuning of the same problem: together they are one.
-            if problem not in self._began:
+            elif event == "autotune_start" and problem not in self._began:
                 self._began[problem] = self._clock_s()
-                self._cells[RUNNING, by][0] += 1
-
-    def _finish(self, by: Labels, problem: Labels, outcome: str) -> None:
-        with self._lock:
-            began_s = self._began.pop(problem, None)
-            if began_s is None:
-                return  # sent by a caller that waited, or another process did the tuning
-            self._cells[RUNNING, by][0] -= 1
-            self._cells[SECONDS, by][0] += max(self._clock_s() - began_s, 0.0)
-            self._cells[TUNINGS, (*by, outcome)][0] += 1
-
-    def add(self, family: Family, labels: Labels) -> None:
-        """Add 1 to a count."""
-        with self._lock:
-            self._cells[family, labels][0] += 1
+                cells[RUNNING, by][0] += 1
+            # Without a beginning here, a caller that waited sent the event, or another process did the tuning.
+            elif event == "autotune_finish" and (began_s := self._began.pop(problem, None)) is not None:
+                cells[RUNNING, by][0] -= 1
+                cells[SECONDS, by][0] += max(self._clock_s() - began_s, 0.0)
+                cells[TUNINGS, (*by, "failed" if failed else "decided")][0] += 1
+            if event in _GIVEN:
+                cells[OVERRIDES, (*by, _GIVEN[event])][0] += 1
+            # A failed tuning has no answer; the next tier sends an event of its own.
+            elif event in _ANSWERED and data.get("called", True) and not failed:
+                cells[MISSES, (*by, _ANSWERED[event])][0] += 1
 
     def values(self, family: Family) -> dict[Labels, float]:
         """Return the counts of a family by their labels."""
         with self._lock:
             return {labels: cell[0] for (each, labels), cell in self._cells.items() if each is family}
+
+    def text(self) -> str:
+        """Return the counts in Prometheus' text format."""
+        lines = []
+        for family in FAMILIES:
+            name = family.name + ("_total" if family.kind == "counter" else "")
+            lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+            for labels, value in sorted(self.values(family).items()):
+                escaped = (label.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for label in labels)
+                pairs = ",".join(f'{key}="{label}"' for key, label in family.named(tuple(escaped)).items())
+                lines.append(f"{name}{{{pairs}}} {value!r}")
+        return "\n".join(lines) + "\n"
 
     def reset(self) -> None:
         """Set every count to zero."""
@@ -172,25 +168,9 @@ def counts() -> dict[str, dict[Labels, float]]:
     return {family.name: _counts.values(family) for family in FAMILIES}
 
 
-# ------------------------------------------------------------------------------------------------------- Prometheus
-
-
 def text() -> str:
     """Return the counts in Prometheus' text format (0.0.4)."""
-    return "".join(_exposed(family, _counts.values(family)) for family in FAMILIES)
-
-
-def _exposed(family: Family, values: dict[Labels, float]) -> str:
-    name = family.name + ("_total" if family.kind == "counter" else "")
-    lines = [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
-    for labels, value in sorted(values.items()):
-        pairs = ",".join(f'{key}="{_escaped(label)}"' for key, label in family.named(labels).items())
-        lines.append(f"{name}{{{pairs}}} {value!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return _counts.text()
 
 
 def write(path: str | os.PathLike[str]) -> Path:
@@ -252,9 +232,6 @@ def serve(port: int = 9464, host: str = "127.0.0.1") -> Server:
         raise DefinitionError(f"cannot serve metrics on {host}:{port}: {error}. Give another port, or 0.") from error
     on()
     return Server(server)
-
-
-# --------------------------------------------------------------------------------------------------- OpenTelemetry
 
 
 def opentelemetry(meter_provider: Any = None, tracer_provider: Any = None) -> None:

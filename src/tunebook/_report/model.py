@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.detail import Detail, detail_of
-from tunebook._report.entry import KernelFailures, ReportEntry, config_text, entry_of, facts_of
+from tunebook._report.entry import ReportEntry, config_text, entry_of, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,10 +51,10 @@ class KernelGroup(NamedTuple):
 
 
 class ReportModel(NamedTuple):
-    """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by `interest`.
+    """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by their gain over the default.
 
-    `failure_kinds` counts all failed candidates. `failures` has the messages of at most `READ_FAILURES` entries;
-    `with_failures` is the number of entries that have failed candidates.
+    `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
+    failures of at most `READ_FAILURES` entries; `with_failures` is the number of entries that have failed candidates.
     """
 
     title: str
@@ -62,7 +62,7 @@ class ReportModel(NamedTuple):
     made: float
     entries: tuple[ReportEntry, ...]
     groups: tuple[KernelGroup, ...]
-    failures: tuple[KernelFailures, ...]
+    failures: tuple[tuple[str, str, str, int, str], ...]
     failure_kinds: tuple[tuple[str, int], ...]
     with_failures: int
     details: tuple[Detail, ...]
@@ -85,7 +85,9 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         entry = entry_of(record)
         entries.append(entry)
         if entry.measured:
-            ranked.append((interest(entry), -len(entries), (entry.problem.op, entry.problem.device), record))
+            # The gain over the default, then the number of candidates.
+            interest = (abs(math.log(entry.speedup or 1.0)), entry.measured, entry.when)
+            ranked.append((interest, -len(entries), (entry.problem.op, entry.problem.device), record))
         if len(ranked) > 8 * DETAILS:
             ranked = _most_interesting(ranked)  # a record may be large: few are kept
         if entry.failed:
@@ -101,7 +103,7 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         made=made,
         entries=tuple(entries),
         groups=tuple(_groups(entries)),
-        failures=tuple(KernelFailures(*key, n, config_text(examples[key])) for key, n in listed),
+        failures=tuple((*key, n, config_text(examples[key])) for key, n in listed),
         failure_kinds=tuple(kinds.most_common()),
         with_failures=with_failures,
         details=tuple(detail_of(facts_of(record)) for *_, record in _most_interesting(ranked)[:DETAILS]),
@@ -119,16 +121,9 @@ def _count(facts: MeasuredRecord, failures: Counter[tuple[str, str, str]], examp
             examples.setdefault(key, m.config)
 
 
-def interest(entry: ReportEntry) -> tuple[float, int, float]:
-    """Return a sort key for the details: the gain over the default, then the number of measured candidates."""
-    return abs(math.log(entry.speedup or 1.0)), entry.measured, entry.when
-
-
 def _most_interesting(ranked: list[_Ranked]) -> list[_Ranked]:
-    """Return the best record of each kernel and device, then the best of the rest; at most `DETAILS` of both.
-
-    No dropped record could return to the first `DETAILS` later: better records can only push it further back.
-    """
+    """Return the best record of each kernel and device, then the best of the rest; at most `DETAILS` of both."""
+    # No dropped record could return to the first `DETAILS` later: better records can only push it further back.
     firsts: dict[tuple[str, str], _Ranked] = {}
     ordered = sorted(ranked, key=lambda each: each[:2], reverse=True)
     rest = [each for each in ordered if firsts.setdefault(each[2], each) is not each]

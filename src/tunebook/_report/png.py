@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import require
 from tunebook._report import charts
-from tunebook._report.colours import properties, style_sheet, themes
+from tunebook._report.colours import style_sheet, themes
 from tunebook._report.marks import BarMark, DotMark, StrokeMark, TextMark
 
 if TYPE_CHECKING:
@@ -30,10 +30,15 @@ def draw(model: ReportModel, path: Path) -> None:
     # Not pyplot, which has one state for the whole process and may want a screen.
     canvas = require("matplotlib.backends.backend_agg", extra="plot", feature="a picture of a report")
     figures = require("matplotlib.figure", extra="plot", feature="a picture of a report")
-    rows = _rows_of(model)
+    rows: list[list[tuple[str, Chart]]] = []
+    for heading, chart in _charts_of(model):
+        if rows and len(rows[-1]) == 1 and max(chart.width, rows[-1][0][1].width) <= charts.HALF:
+            rows[-1].append((heading, chart))
+        else:
+            rows.append([(heading, chart)])
     heights = [max(chart.height for _, chart in row) + 56 for row in rows]
     height = 110 + sum(heights)
-    figure = figures.Figure(figsize=(_INCHES, _INCHES * height / _WIDTH), facecolor=themes()[0].named["paper"])
+    figure = figures.Figure(figsize=(_INCHES, _INCHES * height / _WIDTH), facecolor=themes()[0]["paper"])
     canvas.FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-40, _WIDTH - 40), ylim=(height, 0))
     axes.set_axis_off()
@@ -49,16 +54,6 @@ def draw(model: ReportModel, path: Path) -> None:
                 pen.draw(x, y, mark)
         y += tall
     figure.savefig(path, dpi=150, format="png")
-
-
-def _rows_of(model: ReportModel) -> list[list[tuple[str, Chart]]]:
-    rows: list[list[tuple[str, Chart]]] = []
-    for heading, chart in _charts_of(model):
-        if rows and len(rows[-1]) == 1 and max(chart.width, rows[-1][0][1].width) <= charts.HALF:
-            rows[-1].append((heading, chart))
-        else:
-            rows.append([(heading, chart)])
-    return rows
 
 
 def _charts_of(model: ReportModel) -> Iterable[tuple[str, Chart]]:
@@ -83,7 +78,7 @@ class _Pen:
 
     def __init__(self, axes: Any) -> None:
         self._axes = axes
-        self._colours = properties(themes()[0])
+        self._colours = themes()[0]
         sheet = (files(__package__) / "page.css").read_text(encoding="utf-8") + style_sheet()
         # Rules for screens begin in the first column; rules for printing are indented.
         found = re.findall(r"^((?:\.[\w-]+[, ]*)+|\.chart text )\{([^{}]*)\}", sheet, re.MULTILINE)
@@ -114,12 +109,8 @@ class _Pen:
             self.text(x, y, mark)
             return
         style = self._style(mark)
-        fill, stroke = (style.get(name, "none") for name in ("fill", "stroke"))
-        settings: dict[str, Any] = {
-            "facecolor": fill,
-            "edgecolor": stroke,
-            "alpha": float(style.get("fill-opacity", 1)),
-        }
+        settings: dict[str, Any] = {"facecolor": style.get("fill", "none"), "edgecolor": style.get("stroke", "none")}
+        settings["alpha"] = float(style.get("fill-opacity", 1))
         settings["linewidth"] = float(style.get("stroke-width", 0)) * _POINT
         settings["linestyle"] = (0, [float(part) for part in style.get("stroke-dasharray", "1 0").split()])
         shape: Any
