@@ -22,6 +22,7 @@ import time
 import zlib
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -64,8 +65,7 @@ _Entries = dict[str, Json]
 class _JsonContent:
     """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`.
 
-    `fault` says why the file is invalid; the rest is empty then. `keep` is the kind of fault for which the file must
-    stay as it is, because it may well be whole.
+    `fault` says why the file is invalid. `keep` is the kind of a fault for which the file stays: it may well be whole.
     """
 
     foreign: _Entries = field(default_factory=dict)
@@ -86,13 +86,9 @@ class JsonStore:
     def __init__(self, path: Path, *, sync: Sync = os.fsync, now_ns: Callable[[], int] = time.time_ns) -> None:
         # The target of a link, so that a rename replaces the file and not the link.
         self._path = Path(os.path.realpath(path))
-        self._sync = sync
-        self._now_ns = now_ns
+        self.where: Final = str(self._path)
+        self._sync, self._now_ns = sync, now_ns
         self._parsed: tuple[tuple[int, ...], _JsonContent] | None = None
-
-    @property
-    def where(self) -> str:
-        return str(self._path)
 
     def get(self, problem: Problem) -> Record | None:
         content = self._read()
@@ -100,7 +96,6 @@ class JsonStore:
         return record if record is not None and record.problem == problem else self._decode_foreign(problem, content)
 
     def put(self, record: Record) -> None:
-        """Store a record, durably; the whole file is written again."""
         self.put_many((record,))
 
     def put_many(self, records: Iterable[Record]) -> None:
@@ -116,7 +111,11 @@ class JsonStore:
             self._replace(self._text(content))
 
     def _adding(self, records: Iterable[Record]) -> Callable[[_JsonContent], bool]:
-        encoded = [(record, _encode_entry(record)) for record in records]
+        encoded: list[tuple[Record, _Entries]] = []
+        for record in records:
+            record.to_bytes()  # `CodecError` if it is too large, or not JSON
+            head, body = record.to_fields()
+            encoded.append((record, {"crc": _crc(canonical_json([head, body])), "head": head, "body": body}))
 
         def add(content: _JsonContent) -> bool:
             for record, entry in encoded:
@@ -213,7 +212,11 @@ class JsonStore:
                 return False
             text = self._text(content)
             if content.fault:
-                self._move_aside(content.fault)
+                names = (self._path.with_name(f"{self._path.name}.damaged-{number}") for number in count(1))
+                target = next(name for name in names if not name.exists())
+                self._path.rename(target)
+                message = f"{self._path} was moved to {target}, because it was unreadable: {content.fault}"
+                warn_once("damaged", self.where, message)
             self._replace(text)
             return True
 
@@ -249,23 +252,13 @@ class JsonStore:
             raise StoreError("too-large", self.where, message)
         return text
 
-    def _move_aside(self, fault: str) -> None:
-        number = 1
-        while (target := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
-            number += 1
-        self._path.rename(target)
-        warn_once("damaged", self.where, f"{self._path} was moved to {target}, because it was unreadable: {fault}")
-
 
 # ------------------------------------------------------------------------------------------------- the text of a file
 
 
 def foreign_name(problem: Problem) -> str | None:
-    """Return the name of another tool's entry for a problem, or None where that name could mean another problem.
-
-    The device's own text has bars in it ("gpu|NVIDIA H200"), so a name can be taken apart only from the right, and
-    only if neither the operation nor the key has a bar.
-    """
+    """Return the name of another tool's entry for a problem, or None where that name could mean another problem."""
+    # The device's own text has bars in it ("gpu|NVIDIA H200"), so a name can be taken apart only from the right.
     return None if "|" in problem.op or "|" in problem.call_key else "|".join(problem)
 
 
@@ -293,13 +286,6 @@ def _parse(data: bytes) -> _JsonContent:
     if version != _VERSION or not isinstance(records, dict):
         return _JsonContent(fault=f"{_SECTION!r} in it is not a book")
     return _JsonContent(foreign=fields, records=records, section=section)
-
-
-def _encode_entry(record: Record) -> _Entries:
-    """Return a record as it stands in the file; `CodecError` if it is too large, or not JSON."""
-    record.to_bytes()
-    head, body = record.to_fields()
-    return {"crc": _crc(canonical_json([head, body])), "head": head, "body": body}
 
 
 def _decode_entry(name: str, entry: Json) -> Record:
@@ -332,10 +318,7 @@ def _reading_order(entry: Json) -> tuple[str, str, str]:
 
 
 def _layout(value: Json, indent: str = "") -> str:
-    """Write JSON for the eye: a value that fits on a line stays on a line, and so does a list of numbers.
-
-    `json.dumps(indent=2)` gives every sample of every measurement a line of its own.
-    """
+    """Write JSON for the eye. `json.dumps(indent=2)` gives every sample of every measurement a line of its own."""
     inner = indent + "  "
     match value:
         case dict():

@@ -44,16 +44,12 @@ class LayeredStore:
     """
 
     def __init__(self, front: Store, find_shipped: Callable[[], Sequence[Store]]) -> None:
-        self._front = front
-        self._find_shipped = find_shipped
+        self._front, self._find_shipped = front, find_shipped
+        self.where: Final = front.where
 
     @cached_property
     def _shipped(self) -> Sequence[Store]:
         return self._find_shipped()
-
-    @property
-    def where(self) -> str:
-        return self._front.where
 
     @property
     def layers(self) -> tuple[Store, ...]:
@@ -61,15 +57,11 @@ class LayeredStore:
         return (self._front, *self._shipped)
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the front's record of a problem, else the first shipped record, or None."""
         front = self._front.get(problem)
         if front is not None and front.head.decided:
             return front
-        for store in self._shipped:
-            record = store.get(problem)
-            if record is not None:
-                return record
-        return front
+        shipped = (store.get(problem) for store in self._shipped)
+        return next((record for record in shipped if record is not None), front)
 
     def put(self, record: Record) -> None:
         self._front.put(record)
@@ -81,7 +73,7 @@ class LayeredStore:
         return self._front.delete(problem)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every record, or the records of an operation, once per problem: the record that `get` returns."""
+        """Yield the records once per problem: the record that `get` returns."""
         seen: set[str] = set()
         for store in self.layers:
             for record in store.items(op):
@@ -119,10 +111,7 @@ def packs_in(root: Path) -> tuple[PackStore, ...]:
 
 
 def find_packs(root: Path) -> tuple[PackStore, ...]:
-    """Return the packs of the book at a root, then the packs of the installed packages.
-
-    The installed packages are looked through once per process, which takes milliseconds.
-    """
+    """Return the packs of the book at a root, then the packs of the installed packages, found once per process."""
     return (*packs_in(root), *_announced())
 
 

@@ -82,10 +82,7 @@ class ListsItself(Protocol):
     """A store that lists its entries without reading every record."""
 
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
-        """Yield the wanted kernels and devices, with the ids that begin with `prefix`.
-
-        A store that has to read records for this reads `at_most` of them.
-        """
+        """Yield the wanted kernels and devices, with the ids that begin with `prefix`; read `at_most` records."""
 
 
 def groups_of(store: Store, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
@@ -99,24 +96,22 @@ def groups_of(store: Store, wanted: Wanted, prefix: str = "", at_most: int | Non
         if identifier.startswith(prefix) and wanted(*names):
             groups.setdefault(names, {})[identifier] = record
     for names, records in groups.items():
-        yield EntryGroup(
-            *names, store.where, max(map(measured_s, records.values())), list(records), _RecordsRead(records)
-        )
+        changed_s = max(map(measured_s, records.values()))
+        yield EntryGroup(*names, store.where, changed_s, list(records), _RecordsRead(records))
 
 
-class _RecordsRead:
+class _RecordsRead(NamedTuple):
     """Records that were read to list them. Their times say when they were measured."""
 
-    def __init__(self, records: Mapping[str, Record]) -> None:
-        self._records = records
+    records: Mapping[str, Record]
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         for identifier in ids:
-            record = self._records[identifier]
+            record = self.records[identifier]
             yield EntryFacts(identifier, measured_s(record), measured_s(record), len(record.to_bytes()))
 
     def read(self, identifier: str) -> Record | None:
-        return self._records[identifier]
+        return self.records[identifier]
 
 
 class Catalogue:
@@ -126,11 +121,9 @@ class Catalogue:
         self.store: Final = store
 
     def groups(self, wanted: Wanted) -> list[EntryGroup]:
-        """Return the wanted kernels and devices, with the ids of their entries."""
         return list(groups_of(self.store, wanted))
 
     def entries(self, wanted: Wanted) -> Iterator[Listed]:
-        """Yield the entries of the wanted kernels and devices."""
         return (listed for group in self.groups(wanted) for listed in group.entries())
 
     def some(self, op: str, count: int) -> Iterator[Listed]:

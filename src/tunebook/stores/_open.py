@@ -40,29 +40,10 @@ FILE_ENGINES: Final = {
 }
 
 
-class RemoteEngine(NamedTuple):
-    """An engine for books on other machines: the package that it needs, and the extra of tunebook that installs it."""
-
-    package: str
-    extra: str
-    load: Callable[[], Callable[..., RemoteStore]]
-
-
-def _load_redis() -> Callable[..., RemoteStore]:
-    from tunebook.stores._redis import RedisStore  # noqa: PLC0415 - loaded late: redis takes 0.2 s
-
-    return RedisStore
-
-
-def _load_object() -> Callable[..., RemoteStore]:
-    from tunebook.stores._object import ObjectStore  # noqa: PLC0415 - loaded late: it needs obstore
-
-    return ObjectStore
-
-
-REMOTE_ENGINES: Final = {
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), RemoteEngine("redis", "redis", _load_redis)),
-    **dict.fromkeys(("s3", "gs", "az"), RemoteEngine("obstore", "object", _load_object)),
+# By scheme, for books on other machines: the package that the engine needs, and the extra of tunebook that installs it.
+_REMOTE_ENGINES: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), ("redis", "redis")),
+    **dict.fromkeys(("s3", "gs", "az"), ("obstore", "object")),
 }
 
 
@@ -72,7 +53,7 @@ def is_address(path: object) -> bool:
     A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
     """
     scheme, found, rest = str(path).partition(":/")
-    if scheme.lower() in REMOTE_ENGINES:
+    if scheme.lower() in _REMOTE_ENGINES:
         return bool(found)
     return rest.startswith("/") and scheme.isascii() and scheme.replace("+", "").isalnum()
 
@@ -120,16 +101,22 @@ def open_remote(url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -
     `timeout_s` bounds each exchange with the server. Errors and warnings name the address without its secrets.
     """
     scheme, separator, _ = url.partition("://")
-    engine = REMOTE_ENGINES.get(scheme.lower())
     if not separator:
         raise DefinitionError(f"{url!r} has lost a slash (pathlib drops it): pass the address as text, not as a Path")
-    if engine is None:
+    if scheme.lower() not in _REMOTE_ENGINES:
         from tunebook.stores._remote import without_secrets  # noqa: PLC0415 - loaded late: for shared books only
 
-        known = ", ".join(f"{name}://" for name in REMOTE_ENGINES)
+        known = ", ".join(f"{name}://" for name in _REMOTE_ENGINES)
         raise DefinitionError(f"unknown scheme in {without_secrets(url)!r}: a shared book begins with one of {known}")
-    require(engine.package, extra=engine.extra, feature=f"a shared book at {scheme.lower()}://")
-    return engine.load()(url, timeout_s=timeout_s, key=key)
+    package, extra = _REMOTE_ENGINES[scheme.lower()]
+    require(package, extra=extra, feature=f"a shared book at {scheme.lower()}://")
+    if package == "redis":
+        from tunebook.stores._redis import RedisStore  # noqa: PLC0415 - loaded late: redis takes 0.2 s
+
+        return RedisStore(url, timeout_s=timeout_s, key=key)
+    from tunebook.stores._object import ObjectStore  # noqa: PLC0415 - loaded late: it needs obstore
+
+    return ObjectStore(url, timeout_s=timeout_s, key=key)
 
 
 def open_shared(

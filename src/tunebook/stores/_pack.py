@@ -15,7 +15,7 @@ import zlib
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
@@ -60,8 +60,8 @@ _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"o
 def write_pack(path: Path, records: Iterable[Record]) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
-    If a problem has two records, the pack gets the record with the higher generation, then the later. A reader of the
-    earlier pack goes on reading the earlier pack.
+    Of two records of a problem the pack gets the higher generation, then the later. A reader of the earlier pack goes
+    on reading the earlier pack.
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
@@ -99,14 +99,6 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
     return int(count)
 
 
-class _Opened(NamedTuple):
-    """A connection, the lock for it, and the process that may use it."""
-
-    pid: int
-    lock: threading.Lock
-    connection: sqlite3.Connection | None  # None: the file is not a pack
-
-
 @final
 class PackStore:
     """A pack, opened when it is first asked. Safe to share between threads, and to carry over a fork.
@@ -117,12 +109,10 @@ class PackStore:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._opened: _Opened | None = None
+        self.where: Final = str(source)
+        # The process that may use the connection, a lock for it, and the connection: None if the file is not a pack.
+        self._opened: tuple[int, threading.Lock, sqlite3.Connection | None] | None = None
         self._groups: list[EntryGroup] | None = None
-
-    @property
-    def where(self) -> str:
-        return str(self._source)
 
     def get(self, problem: Problem) -> Record | None:
         record = self.read(problem_id(problem))
@@ -160,11 +150,10 @@ class PackStore:
 
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
         groups = self._groups
-        if prefix or (groups is None and at_most is not None):
+        if prefix or groups is None:
             groups = self._list(prefix, at_most)
-        elif groups is None:
-            # A pack never changes, and is read whole to list it: 0.7 s for 100,000 records.
-            groups = self._groups = self._list("", None)
+        if not prefix and at_most is None:
+            self._groups = groups  # a pack never changes, and is read whole to list it: 0.7 s for 100,000 records
         return (group for group in groups if wanted(group.op, group.device))
 
     def _list(self, prefix: str, at_most: int | None) -> list[EntryGroup]:
@@ -188,7 +177,6 @@ class PackStore:
         return map(EntryFacts, ids)
 
     def read(self, identifier: str) -> Record | None:
-        """Return the record with an id, or None."""
         rows = self._query(_SELECT, bytes.fromhex(identifier))
         return self._decode(*rows[0]) if rows else None
 
@@ -209,20 +197,21 @@ class PackStore:
         opened = self._opened
         # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
         # does not have.
-        if opened is None or opened.pid != os.getpid():
-            opened = self._opened = self._open()
-        if opened.connection is None:
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = (os.getpid(), threading.Lock(), self._open())
+        _, lock, connection = opened
+        if connection is None:
             return []
         from sqlite3 import Error  # noqa: PLC0415 - loaded by now, since there is a connection
 
         try:
-            with opened.lock:
-                return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
+            with lock:
+                return connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
         except (Error, UnicodeDecodeError) as error:  # see `_open` for the second
             self._warn(str(error))
             return []
 
-    def _open(self) -> _Opened:
+    def _open(self) -> sqlite3.Connection | None:
         import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
         connection = None
@@ -237,7 +226,7 @@ class PackStore:
             weakref.finalize(self, connection.close)
         if fault:
             self._warn(fault)
-        return _Opened(os.getpid(), threading.Lock(), None if fault else connection)
+        return None if fault else connection
 
     def _connect(self) -> sqlite3.Connection:
         import sqlite3  # noqa: PLC0415 - loaded by now
