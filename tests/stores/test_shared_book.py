@@ -29,11 +29,10 @@ from tunebook._selection.persistent_cache import PersistentCache, book_before, d
 from tunebook._selection.single_flight import Busy, Lease, Maker, acquire, this_process
 from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
 from tunebook.stores import _shared as shared_module
-from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._outbox import Outbox, decode_problem, encode_problem
 from tunebook.stores._remote import Envelope
-from tunebook.stores._shared import SharedStore
+from tunebook.stores._shared import Breaker, SharedStore, within
 from tunebook.testing import StoreContract, example_record
 
 redis = pytest.importorskip("redis")
@@ -226,7 +225,7 @@ def test_a_record_that_one_process_could_not_send_is_sent_by_another(tmp_path, s
     assert len(marks(tmp_path / "a")) == 2
     # The same machine, when the server has come up under that address: here, the outbox of another address.
     (there,) = outbox.iterdir()
-    there.rename(Outbox.beside(tmp_path / "a", url)._directory)
+    there.rename(Outbox(tmp_path / "a", url)._directory)
     store = machine(tmp_path, "a", url)
     assert store.get(problem("any")) is None
     assert eventually(lambda: not marks(tmp_path / "a"))
@@ -291,7 +290,7 @@ def test_a_fault_that_a_thread_behind_the_calls_meets_is_told_to_the_next_call(t
 
 
 def test_a_mark_that_is_damaged_or_has_no_record_is_dropped(tmp_path, url):
-    outbox = Outbox.beside(tmp_path / "a", url)
+    outbox = Outbox(tmp_path / "a", url)
     outbox.add(record("never written", 0))
     (outbox._directory / "torn.1").write_bytes(b"3 4")
     store = machine(tmp_path, "a", url)
@@ -478,7 +477,7 @@ def test_a_waiter_looks_less_often_the_longer_it_waits(tmp_path, url):
         now[0] += seconds
 
     root = tmp_path / "b"
-    waiting = SharedStore(DirectoryStore(root), open_store(url), outbox=Outbox.beside(root, url), clock=lambda: now[0])
+    waiting = SharedStore(DirectoryStore(root), open_store(url), outbox=Outbox(root, url), clock=lambda: now[0])
     with (
         redis.Redis.from_url(url) as client,
         acquire(machine(tmp_path, "a", url).leases(), "k", look=lambda: None, lease_s=1e6),

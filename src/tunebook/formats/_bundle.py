@@ -46,12 +46,8 @@ def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, ke
     With a key the bundle is signed: an import with the same key proves that nobody else wrote it.
     """
     lines = [record.to_bytes() for record in records]
-    about: dict[str, Json] = {
-        "format": _FORMAT,
-        "made": time.time(),
-        "host": os.uname().nodename,
-        "records": len(lines),
-    }
+    host = os.uname().nodename
+    about: dict[str, Json] = {"format": _FORMAT, "made": time.time(), "host": host, "records": len(lines)}
     content = b"".join([canonical_json(about).encode() + b"\n", *lines])
     content += canonical_json(_seal(content, key)).encode() + b"\n"
     target = Path(path)

@@ -89,11 +89,9 @@ class ForeignFile(NamedTuple):
     device: str = ""
 
     def error(self, found: object) -> CodecError:
-        """Return the error for a file of another form."""
         return CodecError(f"{self.path} is not {self.form.what}: {found}")
 
     def text(self) -> str:
-        """Return the text of the file; `StoreError` if it cannot be read."""
         try:
             return self.path.read_text(encoding="utf-8")
         except OSError as error:
@@ -117,13 +115,11 @@ class ForeignFile(NamedTuple):
         return Problem(self.device or device or UNKNOWN_DEVICE, self.op or op, canonical_json(dict(key)))
 
     def number(self, value: object, name: str) -> float:
-        """Return a number of the file; the error says where it stands."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CodecError(f"{self.path}: {name} should be a number, found {value!r}")
         return float(value)
 
     def numbers(self, values: object, name: str) -> tuple[float, ...]:
-        """Return a list of numbers of the file."""
         if not isinstance(values, list):
             raise CodecError(f"{self.path}: {name} should be a list of numbers, found {values!r}")
         return tuple(self.number(value, name) for value in values)
@@ -144,7 +140,10 @@ class ForeignFile(NamedTuple):
 
         `about` are facts of the file that have no other place in a record, and are needed to write it again.
         """
-        kept = _fastest(list(trials))
+        kept = list(trials)
+        if len(kept) > KEPT:  # the fastest, in the order of the file
+            slowest_kept = sorted(map(_typical_s, kept))[KEPT - 1]
+            kept = [trial for trial in kept if _typical_s(trial) <= slowest_kept][:KEPT]
         timed = [trial for trial in kept if trial.samples_s]
         if chosen is None and timed:
             chosen = min(timed, key=_typical_s).config
@@ -168,14 +167,6 @@ class ForeignTrial(NamedTuple):
 
 def _typical_s(trial: ForeignTrial) -> float:
     return typical_s(trial.samples_s) if trial.samples_s else math.inf
-
-
-def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
-    """Return the `KEPT` fastest trials, in the order of the file."""
-    if len(trials) <= KEPT:
-        return trials
-    slowest_kept = sorted(map(_typical_s, trials))[KEPT - 1]
-    return [trial for trial in trials if _typical_s(trial) <= slowest_kept][:KEPT]
 
 
 def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
@@ -212,12 +203,10 @@ class OutgoingRecord(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id of the problem."""
         return problem_id(self.problem)
 
     @property
     def measurements(self) -> Sequence[Measurement]:
-        """The measurements, failed ones included."""
         return self.record.body.measurements
 
     def key(self) -> dict[str, Any]:
@@ -238,5 +227,4 @@ class OutgoingRecord(NamedTuple):
         return plain
 
     def error(self, found: str) -> CodecError:
-        """Return the error for a record that the form cannot hold."""
         return CodecError(f"{self.what} {found}")

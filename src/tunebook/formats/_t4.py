@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import FailureKind, Json, Measurement
+    from tunebook._base.vocabulary import FailureKind, Measurement
 
 _VERSION: Final = "1.0.0"
 _UNITS: Final[Mapping[str, float]] = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
@@ -55,13 +55,9 @@ def _trial(result: Any, unit: float, file: ForeignFile) -> ForeignTrial:
         if kind is None:
             raise file.error(f"unknown invalidity {invalidity!r}; known are {', '.join((*_KINDS, 'correct'))}")
         return ForeignTrial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
-    runtimes = file.numbers(times.get("runtimes") or _measured_time(result), "runtimes")
+    found = [m for m in result.get("measurements") or [] if isinstance(m, dict) and m.get("name") == "time"]
+    runtimes = file.numbers(times.get("runtimes") or [m["value"] for m in found if "value" in m], "runtimes")
     return ForeignTrial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
-
-
-def _measured_time(result: Mapping[str, Any]) -> list[Json]:
-    measurements = result.get("measurements") or []
-    return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
 
 
 def _name(record: OutgoingRecord) -> str:

@@ -38,10 +38,6 @@ def _trial(config: str, found: Any, file: ForeignFile) -> ForeignTrial:
     )
 
 
-def _name(record: OutgoingRecord) -> str:
-    return f"{record.device}/{record.op}.json"
-
-
 def _content(record: OutgoingRecord) -> dict[str, Any]:
     measured = [m for m in record.measurements if m.failure is None]
     return {_text(record.key()): {_text(record.values(m.config)): _found(m) for m in measured}}
@@ -60,4 +56,6 @@ def _found(m: Measurement) -> dict[str, Json]:
     return {**(extra if isinstance(extra, dict) else {}), **found}
 
 
-FORMAT: Final = Format("tokamax", "a table of tokamax", "*.json", _read, _content, _name)
+FORMAT: Final = Format(
+    "tokamax", "a table of tokamax", "*.json", _read, _content, lambda record: f"{record.device}/{record.op}.json"
+)

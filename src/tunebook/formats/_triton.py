@@ -52,20 +52,17 @@ def _content(record: OutgoingRecord) -> dict[str, Any]:
     key = record.key().get("key")
     if not isinstance(key, list):
         raise record.error(f"has a list of values as its key; found {record.problem.call_key}")
-    timings = [[_config(record.values(m.config)), _timing(m)] for m in record.measurements]
+    timings = []
+    for m in record.measurements:
+        values = record.values(m.config)
+        times_ms: Any = m.extra.get("triton")
+        options = {name: values.pop(name, None) for name in _OPTIONS}
+        if m.failure is not None:
+            times_ms = [float("inf")] * 3
+        elif not isinstance(times_ms, list):
+            times_ms = [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
+        timings.append([{"kwargs": values, **options, "pre_hook": None}, times_ms])
     return {"key": key, "configs_timings": timings}
-
-
-def _config(values: dict[str, Json]) -> dict[str, Json]:
-    options = {name: values.pop(name, None) for name in _OPTIONS}
-    return {"kwargs": values, **options, "pre_hook": None}
-
-
-def _timing(m: Any) -> list[float]:
-    if m.failure is not None:
-        return [float("inf")] * 3
-    kept = m.extra.get("triton")
-    return list(kept) if isinstance(kept, list) else [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
 
 
 FORMAT: Final = Format(

@@ -58,9 +58,10 @@ class _Objects:
     def read(self, path: str) -> _ObjectContent | None:
         with self._exchange(), suppress(FileNotFoundError):
             found = obstore.get(self._client, path)
-            size_bytes, version = found.meta["size"], _version(found.meta)
-            # Not read at all: it would take longer than a call may, and cannot be a record.
-            return _ObjectContent(b"" if size_bytes > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
+            # An ETag, and a version where the store has versions (GCS).
+            version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta.get(name) is not None}
+            # Too much is not read at all: it would take longer than a call may, and cannot be a record.
+            return _ObjectContent(b"" if found.meta["size"] > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
         return None
 
     def create(self, path: str, data: bytes) -> bool:
@@ -120,13 +121,9 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
-        self._where = without_secrets(url)
-        self._envelope = Envelope(self._where, key)
-        self._objects = _Objects(_client(url, timeout_s), self._where)
-
-    @property
-    def where(self) -> str:
-        return self._where
+        self.where: Final = without_secrets(url)
+        self._envelope = Envelope(self.where, key)
+        self._objects = _Objects(_client(url, timeout_s), self.where)
 
     def get(self, problem: Problem) -> Record | None:
         content = self._objects.read(_record_path(problem))
@@ -148,9 +145,8 @@ class ObjectStore:
                 return standing
             if self._objects.replace(path, data, present.version):
                 return None
-        raise StoreError(
-            "remote", self._where, f"{self._where}/{path} changed at each of {_TRIES} tries to replace it."
-        )
+        message = f"{self.where}/{path} changed at each of {_TRIES} tries to replace it."
+        raise StoreError("remote", self.where, message)
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Store many records, several at a time. After an error some may be stored, each of them whole."""
@@ -160,10 +156,9 @@ class ObjectStore:
                 list(pool.map(self.offer, batch))
 
     def delete(self, problem: Problem) -> bool:
-        path = _record_path(problem)
-        present = self._objects.exists(path)
+        present = self._objects.exists(_record_path(problem))
         if present:
-            self._objects.remove(path)
+            self._objects.remove(_record_path(problem))
         return present
 
     def items(self, op: str | None = None) -> Iterator[Record]:
@@ -179,8 +174,7 @@ class ObjectStore:
         return ObjectLeases(self._objects)
 
     def ping(self) -> None:
-        """Ask for an object that need not exist."""
-        self._objects.exists("v1/ping")
+        self._objects.exists("v1/ping")  # it need not exist
 
 
 @final
@@ -227,11 +221,6 @@ def _client(url: str, timeout_s: float) -> Any:
             f"{without_secrets(url)!r} is not the address of an object store: {said}. Write {example}, and give "
             "credentials in the environment (AWS_*, GOOGLE_*, AZURE_STORAGE_*)"
         ) from error
-
-
-def _version(meta: Any) -> dict[str, str]:
-    """Return the mark of an object's content: an ETag, and a version where the store has versions (GCS)."""
-    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 def _record_path(problem: Problem) -> str:

@@ -127,4 +127,4 @@ def open_shared(
     from tunebook.stores._shared import PATIENT_S, SharedStore  # noqa: PLC0415 - the same
 
     remote = open_remote(url, timeout_s=PATIENT_S, key=key)
-    return SharedStore(front, remote, outbox=Outbox.beside(root, remote.where), may_write=may_write)
+    return SharedStore(front, remote, outbox=Outbox(root, remote.where), may_write=may_write)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import blake2b
@@ -26,32 +26,17 @@ _LIMIT_IN_MEMORY: Final = 1000
 _MARK_BYTES: Final = 1 << 20
 
 
-class Mark(NamedTuple):
-    """A problem whose record is to be sent. `record` is set if this process put it; else read the local book."""
-
-    token: str
-    problem: Problem
-    record: Record | None = None
-
-
 class Outbox:
     """Marks of records to be sent. Each put has a name of its own, so that nobody removes the mark of another put.
 
-    Without a `directory` the local book is in memory only.
+    `root` is the local book's, None if it is in memory. `where` is the shared book's address without secrets, so that
+    waiting records are still sent after the password was changed.
     """
 
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._ours: dict[str, Record] = {}
-
-    @classmethod
-    def beside(cls, root: Path | None, where: str) -> Outbox:
-        """Return the outbox of the book at a root, for the shared book at an address without secrets.
-
-        Without secrets, so that waiting records are still sent after the password was changed.
-        """
+    def __init__(self, root: Path | None, where: str) -> None:
         name = blake2b(where.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        return cls(None if root is None else root.absolute() / "v1" / "outbox" / name)
+        self._directory = None if root is None else root.absolute() / "v1" / "outbox" / name
+        self._ours: dict[str, Record] = {}
 
     def add(self, record: Record) -> str:
         """Mark a record, before it is put into the local book: a mark without record does no harm. Return its token."""
@@ -67,7 +52,6 @@ class Outbox:
         return token
 
     def done(self, token: str) -> None:
-        """Forget a mark."""
         self._ours.pop(token, None)
         if self._directory is not None:
             with suppress(OSError):
@@ -79,13 +63,13 @@ class Outbox:
             return _LIMIT_IN_MEMORY - len(self._ours)
         return _LIMIT - len(self._tokens())
 
-    def marks(self) -> Iterator[Mark]:
-        """Yield the marks of this process, then the marks left by others; a damaged mark is removed."""
+    def marks(self) -> Iterator[tuple[str, Problem, Record | None]]:
+        """Yield token, problem and record of our marks, then of other processes' marks, which have no record here."""
         for token in dict.fromkeys((*self._ours, *self._tokens())):
             record = self._ours.get(token)
             problem = self._problem(token) if record is None else record.problem
             if problem is not None:
-                yield Mark(token, problem, record)
+                yield token, problem, record
 
     def __bool__(self) -> bool:
         return bool(self._ours or self._tokens())
@@ -107,7 +91,7 @@ class Outbox:
             return None  # another process has sent it meanwhile
         problem = decode_problem(content)
         if problem is None or not token.startswith(problem_id(problem)):
-            self.done(token)
+            self.done(token)  # it is damaged
             return None
         return problem
 

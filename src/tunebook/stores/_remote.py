@@ -62,10 +62,7 @@ class Envelope(NamedTuple):
         return Record.from_bytes(data)
 
     def open(self, content: bytes | None, problem: Problem | None = None) -> Record | None:
-        """Return the record, or None after one warning if it is damaged, not believed, or of another problem.
-
-        Without content, return None without a warning.
-        """
+        """Return the record, or None after one warning if it is damaged, not believed, or of another problem."""
         if content is None:
             return None
         try:
@@ -94,7 +91,7 @@ def fault(where: str, error: Exception) -> StoreError:
 
 
 def without_secrets(url: str) -> str:
-    """Return an address without user, password and options, for messages and logs."""
+    """Return an address without user, password and options."""
     scheme, _, rest = url.partition("://")
     # Up to the last @, and not as a parser would see it: a password with a slash in it belongs to the path then.
     return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"

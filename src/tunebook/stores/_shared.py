@@ -9,15 +9,17 @@ behind the calls finds out when it is back.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 import weakref
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import merge
-from tunebook.stores._circuit_breaker import Breaker, within
 from tunebook.stores._ids import problem_id
 from tunebook.stores._shared_board import SharedBoard, Unanswered
 
@@ -85,8 +87,8 @@ class SharedStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._front, self._remote, self._outbox = front, remote, outbox
-        self._may_write = may_write
-        self._clock = clock
+        self.where: Final = f"{front.where} and {remote.where}"
+        self._may_write, self._clock = may_write, clock
         self._breaker = Breaker(clock)
         # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
         self._tenders: dict[int, threading.Thread] = {}
@@ -98,10 +100,6 @@ class SharedStore:
         self._gone = threading.Event()
         weakref.finalize(self, self._gone.set)
         self._board: SharedBoard | None = None
-
-    @property
-    def where(self) -> str:
-        return f"{self._front.where} and {self._remote.where}"
 
     def get(self, problem: Problem) -> Record | None:
         """Return the front's record of a problem; if that is missing or undecided, ask the shared book too."""
@@ -116,7 +114,14 @@ class SharedStore:
             if not self._breaker.is_open:
                 self._absent.add(identifier, True, _ABSENT_S)  # noqa: FBT003 - a value
             return local
-        return self._merge_into_front(local, theirs)
+        try:
+            # Not theirs alone: the measurements made here need not be made again.
+            both = theirs if local is None else merge(local, theirs)
+        except CodecError:  # a whole body with invalid content
+            both = theirs
+        if both != local:
+            self._keep(both)
+        return both
 
     def put(self, record: Record) -> None:
         """Store a record in the front, durably, and in the shared book, at once or later."""
@@ -125,7 +130,13 @@ class SharedStore:
         try:
             self._front.put(record)
         finally:
-            self._send(token, record)
+            standing = self.ask(lambda: self._remote.offer(record), Unanswered())
+            if not isinstance(standing, Unanswered):
+                self._outbox.done(token)
+                self._take_over(standing)
+            elif self._outbox.room() < 0:
+                self._outbox.done(token)
+                self._warn_of_overflow()
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Store many records in the front; they are sent behind the calls."""
@@ -148,10 +159,7 @@ class SharedStore:
         return self.ask(lambda: self._remote.delete(problem), otherwise=False) or here
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield the front's records, then as many of the shared book's as it can list in a moment.
-
-        Open the shared book by its own address to list all of it.
-        """
+        """Yield the front's records, then as many of the shared book's as it can list in a moment: not all of them."""
         seen: set[str] = set()
         for record in self._front.items(op):
             seen.add(problem_id(record.problem))
@@ -165,7 +173,11 @@ class SharedStore:
     def leases(self) -> SharedBoard:
         """Return the shared book's board, which falls back on the front's board."""
         if self._board is None:
-            self._board = SharedBoard(self.ask, self._about_to_tune, self._front, self._remote, self._clock)
+            # A caller that is about to tune asks the shared book anew, whatever is known: it may have been tuned just
+            # now. Also where the front has a record: that was not good enough for this caller. It may belong to other
+            # code, and a faster machine may have replaced it in the shared book.
+            about_to_tune = partial(self._urgent.add, value=True, seconds=_URGENT_S)
+            self._board = SharedBoard(self.ask, about_to_tune, self._front, self._remote, self._clock)
         return self._board
 
     def ask(self, call: Callable[[], T], otherwise: U) -> T | U:
@@ -189,34 +201,25 @@ class SharedStore:
                 self._tend()
         return answer
 
-    def _about_to_tune(self, identifier: str) -> None:
-        """Let the next get of a problem ask the shared book, whatever is known: it may have been tuned just now.
-
-        Also where the front has a record, since that record was not good enough for the caller that is about to tune:
-        it may belong to other code, and a faster machine may have replaced it in the shared book.
-        """
-        self._urgent.add(identifier, True, _URGENT_S)  # noqa: FBT003 - a value
-
     def tend(self) -> None:
         """Send the waiting records to the shared book, if it answers; `StoreError` if it does not, or is slow."""
-        quick = not self._breaker.is_open or self._is_quick()
+        quick = True
+        if self._breaker.is_open:
+            self._remote.ping()  # makes the connection
+            began_s = self._clock()
+            self._remote.ping()
+            quick = self._clock() - began_s < HOT_S
         if quick:
             self._breaker.close()
-        for mark in self._outbox.marks() if self._may_write() else ():
+        for token, problem, ours in self._outbox.marks() if self._may_write() else ():
             # The front's record as it is now: a later put must not be replaced by an earlier one.
-            record = self._local(mark.problem) or mark.record
+            record = self._local(problem) or ours
             standing = None if record is None else self._remote.offer(record)
-            self._outbox.done(mark.token)
+            self._outbox.done(token)
             self._take_over(standing)
         if not quick:
             # Records can be sent to it, but no call could wait for it.
             raise StoreError("remote", self._remote.where, f"{self._remote.where} takes longer than {HOT_S} s.")
-
-    def _is_quick(self) -> bool:
-        self._remote.ping()  # makes the connection
-        began_s = self._clock()
-        self._remote.ping()
-        return self._clock() - began_s < HOT_S
 
     def _local(self, problem: Problem) -> Record | None:
         try:
@@ -224,17 +227,6 @@ class SharedStore:
         except StoreError as error:  # the shared book may know, all the same
             warn_once(error.kind, error.path, str(error))
             return None
-
-    def _merge_into_front(self, local: Record | None, theirs: Record) -> Record:
-        """Merge both records, store the result in the front, and return it."""
-        try:
-            # Not theirs alone: the measurements made here need not be made again.
-            both = theirs if local is None else merge(local, theirs)
-        except CodecError:  # a whole body with invalid content
-            both = theirs
-        if both != local:
-            self._keep(both)
-        return both
 
     def _keep(self, record: Record) -> None:
         if not self._may_write():
@@ -253,15 +245,6 @@ class SharedStore:
             # A local record of the same generation was put after the refused record.
             if local is None or local.head.generation < standing.head.generation:
                 self._keep(standing)
-
-    def _send(self, token: str, record: Record) -> None:
-        standing = self.ask(lambda: self._remote.offer(record), Unanswered())
-        if not isinstance(standing, Unanswered):
-            self._outbox.done(token)
-            self._take_over(standing)
-        elif self._outbox.room() < 0:
-            self._outbox.done(token)
-            self._warn_of_overflow()
 
     def _warn_of_overflow(self) -> None:
         message = "too many records are waiting to be sent to it, so that a new record stays on this machine."
@@ -286,9 +269,8 @@ class SharedStore:
         running = self._tenders.get(os.getpid())
         if running is not None and running.is_alive():
             return
-        arguments = (weakref.ref(self), self._gone)
-        name = f"tunebook {self._remote.where}"
-        thread = threading.Thread(target=_tend_until_done, args=arguments, name=name, daemon=True)
+        target, name = partial(_tend_until_done, weakref.ref(self), self._gone), f"tunebook {self._remote.where}"
+        thread = threading.Thread(target=target, name=name, daemon=True)
         with suppress(RuntimeError):  # at interpreter exit no thread can be started, and the work is left
             thread.start()
             self._tenders[os.getpid()] = thread
@@ -317,3 +299,75 @@ def _tend_until_done(store_ref: weakref.ref[SharedStore], gone: threading.Event)
         else:
             return
         del store
+
+
+# ------------------------------------------------------------------------------- a server that may be down or hung
+
+# How long a server is left alone after it failed: at first, and at most.
+_PAUSES_S: Final = (1.0, 60.0)
+
+
+def within(seconds: float, where: str, call: Callable[[], T]) -> T:
+    """Return the result of a call; `StoreError` if it fails or takes longer, and then the call goes on in its thread.
+
+    A socket's timeout does not cover everything: looking up a name takes 10 s where the name server is away, and a
+    server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
+    """
+    answer: Future[T] = Future()
+    thread = threading.Thread(target=_fetch, args=(answer, call), name="tunebook remote", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # at interpreter exit no thread can be started
+        _fetch(answer, call)
+    try:
+        return answer.result(seconds)
+    except (TimeoutError, CancelledError):
+        message = f"the shared book at {where} did not answer within {seconds} s."
+        raise StoreError("remote", where, message) from None
+    finally:
+        # An error holds the frames that it went through: with the future in them, and so the error itself, all of it
+        # would stay, with everything that the caller had.
+        del answer
+
+
+def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
+    try:
+        answer.set_result(call())
+    except StoreError as error:
+        answer.set_exception(error)
+    finally:
+        answer.cancel()  # after any other error nobody should wait; a finished future stays as it is
+        del answer  # the same
+
+
+class Breaker:
+    """Says whether a server is asked. A failure opens it; only a caller that found the server answering closes it."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._clock, self._jitter = clock, jitter
+        self._failures = 0
+        self._closed_at_s = clock()
+        self.is_open = False
+
+    def trip(self) -> None:
+        """Leave the server alone, longer each time."""
+        # A server that comes and goes is left alone longer and longer too: each time costs a call 0.3 s.
+        if not self.is_open and self._clock() - self._closed_at_s > _PAUSES_S[1]:
+            self._failures = 0
+        self._failures += 1
+        self.is_open = True
+
+    def close(self) -> None:
+        """Ask the server again."""
+        self._closed_at_s = self._clock()
+        self.is_open = False
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next try; 0 if the server is not left alone."""
+        if not self.is_open:
+            return 0.0
+        first_s, longest_s = _PAUSES_S
+        # Jittered, or all machines of a fleet would knock at the same moment.
+        return min(longest_s, first_s * 2.0 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 from tunebook._base.errors import StoreError
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tunebook.stores._remote import RemoteStore
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 _LONGEST_PAUSE_S: Final = 1.0  # between two looks of a waiter at the leases
 _LIMIT: Final = 4096  # a service that meets ever new problems must not grow without bound
@@ -23,20 +22,12 @@ class Unanswered(NamedTuple):
     """The shared book did not answer."""
 
 
-class Ask(Protocol):
-    """The way in which a call is put to the shared book."""
-
-    def __call__(self, call: Callable[[], T], otherwise: U) -> T | U:
-        """Return the result of the call, or `otherwise` if it fails or is not made."""
-
-
 class _Look(NamedTuple):
     """The last sight of a lease that others hold, by a wait that began at `since_s`; it is good until `until_s`.
 
-    It is good for a tenth of the time that the wait has lasted, and a second at most. At the 50 ms of a local book, a
-    thousand machines that wait for one tuning would ask a server 60,000 times a second, and pay for each time at an
-    object store. A slip changes every 2.5 s, so that a second does not hide its signs of life. Nothing here sleeps: the
-    caller may be a call that will not wait.
+    It is good for a tenth of the time that the wait has lasted, and a second at most: at the 50 ms of a local book, a
+    thousand machines that wait for one tuning would ask a server 60,000 times a second. A slip changes every 2.5 s, so
+    that a second does not hide its signs of life. Nothing here sleeps: the caller may be a call that will not wait.
     """
 
     since_s: float
@@ -55,18 +46,14 @@ class SharedBoard:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: Callable[[Callable[[], Any], Any], Any],
         about_to_tune: Callable[[str], None],
         front: Store,
         remote: RemoteStore,
         clock: Callable[[], float],
     ) -> None:
-        self._ask = ask
-        self._about_to_tune = about_to_tune
-        self._front = front
-        self._remote = remote.leases()
-        self._where = remote.where
-        self._clock = clock
+        self._ask, self._about_to_tune, self._clock = ask, about_to_tune, clock
+        self._front, self._remote, self._where = front, remote.leases(), remote.where
         self._looks: dict[str, _Look] = {}  # by lease
         self._held: dict[str, tuple[str, bool]] = {}  # by lease: our slip, and whether it is the shared book's
 
@@ -103,7 +90,13 @@ class SharedBoard:
         self._about_to_tune(lease_id)
         found, shared = self._on_either(f"{lease_id}.", lambda board: board.generations(lease_id))
         if shared and found:
-            self._remember(lease_id, found)
+            now_s, before = self._clock(), self._looks.get(lease_id)
+            ongoing = before is not None and now_s - before.until_s < _LONGEST_PAUSE_S
+            since_s = before.since_s if before is not None and ongoing else now_s
+            if len(self._looks) >= _LIMIT:
+                self._looks.clear()
+            until_s = now_s + min(_LONGEST_PAUSE_S, (now_s - since_s) / 10)
+            self._looks[lease_id] = _Look(since_s, until_s, tuple(found), {})
         elif shared:
             self._looks.pop(lease_id, None)
         return found
@@ -112,15 +105,6 @@ class SharedBoard:
         """Return the last sight of a lease, if it is still good and others hold the lease."""
         look = None if lease_id in self._held else self._looks.get(lease_id)
         return look if look is not None and self._clock() < look.until_s else None
-
-    def _remember(self, lease_id: str, generations: list[int]) -> None:
-        now_s, before = self._clock(), self._looks.get(lease_id)
-        ongoing = before is not None and now_s - before.until_s < _LONGEST_PAUSE_S
-        since_s = before.since_s if before is not None and ongoing else now_s
-        if len(self._looks) >= _LIMIT:
-            self._looks.clear()
-        until_s = now_s + min(_LONGEST_PAUSE_S, (now_s - since_s) / 10)
-        self._looks[lease_id] = _Look(since_s, until_s, tuple(generations), {})
 
     def _on_either(self, name: str, step: Callable[[LeaseBoard], T]) -> tuple[T, bool]:
         """Take a step on the board of a lease; return its result, and whether the board was the shared book's."""
