@@ -27,12 +27,10 @@ from tunebook._base.errors import CodecError, DefinitionError, MissingDependency
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import PersistentCache, book_before, default_book, store_at
 from tunebook._selection.single_flight import Busy, Lease, Maker, acquire, this_process
-from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
+from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store, problem_id
 from tunebook.stores import _shared as shared_module
-from tunebook.stores._ids import problem_id
-from tunebook.stores._outbox import Outbox, decode_problem, encode_problem
-from tunebook.stores._remote import Envelope
-from tunebook.stores._shared import Breaker, SharedStore, within
+from tunebook.stores._remote import Breaker, Envelope, within
+from tunebook.stores._shared import Outbox, SharedStore, decode_problem, encode_problem
 from tunebook.testing import StoreContract, example_record
 
 redis = pytest.importorskip("redis")
@@ -240,7 +238,7 @@ def test_bulk_writes_are_sent_behind_the_calls(tmp_path, url):
 
 
 def test_the_outbox_is_bounded_and_says_so(tmp_path, between, through, monkeypatch):
-    monkeypatch.setattr("tunebook.stores._outbox._LIMIT", 3)
+    monkeypatch.setattr("tunebook.stores._shared._OUTBOX_LIMIT", 3)
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
     with pytest.warns(TunebookWarning, match="cannot be used"):

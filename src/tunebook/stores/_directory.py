@@ -34,7 +34,7 @@ from tunebook.stores._files import (
     write_file,
     writing,
 )
-from tunebook.stores._ids import RESERVED, path_component, problem_id
+from tunebook.stores._protocol import RESERVED, path_component, problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -39,7 +39,7 @@ from tunebook.stores._files import (
     take_lock,
     writing,
 )
-from tunebook.stores._ids import problem_id
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

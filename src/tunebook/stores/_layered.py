@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
 from tunebook.stores._files import distrust
-from tunebook.stores._ids import problem_id
 from tunebook.stores._pack import PackStore
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -123,8 +123,7 @@ def open_shared(
     front: Store, url: str, *, root: Path | None, key: bytes | None, may_write: Callable[[], bool] = lambda: True
 ) -> SharedStore:
     """Put a local book in front of a shared book; `root` is the local book's directory, None if it is in memory."""
-    from tunebook.stores._outbox import Outbox  # noqa: PLC0415 - loaded late: for shared books only
-    from tunebook.stores._shared import PATIENT_S, SharedStore  # noqa: PLC0415 - the same
+    from tunebook.stores._shared import PATIENT_S, Outbox, SharedStore  # noqa: PLC0415 - for shared books only
 
     remote = open_remote(url, timeout_s=PATIENT_S, key=key)
     return SharedStore(front, remote, outbox=Outbox(root, remote.where), may_write=may_write)

@@ -9,26 +9,26 @@ behind the calls finds out when it is back.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 import weakref
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._base.record_format import merge
-from tunebook.stores._ids import problem_id
+from tunebook._base.record_format import blake2b, merge
+from tunebook._base.vocabulary import Problem
+from tunebook.stores._files import make_directory, read_file, write_file
+from tunebook.stores._protocol import problem_id
+from tunebook.stores._remote import Breaker, within
 from tunebook.stores._shared_board import SharedBoard, Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Problem
-    from tunebook.stores._outbox import Outbox
     from tunebook.stores._protocol import Store
     from tunebook.stores._remote import RemoteStore
 
@@ -301,73 +301,102 @@ def _tend_until_done(store_ref: weakref.ref[SharedStore], gone: threading.Event)
         del store
 
 
-# ------------------------------------------------------------------------------- a server that may be down or hung
+# ------------------------------------------------------------------------------------- the records still to be sent
 
-# How long a server is left alone after it failed: at first, and at most.
-_PAUSES_S: Final = (1.0, 60.0)
+_OUTBOX_LIMIT: Final = 10_000  # a machine that is cut off for weeks keeps its book, and sends this much of it
+_LIMIT_IN_MEMORY: Final = 1000
+_MARK_BYTES: Final = 1 << 20
 
 
-def within(seconds: float, where: str, call: Callable[[], T]) -> T:
-    """Return the result of a call; `StoreError` if it fails or takes longer, and then the call goes on in its thread.
+class Outbox:
+    """Marks of records to be sent, on disk beside the book, so that a mark outlives its process.
 
-    A socket's timeout does not cover everything: looking up a name takes 10 s where the name server is away, and a
-    server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
+    <root>/v1/outbox/<digest of the address>/<id>.<random>    one mark: the problem of a record in the local book
+
+    Each put has a name of its own, so that nobody removes the mark of another put.
+
+    `root` is the local book's, None if it is in memory. `where` is the shared book's address without secrets, so that
+    waiting records are still sent after the password was changed.
     """
-    answer: Future[T] = Future()
-    thread = threading.Thread(target=_fetch, args=(answer, call), name="tunebook remote", daemon=True)
+
+    def __init__(self, root: Path | None, where: str) -> None:
+        name = blake2b(where.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._directory = None if root is None else root.absolute() / "v1" / "outbox" / name
+        self._ours: dict[str, Record] = {}
+
+    def add(self, record: Record) -> str:
+        """Mark a record, before it is put into the local book: a mark without record does no harm. Return its token."""
+        token = f"{problem_id(record.problem)}.{os.urandom(6).hex()}"
+        if self._directory is None or len(self._ours) < _LIMIT_IN_MEMORY:
+            self._ours[token] = record
+        if self._directory is not None:
+            # Nothing is synced: a power loss may cost the sharing of this record, and not the record.
+            with suppress(OSError):
+                if not self._directory.is_dir():
+                    make_directory(self._directory, lambda _descriptor: None)
+                write_file(self._directory / token, encode_problem(record.problem), sync=None, mode=0o600)
+        return token
+
+    def done(self, token: str) -> None:
+        self._ours.pop(token, None)
+        if self._directory is not None:
+            with suppress(OSError):
+                (self._directory / token).unlink()
+
+    def room(self) -> int:
+        """Return how many marks may be added; negative if the outbox is overfull."""
+        if self._directory is None:
+            return _LIMIT_IN_MEMORY - len(self._ours)
+        return _OUTBOX_LIMIT - len(self._tokens())
+
+    def marks(self) -> Iterator[tuple[str, Problem, Record | None]]:
+        """Yield token, problem and record of our marks, then of other processes' marks, which have no record here."""
+        for token in dict.fromkeys((*self._ours, *self._tokens())):
+            record = self._ours.get(token)
+            problem = self._problem(token) if record is None else record.problem
+            if problem is not None:
+                yield token, problem, record
+
+    def __bool__(self) -> bool:
+        return bool(self._ours or self._tokens())
+
+    def _tokens(self) -> list[str]:
+        try:
+            return [] if self._directory is None else os.listdir(self._directory)  # noqa: PTH208 - names, not objects
+        except OSError:
+            return []
+
+    def _problem(self, token: str) -> Problem | None:
+        if self._directory is None:
+            return None
+        try:
+            content = read_file(str(self._directory / token), _MARK_BYTES)
+        except (CodecError, StoreError, OSError):
+            content = b""
+        if content is None:
+            return None  # another process has sent it meanwhile
+        problem = decode_problem(content)
+        if problem is None or not token.startswith(problem_id(problem)):
+            self.done(token)  # it is damaged
+            return None
+        return problem
+
+
+def encode_problem(problem: Problem) -> bytes:
+    """Return the content of a mark: lengths first, as in the ids, because a name may hold any character."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in problem]
+    return b" ".join(b"%d" % len(part) for part in parts) + b"\n" + b"".join(parts)
+
+
+def decode_problem(content: bytes) -> Problem | None:
+    """Return the problem that a mark names, or None if it is not exactly the content of a mark."""
+    lengths, _, rest = content.partition(b"\n")
+    parts = []
     try:
-        thread.start()
-    except RuntimeError:  # at interpreter exit no thread can be started
-        _fetch(answer, call)
-    try:
-        return answer.result(seconds)
-    except (TimeoutError, CancelledError):
-        message = f"the shared book at {where} did not answer within {seconds} s."
-        raise StoreError("remote", where, message) from None
-    finally:
-        # An error holds the frames that it went through: with the future in them, and so the error itself, all of it
-        # would stay, with everything that the caller had.
-        del answer
-
-
-def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
-    try:
-        answer.set_result(call())
-    except StoreError as error:
-        answer.set_exception(error)
-    finally:
-        answer.cancel()  # after any other error nobody should wait; a finished future stays as it is
-        del answer  # the same
-
-
-class Breaker:
-    """Says whether a server is asked. A failure opens it; only a caller that found the server answering closes it."""
-
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
-    ) -> None:
-        self._clock, self._jitter = clock, jitter
-        self._failures = 0
-        self._closed_at_s = clock()
-        self.is_open = False
-
-    def trip(self) -> None:
-        """Leave the server alone, longer each time."""
-        # A server that comes and goes is left alone longer and longer too: each time costs a call 0.3 s.
-        if not self.is_open and self._clock() - self._closed_at_s > _PAUSES_S[1]:
-            self._failures = 0
-        self._failures += 1
-        self.is_open = True
-
-    def close(self) -> None:
-        """Ask the server again."""
-        self._closed_at_s = self._clock()
-        self.is_open = False
-
-    def pause_s(self) -> float:
-        """Return how long to wait before the next try; 0 if the server is not left alone."""
-        if not self.is_open:
-            return 0.0
-        first_s, longest_s = _PAUSES_S
-        # Jittered, or all machines of a fleet would knock at the same moment.
-        return min(longest_s, first_s * 2.0 ** min(self._failures - 1, 10)) * (0.5 + self._jitter() / 2)
+        for size in map(int, lengths.split(b" ")):
+            parts.append(rest[:size].decode("utf-8", "surrogatepass"))
+            rest = rest[size:]
+    except ValueError:
+        return None
+    problem = Problem(*parts) if len(parts) == 3 else None
+    return problem if problem is not None and encode_problem(problem) == content else None
