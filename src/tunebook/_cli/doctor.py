@@ -34,7 +34,7 @@ from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import distrust, drop_lock, opened_directory, take_lock, write_file
+from tunebook.stores._files import distrust, drop_lock, opened, take_lock, write_file
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _writable(root: Path) -> Finding:
 
 def _mount(root: Path) -> Finding:
     try:
-        with opened_directory(root) as descriptor:
+        with opened(root) as descriptor:
             locked = take_lock(descriptor, 1)
             if locked:
                 drop_lock(descriptor)

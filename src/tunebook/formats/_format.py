@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import decode, encode, fingerprint_of
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Body, Head, Record, canonical_json
-from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+from tunebook._base.vocabulary import Json, Measurement, Problem
 from tunebook._space.space import Config
 from tunebook._statistics.race import typical_s
 from tunebook.stores import problem_id
@@ -128,10 +128,15 @@ class ForeignFile(NamedTuple):
         """Return a time of the file in seconds, or None if the file does not have it."""
         return None if value is None else self.number(value, name) / per_second
 
+    def trial(self, config: Json) -> Measurement:
+        """Return the measurement, still empty, of an encoded configuration that the tool tried."""
+        # The code is unknown, so that this is never taken for a time of the code at hand.
+        return Measurement(config, fingerprint_of(config), "", f"as {self.form.tool} measures", environment="")
+
     def record(
         self,
         problem: Problem,
-        trials: Iterable[ForeignTrial] = (),
+        trials: Iterable[Measurement] = (),
         *,
         chosen: Json = None,
         about: Mapping[str, Json] | None = None,
@@ -149,34 +154,13 @@ class ForeignFile(NamedTuple):
             chosen = min(timed, key=_typical_s).config
         head = Head(problem=problem, config=chosen, checksum="", origin="imported")
         when = max((trial.when for trial in kept), default=0.0)
-        measured = tuple(_measurement(trial, self.form.tool) for trial in kept if trial.samples_s or trial.failure)
+        measured = tuple(trial for trial in kept if trial.samples_s or trial.failure)
         provenance = {"when": when, "tool": self.form.tool, **(about or {})}
         return Record(head, Body(measurements=measured, provenance=provenance))
 
 
-class ForeignTrial(NamedTuple):
-    """One configuration that another tool tried."""
-
-    config: Json  # encoded
-    samples_s: tuple[float, ...] = ()
-    failure: Failure | None = None
-    compile_s: float | None = None
-    when: float = 0.0
-    extra: Mapping[str, Json] = {}
-
-
-def _typical_s(trial: ForeignTrial) -> float:
+def _typical_s(trial: Measurement) -> float:
     return typical_s(trial.samples_s) if trial.samples_s else math.inf
-
-
-def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
-    return Measurement(
-        **trial._asdict(),
-        fingerprint=fingerprint_of(trial.config),
-        code="",  # unknown, so that it is never taken for a time of the code at hand
-        policy=f"as {tool} measures",
-        environment="",
-    )
 
 
 def config_of(values: Mapping[str, Any]) -> Json:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import TAG
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json
+    from tunebook._base.vocabulary import Measurement
 
 _SUFFIX: Final = ".autotune.json"
 # The form in which adapters/_triton/candidate.py writes a configuration: there it equals a configuration of the kernel.
@@ -29,18 +29,18 @@ def _read(file: ForeignFile) -> list[Record]:
     return [file.record(problem, [_trial(entry, file) for entry in timings])]
 
 
-def _trial(entry: Any, file: ForeignFile) -> ForeignTrial:
+def _trial(entry: Any, file: ForeignFile) -> Measurement:
     match entry:
         case [{"kwargs": dict() as kwargs} as config, timing]:
             options = {name: config[name] for name in _OPTIONS if config.get(name) is not None}
         case _:
             raise file.error(f"{str(entry)[:80]} is not a configuration with its times")
     times_ms = file.numbers(timing if isinstance(timing, list) else [timing], "configs_timings")
-    encoded: Json = {TAG: "custom", "t": _CANDIDATE, "v": {**kwargs, **options}}
+    trial = file.trial({TAG: "custom", "t": _CANDIDATE, "v": {**kwargs, **options}})
     # Triton writes an infinite time for a configuration that did not compile or run, without saying why.
     if not times_ms or times_ms[_MEDIAN] == float("inf"):
-        return ForeignTrial(encoded, failure=Failure("launch", "did not compile or run under Triton"))
-    return ForeignTrial(encoded, (times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
+        return trial._replace(failure=Failure("launch", "did not compile or run under Triton"))
+    return trial._replace(samples_s=(times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
 
 
 def _name(record: OutgoingRecord) -> str:

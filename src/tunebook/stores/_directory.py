@@ -24,7 +24,7 @@ from tunebook.stores._files import (
     distrust,
     drop_lock,
     make_directory,
-    opened_directory,
+    opened,
     read_fault,
     read_file,
     set_aside,
@@ -251,7 +251,7 @@ class DirectoryStore:
 
     def _sync_paths(self, paths: Sequence[Path]) -> None:
         if len(paths) >= _BULK_FILES:
-            with opened_directory(self._base) as base:
+            with opened(self._base) as base:
                 if self._sync_all(base):
                     return
         for path in paths:
@@ -280,7 +280,7 @@ def _locked_where_possible(directory: Path) -> Iterator[None]:
     """Make "look at the file, then replace it" one step. Where locks do not work, the lease keeps writers apart."""
     with ExitStack() as stack:
         with suppress(OSError):
-            descriptor = stack.enter_context(opened_directory(directory))
+            descriptor = stack.enter_context(opened(directory))
             if take_lock(descriptor, _LOCK_TRIES):
                 stack.callback(drop_lock, descriptor)
         yield
@@ -294,7 +294,7 @@ class _RecordFiles(NamedTuple):
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
 
-        with suppress(FileNotFoundError), opened_directory(Path(self.directory)) as descriptor:
+        with suppress(FileNotFoundError), opened(Path(self.directory)) as descriptor:
             for identifier in ids:
                 try:
                     # Relative to the directory: 100,000 whole paths take the kernel 0.1 s more to walk.

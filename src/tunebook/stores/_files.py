@@ -128,17 +128,14 @@ def replace_file(
 
 def sync_path(path: Path, sync: Sync) -> None:
     """Write a file or a directory out to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY) as descriptor:
         sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
-def opened_directory(path: Path) -> Iterator[int]:
-    """Hold a directory open, to lock it or to look at the files in it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def opened(path: Path, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> Iterator[int]:
+    """Hold a directory open, to lock it or to look at the files in it; with other flags, a file."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:
@@ -289,16 +286,13 @@ class LeaseFiles:
     def rewrite(self, name: str, content: bytes) -> bool:
         with writing(self._where):
             try:
-                descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
+                with opened(self._path(name), os.O_WRONLY) as descriptor:
+                    # In place and in one write: renaming a new file over this one could bring back a slip that its
+                    # holder, paused past its lease, no longer has.
+                    os.pwrite(descriptor, content, 0)
+                    os.ftruncate(descriptor, len(content))
             except FileNotFoundError:
                 return False
-            try:
-                # In place and in one write: renaming a new file over this one could bring back a slip that its
-                # holder, paused past its lease, no longer has.
-                os.pwrite(descriptor, content, 0)
-                os.ftruncate(descriptor, len(content))
-            finally:
-                os.close(descriptor)
         return True
 
     def remove(self, name: str) -> None:

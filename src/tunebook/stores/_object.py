@@ -64,21 +64,18 @@ class _Objects:
             return _ObjectContent(b"" if found.meta["size"] > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
         return None
 
-    def create(self, path: str, data: bytes) -> bool:
+    def put(self, path: str, data: bytes, version: dict[str, str] | None = None) -> bool:
+        """Create an object, or replace this version of it; False if it exists, or is gone or changed meanwhile."""
         with self._exchange():
             try:
-                obstore.put(self._client, path, data, mode="create", use_multipart=False)
-            except AlreadyExistsError:
+                obstore.put(
+                    self._client, path, data, mode="create" if version is None else version, use_multipart=False
+                )
+            except (AlreadyExistsError, PreconditionError):
                 return False
-            except FileNotFoundError as error:  # for a new object it means that the bucket is missing
-                raise fault(self.where, error) from error
-        return True
-
-    def replace(self, path: str, data: bytes, version: dict[str, str]) -> bool:
-        with self._exchange():
-            try:
-                obstore.put(self._client, path, data, mode=version, use_multipart=False)
-            except (PreconditionError, FileNotFoundError):
+            except FileNotFoundError as error:
+                if version is None:  # for a new object it means that the bucket is missing
+                    raise fault(self.where, error) from error
                 return False
         return True
 
@@ -135,7 +132,7 @@ class ObjectStore:
     def offer(self, record: Record) -> Record | None:
         path, data = _record_path(record.problem), self._envelope.seal(record)
         for _ in range(_TRIES):
-            if self._objects.create(path, data):
+            if self._objects.put(path, data):
                 return None
             present = self._objects.read(path)
             if present is None:
@@ -143,7 +140,7 @@ class ObjectStore:
             standing = self._envelope.open(present.data, record.problem)
             if standing is not None and standing.head.generation > record.head.generation:
                 return standing
-            if self._objects.replace(path, data, present.version):
+            if self._objects.put(path, data, present.version):
                 return None
         message = f"{self.where}/{path} changed at each of {_TRIES} tries to replace it."
         raise StoreError("remote", self.where, message)
@@ -185,16 +182,15 @@ class ObjectLeases:
         self._objects = objects
 
     def create(self, name: str, content: bytes) -> bool:
-        return self._objects.create(_lease_path(name), content)
+        return self._objects.put(_lease_path(name), content)
 
     def read(self, name: str) -> bytes | None:
         found = self._objects.read(_lease_path(name))
         return None if found is None else found.data
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone or changed meanwhile."""
         found = self._objects.read(_lease_path(name))
-        return found is not None and self._objects.replace(_lease_path(name), content, found.version)
+        return found is not None and self._objects.put(_lease_path(name), content, found.version)
 
     def remove(self, name: str) -> None:
         self._objects.remove(_lease_path(name))

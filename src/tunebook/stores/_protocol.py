@@ -75,8 +75,6 @@ class Store(Protocol):
 
 # ----------------------------------------------------------------------------------------------- names for problems
 
-# Long enough to be recognised in a listing; with the digest it stays far below the 255 bytes of any file system.
-_SLUG_CHARS: Final = 40
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 
 # The store's own directories beside the directories of devices. A device may be called "tmp" and then gets a digest.
@@ -84,11 +82,9 @@ RESERVED: Final = frozenset({"leases", "outbox", "packs", "quarantine", "tmp"})
 
 
 def problem_id(problem: Problem) -> str:
-    """Return 32 hex digits for a problem.
-
-    Every part goes in behind its length: without it, ("a|b", "c") and ("a", "b|c") would be one problem.
-    """
+    """Return 32 hex digits for a problem."""
     digest = blake2b(digest_size=16)
+    # Every part goes in behind its length: without it, ("a|b", "c") and ("a", "b|c") would be one problem.
     for part in problem:
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(b"%d:" % len(encoded))
@@ -99,12 +95,10 @@ def problem_id(problem: Problem) -> str:
 # Every get asks for two components, and a process meets few devices and operations: 0.1 us against 3.
 @lru_cache(maxsize=1024)
 def path_component(name: str) -> str:
-    """Return a readable path component for a device or an operation.
-
-    The name itself where it is harmless; otherwise its readable part, and a digest. Upper case counts as harmful,
-    because two names that differ only in case are one file on some file systems.
-    """
-    slug = _UNSAFE.sub("-", name.lower()).strip(".-")[:_SLUG_CHARS]
+    """Return a device or an operation as a path component: the name where it is harmless, else a digest behind it."""
+    # Upper case counts as harmful: names that differ only in case are one file on some file systems. 40 characters are
+    # recognised in a listing, and stay far below the 255 bytes of any file system with the digest.
+    slug = _UNSAFE.sub("-", name.lower()).strip(".-")[:40]
     if slug == name and slug and slug not in RESERVED:
         return slug
     return f"{slug or 'x'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=5).hexdigest()}"
