@@ -282,7 +282,7 @@ def test_a_fault_that_a_thread_behind_the_calls_meets_is_told_to_the_next_call(t
     between.mode = "refuse"
     between.drop_all()
     store.put_many([record("k", 1)])
-    assert eventually(lambda: store._breaker.is_open)
+    assert eventually(lambda: store.breaker.is_open)
     with pytest.warns(TunebookWarning, match="Calls go on with the local book"):
         assert store.get(problem("unknown")) is None
 
@@ -360,7 +360,7 @@ def test_a_server_that_is_too_slow_for_calls_is_sent_to_all_the_same(tmp_path, b
     with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s"):
         store.put(record("k", 1))
     assert eventually(lambda: not marks(tmp_path / "a"))
-    assert store._breaker.is_open
+    assert store.breaker.is_open
     assert open_store(url).get(problem("k")) == record("k", 1)
 
 
@@ -443,7 +443,7 @@ def test_a_lease_stays_where_it_was_made_when_the_server_comes_back(tmp_path, be
     theirs = machine(tmp_path, "b", url).leases()
     theirs.create("k.1", b"another machine's")
     between.mode = "pass"
-    assert eventually(lambda: not mine._breaker.is_open)
+    assert eventually(lambda: not mine.breaker.is_open)
     assert held.slip.renew()
     held.release()
     assert theirs.read("k.1") == b"another machine's"
@@ -458,7 +458,7 @@ def test_a_lease_outlives_a_server_that_is_away_for_a_moment(tmp_path, between, 
     with pytest.warns(TunebookWarning, match="cannot be used"), pytest.raises(StoreError, match="cannot be reached"):
         held.slip.renew()
     between.mode = "pass"
-    assert eventually(lambda: not mine._breaker.is_open)
+    assert eventually(lambda: not mine.breaker.is_open)
     assert held.slip.renew()
     held.release()
     assert open_store(url).leases().generations("k") == []

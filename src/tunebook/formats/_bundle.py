@@ -135,8 +135,7 @@ class Merged(NamedTuple):
 def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:
     """Merge records into a store: measurements of both, and the decision that `merge` prefers.
 
-    Each problem is merged under its lease, so that no concurrent tuning is lost; a problem that is being tuned is
-    waited for, at the end.
+    Each problem is merged under its lease, so that no tuning is lost; problems that are being tuned come last.
     """
     found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
     busy: list[Record] = []

@@ -139,7 +139,7 @@ class ForeignFile(NamedTuple):
         trials: Iterable[Measurement] = (),
         *,
         chosen: Json = None,
-        about: Mapping[str, Json] | None = None,
+        about: Mapping[str, Json] = {},
     ) -> Record:
         """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed.
 
@@ -155,7 +155,7 @@ class ForeignFile(NamedTuple):
         head = Head(problem=problem, config=chosen, checksum="", origin="imported")
         when = max((trial.when for trial in kept), default=0.0)
         measured = tuple(trial for trial in kept if trial.samples_s or trial.failure)
-        provenance = {"when": when, "tool": self.form.tool, **(about or {})}
+        provenance = {"when": when, "tool": self.form.tool, **about}
         return Record(head, Body(measurements=measured, provenance=provenance))
 
 

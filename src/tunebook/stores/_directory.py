@@ -22,7 +22,7 @@ from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import (
     LeaseFiles,
     distrust,
-    drop_lock,
+    locked,
     make_directory,
     opened,
     read_fault,
@@ -30,7 +30,6 @@ from tunebook.stores._files import (
     set_aside,
     sync_file_system,
     sync_path,
-    take_lock,
     write_file,
     writing,
 )
@@ -281,8 +280,7 @@ def _locked_where_possible(directory: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor = stack.enter_context(opened(directory))
-            if take_lock(descriptor, _LOCK_TRIES):
-                stack.callback(drop_lock, descriptor)
+            stack.enter_context(locked(descriptor, _LOCK_TRIES))
         yield
 
 

@@ -135,7 +135,7 @@ def sync_path(path: Path, sync: Sync) -> None:
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> Iterator[int]:
     """Hold a directory open, to lock it or to look at the files in it; with other flags, a file."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         yield descriptor
     finally:
@@ -156,24 +156,25 @@ def make_directory(path: Path, sync: Sync) -> None:
     sync_path(path.parent, sync)
 
 
-def take_lock(descriptor: int, tries: int) -> bool:
+@contextmanager
+def locked(descriptor: int, tries: int) -> Iterator[bool]:
     """Lock an open file or directory; False after so many tries, of 1 ms; OSError on mounts without locks.
 
     The kernel drops the lock of a killed process at once, but a paused one keeps it: hence an end to the tries.
     """
     for _ in range(tries):
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.001)
-        else:
-            return True
-    return False
-
-
-def drop_lock(descriptor: int) -> None:
-    """Give a lock up. Closing alone would not do it if another thread forked meanwhile: its child has the file open."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            break
+        time.sleep(0.001)
+    else:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Closing alone would not do it if another thread forked meanwhile: its child has the file open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def sync_file_system(descriptor: int) -> bool:

@@ -20,7 +20,7 @@ import json
 import os
 import time
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -31,12 +31,12 @@ from tunebook._base.record_format import Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._files import (
     LeaseFiles,
-    drop_lock,
+    locked,
     make_directory,
+    opened,
     read_fault,
     read_file,
     replace_file,
-    take_lock,
     writing,
 )
 from tunebook.stores._protocol import problem_id
@@ -225,13 +225,10 @@ class JsonStore:
         make_directory(self._path.parent, self._sync)
         lock = self._path.with_name(f"{self._path.name}.lock")
         # Never removed: a process that waits on a removed lock file and one that makes a new one would both get in.
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with ExitStack() as stack:
-            stack.callback(os.close, descriptor)
-            if not take_lock(descriptor, _LOCK_TRIES):
+        with opened(lock, os.O_RDWR | os.O_CREAT) as descriptor, locked(descriptor, _LOCK_TRIES) as is_ours:
+            if not is_ours:
                 message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
                 raise StoreError("busy", self.where, message)
-            stack.callback(drop_lock, descriptor)
             yield
 
     def _replace(self, text: bytes) -> None:

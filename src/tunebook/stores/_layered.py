@@ -38,9 +38,8 @@ GROUP: Final = "tunebook.packs"
 class LayeredStore:
     """Writes go to `front`; a get that it cannot answer goes on to the shipped stores, in their order.
 
-    `find_shipped` is called at the first miss and never again: looking through the installed packages takes
-    milliseconds. A record deleted from the front lets a shipped record of the same problem be seen again, and so does
-    a record without a decision.
+    `find_shipped` is called once, at the first miss: looking through the installed packages takes milliseconds. A
+    record deleted from the front, or without a decision, lets a shipped record of its problem be seen.
     """
 
     def __init__(self, front: Store, find_shipped: Callable[[], Sequence[Store]]) -> None:

@@ -61,10 +61,9 @@ def is_address(path: object) -> bool:
 def open_store(path: Path | str | None, *, default_root: Path | None = None) -> Store:
     """Open the store at a path; touches nothing on disk, and looks only at the path itself.
 
-    A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it; a
-    `.json` file is one file for all; a `.db` file is a pack. None is the user's own book at `default_root`, read
-    together with the packs that installed packages announce too. The address of a shared book (`redis://`, `s3://` and
-    so on) opens that book itself, with nothing in front of it: it raises `StoreError` when it does not answer.
+    A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it. None
+    is the user's own book at `default_root`, read together with the packs that installed packages announce too. The
+    address of a shared book opens that book itself: it raises `StoreError` when it does not answer.
     """
     if path is None:
         if default_root is None:
@@ -96,10 +95,7 @@ def file_kinds() -> list[str]:
 
 
 def open_remote(url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> RemoteStore:
-    """Open a shared book by its address, without connecting; `DefinitionError` if the address is invalid.
-
-    `timeout_s` bounds each exchange with the server. Errors and warnings name the address without its secrets.
-    """
+    """Open a shared book by its address, without connecting; `timeout_s` bounds each exchange with the server."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise DefinitionError(f"{url!r} has lost a slash (pathlib drops it): pass the address as text, not as a Path")

@@ -214,19 +214,18 @@ class PackStore:
     def _open(self) -> sqlite3.Connection | None:
         import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
-        connection = None
         try:
             connection = self._connect()
+            # Two threads may both open it at first; each connection is closed with the store.
+            weakref.finalize(self, connection.close)
             fault = _fault(connection)
+            if not fault:
+                return connection
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             # The last: SQLite quotes damaged text in its message, and Python decodes the message.
             fault = str(error)
-        if connection is not None:
-            # Two threads may both open it at first; each connection is closed with the store.
-            weakref.finalize(self, connection.close)
-        if fault:
-            self._warn(fault)
-        return None if fault else connection
+        self._warn(fault)
+        return None
 
     def _connect(self) -> sqlite3.Connection:
         import sqlite3  # noqa: PLC0415 - loaded by now

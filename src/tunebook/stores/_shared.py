@@ -43,9 +43,6 @@ PATIENT_S: Final = 5.0
 # about to tune asks anew, whatever was asked before.
 _ABSENT_S: Final = 5.0
 _URGENT_S: Final = 10.0
-_LISTED_S: Final = 60.0
-_LISTED_RECORDS: Final = 1000
-_LISTED_OPS: Final = 64
 _MEMO_LIMIT: Final = 4096  # a service that meets ever new problems must not grow without bound
 
 
@@ -89,14 +86,14 @@ class SharedStore:
         self._front, self._remote, self._outbox = front, remote, outbox
         self.where: Final = f"{front.where} and {remote.where}"
         self._may_write, self._clock = may_write, clock
-        self._breaker = Breaker(clock)
+        self.breaker = Breaker(clock)
         # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
         self._tenders: dict[int, threading.Thread] = {}
         self._absent: _Expiring[bool] = _Expiring(clock)
         self._urgent: _Expiring[bool] = _Expiring(clock)
-        self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, _LISTED_OPS)
+        self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, limit=64)
         self._swept = False
-        self._unreported: StoreError | None = None
+        self.unreported: StoreError | None = None
         self._gone = threading.Event()
         weakref.finalize(self, self._gone.set)
         self._board: SharedBoard | None = None
@@ -111,7 +108,7 @@ class SharedStore:
         self._urgent.drop(identifier)
         theirs = self.ask(lambda: self._remote.get(problem), None)
         if theirs is None:
-            if not self._breaker.is_open:
+            if not self.breaker.is_open:
                 self._absent.add(identifier, True, _ABSENT_S)  # noqa: FBT003 - a value
             return local
         try:
@@ -167,7 +164,7 @@ class SharedStore:
         listed = self._listed.get(op)
         if listed is None:
             listed = self.ask(lambda: tuple(self._first_records(op)), ())
-            self._listed.add(op, listed, _LISTED_S)
+            self._listed.add(op, listed, seconds=60.0)
         yield from (record for record in listed if problem_id(record.problem) not in seen)
 
     def leases(self) -> SharedBoard:
@@ -182,16 +179,16 @@ class SharedStore:
 
     def ask(self, call: Callable[[], T], otherwise: U) -> T | U:
         """Return the result of a call to the shared book; `otherwise` if the call fails or the book is left alone."""
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             self._tend()  # a thread that was about to end when the breaker opened, or a forked child's
-            self._warn(self._unreported)
+            self._warn(self.unreported)
             return otherwise
         try:
             answer = within(HOT_S, self._remote.where, call)
         except StoreError as error:
             # Many threads may find out at once; only the first makes the pause longer.
-            if not self._breaker.is_open:
-                self._breaker.trip()
+            if not self.breaker.is_open:
+                self.breaker.trip()
             self._tend()
             self._warn(error)
             return otherwise
@@ -204,13 +201,13 @@ class SharedStore:
     def tend(self) -> None:
         """Send the waiting records to the shared book, if it answers; `StoreError` if it does not, or is slow."""
         quick = True
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             self._remote.ping()  # makes the connection
             began_s = self._clock()
             self._remote.ping()
             quick = self._clock() - began_s < HOT_S
         if quick:
-            self._breaker.close()
+            self.breaker.close()
         for token, problem, ours in self._outbox.marks() if self._may_write() else ():
             # The front's record as it is now: a later put must not be replaced by an earlier one.
             record = self._local(problem) or ours
@@ -255,11 +252,11 @@ class SharedStore:
         ends_s = self._clock() + HOT_S / 2
         for count, record in enumerate(self._remote.items(op), start=1):
             yield record
-            if count >= _LISTED_RECORDS or self._clock() >= ends_s:
+            if count >= 1000 or self._clock() >= ends_s:
                 return
 
     def _warn(self, error: StoreError | None) -> None:
-        self._unreported = None
+        self.unreported = None
         if error is not None:
             message = "Calls go on with the local book; tuned records are sent when it answers again."
             warn_once(error.kind, error.path, f"{error} {message}")
@@ -275,27 +272,19 @@ class SharedStore:
             thread.start()
             self._tenders[os.getpid()] = thread
 
-    def pause_s(self) -> float:
-        """Return how long the shared book is to be left alone; 0 if it answers."""
-        return self._breaker.pause_s()
-
-    def failed_again(self, error: StoreError) -> None:
-        """Leave it alone for longer; the next call warns, since nobody reads a warning of a thread behind the calls."""
-        self._breaker.trip()
-        self._unreported = error
-
 
 def _tend_until_done(store_ref: weakref.ref[SharedStore], gone: threading.Event) -> None:
     """Look after a store until its shared book answers and has everything, or nobody uses the store any more."""
     while (store := store_ref()) is not None:
-        pause_s = store.pause_s()
+        pause_s = store.breaker.pause_s()
         del store
         if gone.wait(pause_s) or (store := store_ref()) is None:
             return
         try:
             store.tend()
         except StoreError as error:
-            store.failed_again(error)
+            store.breaker.trip()
+            store.unreported = error  # the next call warns: nobody reads a warning of a thread behind the calls
         else:
             return
         del store
@@ -313,10 +302,8 @@ class Outbox:
 
     <root>/v1/outbox/<digest of the address>/<id>.<random>    one mark: the problem of a record in the local book
 
-    Each put has a name of its own, so that nobody removes the mark of another put.
-
-    `root` is the local book's, None if it is in memory. `where` is the shared book's address without secrets, so that
-    waiting records are still sent after the password was changed.
+    Each put has a name of its own, so that nobody removes the mark of another put. `root` is the local book's, None if
+    it is in memory. `where` has no secrets: records are still sent after the password was changed.
     """
 
     def __init__(self, root: Path | None, where: str) -> None:
