@@ -121,15 +121,12 @@ def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class Merged(NamedTuple):
-    """The result of merging, or of trying to: the problems, by the change to their entry.
-
-    `kept_pinned` are problems with a configuration pinned here, which another configuration does not replace.
-    """
+    """The result of merging, or of trying to: the problems, by the change to their entry."""
 
     added: tuple[Problem, ...] = ()
     changed: tuple[Problem, ...] = ()
     same: tuple[Problem, ...] = ()
-    kept_pinned: tuple[Problem, ...] = ()
+    kept_pinned: tuple[Problem, ...] = ()  # the configuration pinned here stays
 
 
 def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:

@@ -134,17 +134,9 @@ class ForeignFile(NamedTuple):
         return Measurement(config, fingerprint_of(config), "", f"as {self.form.tool} measures", environment="")
 
     def record(
-        self,
-        problem: Problem,
-        trials: Iterable[Measurement] = (),
-        *,
-        chosen: Json = None,
-        about: Mapping[str, Json] = {},
+        self, problem: Problem, trials: Iterable[Measurement] = (), chosen: Json = None, about: Mapping[str, Json] = {}
     ) -> Record:
-        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed.
-
-        `about` are facts of the file that have no other place in a record, and are needed to write it again.
-        """
+        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed."""
         kept = list(trials)
         if len(kept) > KEPT:  # the fastest, in the order of the file
             slowest_kept = sorted(map(_typical_s, kept))[KEPT - 1]
@@ -155,6 +147,7 @@ class ForeignFile(NamedTuple):
         head = Head(problem=problem, config=chosen, checksum="", origin="imported")
         when = max((trial.when for trial in kept), default=0.0)
         measured = tuple(trial for trial in kept if trial.samples_s or trial.failure)
+        # `about` are facts of the file that have no other place in a record, and are needed to write it again.
         provenance = {"when": when, "tool": self.form.tool, **about}
         return Record(head, Body(measurements=measured, provenance=provenance))
 

@@ -3,7 +3,7 @@
 <root>/v1/<device>/<op>/<id>.json     a record (see `record_format`)
 <root>/v1/tmp/                        records being written
 <root>/v1/quarantine/                 unreadable records, kept for a person to look at
-<root>/v1/leases/  packs/  outbox/    see `LeaseFiles`, `_pack` and `_outbox`
+<root>/v1/leases/  packs/  outbox/    see `LeaseFiles`, `_pack` and `Outbox`
 
 A release that writes records of another form makes a `v2` beside it. Neither release touches the records of the other.
 """
@@ -93,7 +93,6 @@ class DirectoryStore:
             self._put_batch(batch)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record, durably; False if it is missing."""
         with writing(self.where):
             if not (self._safe or self._check_root(for_writing=True)):
                 return False

@@ -247,7 +247,6 @@ def set_aside(path: Path, inode: int, quarantine: Path, now_s: float) -> Path:
 
 # One spelling per number: a stray `k.007` would be listed as 7, and then not be found under that name.
 _NAME: Final = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,18})")
-_SLIP_BYTES: Final = 4096  # a slip has about a hundred
 
 
 @final
@@ -280,7 +279,7 @@ class LeaseFiles:
         """Return the slip's content, or None if it is missing; b"" if the file cannot be a slip."""
         with writing(self._where, read_fault):
             try:
-                return read_file(str(self._path(name)), _SLIP_BYTES)
+                return read_file(str(self._path(name)), limit_bytes=4096)  # a slip has about a hundred
             except CodecError:
                 return b""
 

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 1
 _SECTION: Final = "tunebook"
-_LINE_CHARS: Final = 110
 # Every put rewrites the file; far below this a directory is the better book.
 _MAX_FILE_BYTES: Final = 64 << 20
 # A holder that keeps the lock over so many tries, of 1 ms, is paused; a put that waits longer holds a call up.
@@ -63,16 +62,13 @@ _Entries = dict[str, Json]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JsonContent:
-    """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`.
-
-    `fault` says why the file is invalid. `keep` is the kind of a fault for which the file stays: it may well be whole.
-    """
+    """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`."""
 
     foreign: _Entries = field(default_factory=dict)
     records: _Entries = field(default_factory=dict)
     section: _Entries = field(default_factory=dict)
-    fault: str = ""
-    keep: str = ""
+    fault: str = ""  # why the file is invalid
+    keep: str = ""  # the kind of a fault for which the file stays as it is, because it may well be whole
 
 
 @final
@@ -310,8 +306,7 @@ def _reading_order(entry: Json) -> tuple[str, str, str]:
     match entry:
         case {"head": {"device": str() as device, "op": str() as op, "call_key": str() as call_key}}:
             return device, op, call_key
-        case _:
-            return "", "", ""
+    return "", "", ""
 
 
 def _layout(value: Json, indent: str = "") -> str:
@@ -327,7 +322,7 @@ def _layout(value: Json, indent: str = "") -> str:
         case _:
             return _encode(value)
     line = f"{begin}{', '.join(parts)}{end}"
-    if len(line) + len(indent) <= _LINE_CHARS and "\n" not in line:
+    if len(line) + len(indent) <= 110 and "\n" not in line:
         return line
     joined = f",\n{inner}".join(parts)
     return f"{begin}\n{inner}{joined}\n{indent}{end}"

@@ -47,19 +47,15 @@ class LayeredStore:
         self.where: Final = front.where
 
     @cached_property
-    def _shipped(self) -> Sequence[Store]:
-        return self._find_shipped()
-
-    @property
     def layers(self) -> tuple[Store, ...]:
         """The front, then the shipped stores in their order."""
-        return (self._front, *self._shipped)
+        return (self._front, *self._find_shipped())
 
     def get(self, problem: Problem) -> Record | None:
         front = self._front.get(problem)
         if front is not None and front.head.decided:
             return front
-        shipped = (store.get(problem) for store in self._shipped)
+        shipped = (store.get(problem) for store in self.layers[1:])
         return next((record for record in shipped if record is not None), front)
 
     def put(self, record: Record) -> None:

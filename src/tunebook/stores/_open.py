@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 
 class FileEngine(NamedTuple):
-    """An engine that keeps a book in one file. `name` is its format in `tunebook export --format`.
+    """An engine that keeps a book in one file."""
 
-    `create` writes a file of these records alone. A `writable` file takes more records later.
-    """
-
-    name: str
+    name: str  # its format in `tunebook export --format`
     kind: str
     open: Callable[[Path], Store]
-    create: Callable[[Path, Iterable[Record]], object]
-    writable: bool = True
+    create: Callable[[Path, Iterable[Record]], object]  # writes a file of these records alone
+    writable: bool = True  # it takes more records later
 
 
 FILE_ENGINES: Final = {
@@ -48,10 +45,8 @@ _REMOTE_ENGINES: Final = {
 
 
 def is_address(path: object) -> bool:
-    """Return whether a place for a book is an address on another machine, not a path; its scheme may be unknown.
-
-    A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
-    """
+    """Return whether a place for a book is an address on another machine, not a path; its scheme may be unknown."""
+    # A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
     scheme, found, rest = str(path).partition(":/")
     if scheme.lower() in _REMOTE_ENGINES:
         return bool(found)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x74756E65  # "tune": `file` and sqlite3's own tools show it
 _VERSION: Final = 1
-_ID_BYTES: Final = 16
 # Compared with the schema in the file, word for word: a table of this name that is a view, or has triggers or other
 # columns, is not ours and is not asked.
 _TABLE: Final = "CREATE TABLE records (id BLOB PRIMARY KEY, generation INTEGER, record BLOB) WITHOUT ROWID"
@@ -60,8 +59,7 @@ _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"o
 def write_pack(path: Path, records: Iterable[Record]) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
-    Of two records of a problem the pack gets the higher generation, then the later. A reader of the earlier pack goes
-    on reading the earlier pack.
+    Of two records of a problem it gets the higher generation, then the later. Readers of the earlier pack keep it.
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
@@ -142,7 +140,7 @@ class PackStore:
         # An id sorts after its own beginning. Half a byte of the prefix is compared here and not by SQLite; of a whole
         # id, 16 bytes, the last byte is too.
         last = bytes.fromhex(prefix[: min(len(prefix), 30) // 2 * 2])
-        end = last + b"\xff" * (_ID_BYTES + 1 - len(last))
+        end = last + b"\xff" * (17 - len(last))
         while (rows := self._query(_SELECT_HEADS, last, end)) and rows[-1][0] > last:
             found = [(row[0].hex(), row[1]) for row in rows if isinstance(row[1], bytes)]
             yield from [pair for pair in found if pair[0].startswith(prefix)] if prefix else found
@@ -171,10 +169,9 @@ class PackStore:
         ]
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
-        """Yield facts without times and sizes, which a pack does not know: for listings."""
         from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
 
-        return map(EntryFacts, ids)
+        return map(EntryFacts, ids)  # without times and sizes, which a pack does not know
 
     def read(self, identifier: str) -> Record | None:
         rows = self._query(_SELECT, bytes.fromhex(identifier))

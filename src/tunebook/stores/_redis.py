@@ -99,7 +99,6 @@ class RedisStore:
         raise StoreError("remote", self.where, f"a record in {self.where} changed at each of {_TRIES} tries.")
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Store many records, some hundred per exchange."""
         remaining = iter(records)
         while batch := [(record, self._envelope.seal(record)) for record in islice(remaining, _BATCH)]:
             with _exchange(self.where):

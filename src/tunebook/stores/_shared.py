@@ -21,8 +21,7 @@ from tunebook._base.record_format import blake2b, merge
 from tunebook._base.vocabulary import Problem
 from tunebook.stores._files import make_directory, read_file, write_file
 from tunebook.stores._protocol import problem_id
-from tunebook.stores._remote import Breaker, within
-from tunebook.stores._shared_board import SharedBoard, Unanswered
+from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -168,7 +167,6 @@ class SharedStore:
         yield from (record for record in listed if problem_id(record.problem) not in seen)
 
     def leases(self) -> SharedBoard:
-        """Return the shared book's board, which falls back on the front's board."""
         if self._board is None:
             # A caller that is about to tune asks the shared book anew, whatever is known: it may have been tuned just
             # now. Also where the front has a record: that was not good enough for this caller. It may belong to other
@@ -294,7 +292,6 @@ def _tend_until_done(store_ref: weakref.ref[SharedStore], gone: threading.Event)
 
 _OUTBOX_LIMIT: Final = 10_000  # a machine that is cut off for weeks keeps its book, and sends this much of it
 _LIMIT_IN_MEMORY: Final = 1000
-_MARK_BYTES: Final = 1 << 20
 
 
 class Outbox:
@@ -357,8 +354,8 @@ class Outbox:
         if self._directory is None:
             return None
         try:
-            content = read_file(str(self._directory / token), _MARK_BYTES)
-        except (CodecError, StoreError, OSError):
+            content = read_file(str(self._directory / token), limit_bytes=1 << 20)
+        except (CodecError, OSError):
             content = b""
         if content is None:
             return None  # another process has sent it meanwhile
