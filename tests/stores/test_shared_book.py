@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -340,6 +341,14 @@ def test_pauses_grow_to_a_minute():
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     breaker.close()
     assert (breaker.is_open, breaker.pause_s()) == (False, 0)
+
+
+def test_a_pause_does_not_disturb_the_random_numbers_of_the_program():
+    before = random.getstate()
+    breaker = Breaker()
+    breaker.trip()
+    assert 0.5 <= breaker.pause_s() <= 1
+    assert random.getstate() == before
 
 
 def test_a_server_that_comes_and_goes_is_left_alone_longer_each_time():

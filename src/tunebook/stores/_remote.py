@@ -8,11 +8,11 @@ readers that do not ask for it.
 from __future__ import annotations
 
 import hmac
-import random
 import re
 import threading
 import time
 from concurrent.futures import CancelledError, Future
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
@@ -108,6 +108,7 @@ def without_secrets(url: str) -> str:
 
 # How long a server is left alone after it failed: at first, and at most.
 _PAUSES_S: Final = (1.0, 60.0)
+_jitter: Final = SystemRandom().random  # the program's own random numbers stay as its seed makes them
 
 
 def within(seconds: float, where: str, call: Callable[[], T]) -> T:
@@ -146,9 +147,7 @@ def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
 class Breaker:
     """Says whether a server is asked. A failure opens it; only a caller that found the server answering closes it."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = _jitter) -> None:
         self._clock, self._jitter = clock, jitter
         self._failures = 0
         self._closed_at_s = clock()
