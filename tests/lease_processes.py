@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.single_flight import Flights, Lease, acquire
+from tunebook.stores import problem_id
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._files import LeaseFiles
-from tunebook.stores._ids import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,7 @@ from shared_stress import tune_together
 
 from tunebook._base.errors import TunebookWarning
 from tunebook._selection.single_flight import acquire
-from tunebook.stores import DirectoryStore, open_shared, open_store
-from tunebook.stores._ids import problem_id
+from tunebook.stores import DirectoryStore, open_shared, open_store, problem_id
 from tunebook.testing import example_record
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import book_before
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook.stores._ids import problem_id
+from tunebook.stores import problem_id
 from tunebook.stores._shared import PATIENT_S
 
 

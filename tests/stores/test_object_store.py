@@ -102,10 +102,10 @@ def test_a_late_record_is_refused_and_the_one_that_stands_is_returned(url):
 
 def test_an_object_that_changed_since_it_was_read_is_not_replaced(url):
     objects = ObjectStore(url)._objects
-    assert objects.create("x", b"1")
+    assert objects.put("x", b"1")
     seen = objects.read("x")
-    assert objects.replace("x", b"2", seen.version)
-    assert not objects.replace("x", b"3", seen.version)
+    assert objects.put("x", b"2", seen.version)
+    assert not objects.put("x", b"3", seen.version)
     assert objects.read("x").data == b"2"
 
 

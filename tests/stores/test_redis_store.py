@@ -19,8 +19,7 @@ from shared_checks import (
 
 from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
 from tunebook._base.record_format import Record
-from tunebook.stores import open_store
-from tunebook.stores._ids import problem_id
+from tunebook.stores import open_store, problem_id
 from tunebook.testing import StoreContract, example_record
 
 redis = pytest.importorskip("redis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -27,13 +28,10 @@ from tunebook._base.errors import CodecError, DefinitionError, MissingDependency
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import PersistentCache, book_before, default_book, store_at
 from tunebook._selection.single_flight import Busy, Lease, Maker, acquire, this_process
-from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store
+from tunebook.stores import DirectoryStore, MemoryStore, open_shared, open_store, problem_id
 from tunebook.stores import _shared as shared_module
-from tunebook.stores._circuit_breaker import Breaker, within
-from tunebook.stores._ids import problem_id
-from tunebook.stores._outbox import Outbox, decode_problem, encode_problem
-from tunebook.stores._remote import Envelope
-from tunebook.stores._shared import SharedStore
+from tunebook.stores._remote import Breaker, Envelope, within
+from tunebook.stores._shared import Outbox, SharedStore, decode_problem, encode_problem
 from tunebook.testing import StoreContract, example_record
 
 redis = pytest.importorskip("redis")
@@ -226,7 +224,7 @@ def test_a_record_that_one_process_could_not_send_is_sent_by_another(tmp_path, s
     assert len(marks(tmp_path / "a")) == 2
     # The same machine, when the server has come up under that address: here, the outbox of another address.
     (there,) = outbox.iterdir()
-    there.rename(Outbox.beside(tmp_path / "a", url)._directory)
+    there.rename(Outbox(tmp_path / "a", url)._directory)
     store = machine(tmp_path, "a", url)
     assert store.get(problem("any")) is None
     assert eventually(lambda: not marks(tmp_path / "a"))
@@ -241,7 +239,7 @@ def test_bulk_writes_are_sent_behind_the_calls(tmp_path, url):
 
 
 def test_the_outbox_is_bounded_and_says_so(tmp_path, between, through, monkeypatch):
-    monkeypatch.setattr("tunebook.stores._outbox._LIMIT", 3)
+    monkeypatch.setattr("tunebook.stores._shared._OUTBOX_LIMIT", 3)
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
     with pytest.warns(TunebookWarning, match="cannot be used"):
@@ -285,13 +283,13 @@ def test_a_fault_that_a_thread_behind_the_calls_meets_is_told_to_the_next_call(t
     between.mode = "refuse"
     between.drop_all()
     store.put_many([record("k", 1)])
-    assert eventually(lambda: store._breaker.is_open)
+    assert eventually(lambda: store.breaker.is_open)
     with pytest.warns(TunebookWarning, match="Calls go on with the local book"):
         assert store.get(problem("unknown")) is None
 
 
 def test_a_mark_that_is_damaged_or_has_no_record_is_dropped(tmp_path, url):
-    outbox = Outbox.beside(tmp_path / "a", url)
+    outbox = Outbox(tmp_path / "a", url)
     outbox.add(record("never written", 0))
     (outbox._directory / "torn.1").write_bytes(b"3 4")
     store = machine(tmp_path, "a", url)
@@ -345,6 +343,14 @@ def test_pauses_grow_to_a_minute():
     assert (breaker.is_open, breaker.pause_s()) == (False, 0)
 
 
+def test_a_pause_does_not_disturb_the_random_numbers_of_the_program():
+    before = random.getstate()
+    breaker = Breaker()
+    breaker.trip()
+    assert 0.5 <= breaker.pause_s() <= 1
+    assert random.getstate() == before
+
+
 def test_a_server_that_comes_and_goes_is_left_alone_longer_each_time():
     now = [0.0]
     breaker = Breaker(clock=lambda: now[0], jitter=lambda: 1.0)
@@ -363,7 +369,7 @@ def test_a_server_that_is_too_slow_for_calls_is_sent_to_all_the_same(tmp_path, b
     with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s"):
         store.put(record("k", 1))
     assert eventually(lambda: not marks(tmp_path / "a"))
-    assert store._breaker.is_open
+    assert store.breaker.is_open
     assert open_store(url).get(problem("k")) == record("k", 1)
 
 
@@ -446,7 +452,7 @@ def test_a_lease_stays_where_it_was_made_when_the_server_comes_back(tmp_path, be
     theirs = machine(tmp_path, "b", url).leases()
     theirs.create("k.1", b"another machine's")
     between.mode = "pass"
-    assert eventually(lambda: not mine._breaker.is_open)
+    assert eventually(lambda: not mine.breaker.is_open)
     assert held.slip.renew()
     held.release()
     assert theirs.read("k.1") == b"another machine's"
@@ -461,7 +467,7 @@ def test_a_lease_outlives_a_server_that_is_away_for_a_moment(tmp_path, between, 
     with pytest.warns(TunebookWarning, match="cannot be used"), pytest.raises(StoreError, match="cannot be reached"):
         held.slip.renew()
     between.mode = "pass"
-    assert eventually(lambda: not mine._breaker.is_open)
+    assert eventually(lambda: not mine.breaker.is_open)
     assert held.slip.renew()
     held.release()
     assert open_store(url).leases().generations("k") == []
@@ -478,7 +484,7 @@ def test_a_waiter_looks_less_often_the_longer_it_waits(tmp_path, url):
         now[0] += seconds
 
     root = tmp_path / "b"
-    waiting = SharedStore(DirectoryStore(root), open_store(url), outbox=Outbox.beside(root, url), clock=lambda: now[0])
+    waiting = SharedStore(DirectoryStore(root), open_store(url), outbox=Outbox(root, url), clock=lambda: now[0])
     with (
         redis.Redis.from_url(url) as client,
         acquire(machine(tmp_path, "a", url).leases(), "k", look=lambda: None, lease_s=1e6),

@@ -27,7 +27,7 @@ from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import distrust, drop_lock, opened_directory, take_lock, write_file
+from tunebook.stores._files import distrust, locked, opened, write_file
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
@@ -127,11 +127,8 @@ def _writable(root: Path) -> Finding:
 
 def _mount(root: Path) -> Finding:
     try:
-        with opened_directory(root) as descriptor:
-            locked = take_lock(descriptor, 1)
-            if locked:
-                drop_lock(descriptor)
-        locks = "supports locks" if locked else "supports locks (in use right now)"
+        with opened(root) as descriptor, locked(descriptor, 1) as is_ours:
+            locks = "supports locks" if is_ours else "supports locks (in use right now)"
     except OSError:
         locks = "does not support locks, which the book does not need"
     kept = not os.statvfs(root).f_flag & getattr(os, "ST_NOATIME", 0)

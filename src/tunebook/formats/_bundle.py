@@ -46,12 +46,8 @@ def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, ke
     With a key the bundle is signed: an import with the same key proves that nobody else wrote it.
     """
     lines = [record.to_bytes() for record in records]
-    about: dict[str, Json] = {
-        "format": _FORMAT,
-        "made": time.time(),
-        "host": os.uname().nodename,
-        "records": len(lines),
-    }
+    host = os.uname().nodename
+    about: dict[str, Json] = {"format": _FORMAT, "made": time.time(), "host": host, "records": len(lines)}
     content = b"".join([canonical_json(about).encode() + b"\n", *lines])
     content += canonical_json(_seal(content, key)).encode() + b"\n"
     target = Path(path)
@@ -125,22 +121,18 @@ def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class Merged(NamedTuple):
-    """The result of merging, or of trying to: the problems, by the change to their entry.
-
-    `kept_pinned` are problems with a configuration pinned here, which another configuration does not replace.
-    """
+    """The result of merging, or of trying to: the problems, by the change to their entry."""
 
     added: tuple[Problem, ...] = ()
     changed: tuple[Problem, ...] = ()
     same: tuple[Problem, ...] = ()
-    kept_pinned: tuple[Problem, ...] = ()
+    kept_pinned: tuple[Problem, ...] = ()  # the configuration pinned here stays
 
 
 def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:
     """Merge records into a store: measurements of both, and the decision that `merge` prefers.
 
-    Each problem is merged under its lease, so that no concurrent tuning is lost; a problem that is being tuned is
-    waited for, at the end.
+    Each problem is merged under its lease, so that no tuning is lost; problems that are being tuned come last.
     """
     found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
     busy: list[Record] = []

@@ -27,10 +27,9 @@ def _read(file: ForeignFile) -> list[Record]:
 
 
 def _content(record: OutgoingRecord) -> dict[str, Any]:
-    op, call_key = record.problem.op, record.problem.call_key
-    name = foreign_name(record.problem)
+    problem, name = record.problem, foreign_name(record.problem)
     if name is None:
-        raise record.error(f"cannot hold {op!r} with the key {call_key!r}: it has a | in it")
+        raise record.error(f"cannot hold {problem.op!r} with the key {problem.call_key!r}: it has a | in it")
     return {name: decode(record.record.head.config)} if record.record.head.decided else {}
 
 

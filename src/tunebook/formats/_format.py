@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import decode, encode, fingerprint_of
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Body, Head, Record, canonical_json
-from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+from tunebook._base.vocabulary import Json, Measurement, Problem
 from tunebook._space.space import Config
 from tunebook._statistics.race import typical_s
 from tunebook.stores import problem_id
@@ -89,11 +89,9 @@ class ForeignFile(NamedTuple):
     device: str = ""
 
     def error(self, found: object) -> CodecError:
-        """Return the error for a file of another form."""
         return CodecError(f"{self.path} is not {self.form.what}: {found}")
 
     def text(self) -> str:
-        """Return the text of the file; `StoreError` if it cannot be read."""
         try:
             return self.path.read_text(encoding="utf-8")
         except OSError as error:
@@ -117,13 +115,11 @@ class ForeignFile(NamedTuple):
         return Problem(self.device or device or UNKNOWN_DEVICE, self.op or op, canonical_json(dict(key)))
 
     def number(self, value: object, name: str) -> float:
-        """Return a number of the file; the error says where it stands."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CodecError(f"{self.path}: {name} should be a number, found {value!r}")
         return float(value)
 
     def numbers(self, values: object, name: str) -> tuple[float, ...]:
-        """Return a list of numbers of the file."""
         if not isinstance(values, list):
             raise CodecError(f"{self.path}: {name} should be a list of numbers, found {values!r}")
         return tuple(self.number(value, name) for value in values)
@@ -132,60 +128,32 @@ class ForeignFile(NamedTuple):
         """Return a time of the file in seconds, or None if the file does not have it."""
         return None if value is None else self.number(value, name) / per_second
 
-    def record(
-        self,
-        problem: Problem,
-        trials: Iterable[ForeignTrial] = (),
-        *,
-        chosen: Json = None,
-        about: Mapping[str, Json] | None = None,
-    ) -> Record:
-        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed.
+    def trial(self, config: Json) -> Measurement:
+        """Return the measurement, still empty, of an encoded configuration that the tool tried."""
+        # The code is unknown, so that this is never taken for a time of the code at hand.
+        return Measurement(config, fingerprint_of(config), "", f"as {self.form.tool} measures", environment="")
 
-        `about` are facts of the file that have no other place in a record, and are needed to write it again.
-        """
-        kept = _fastest(list(trials))
+    def record(
+        self, problem: Problem, trials: Iterable[Measurement] = (), chosen: Json = None, about: Mapping[str, Json] = {}
+    ) -> Record:
+        """Return the record of the tool's trials: its choice, else the fastest; undecided if all trials failed."""
+        kept = list(trials)
+        if len(kept) > KEPT:  # the fastest, in the order of the file
+            slowest_kept = sorted(map(_typical_s, kept))[KEPT - 1]
+            kept = [trial for trial in kept if _typical_s(trial) <= slowest_kept][:KEPT]
         timed = [trial for trial in kept if trial.samples_s]
         if chosen is None and timed:
             chosen = min(timed, key=_typical_s).config
         head = Head(problem=problem, config=chosen, checksum="", origin="imported")
         when = max((trial.when for trial in kept), default=0.0)
-        measured = tuple(_measurement(trial, self.form.tool) for trial in kept if trial.samples_s or trial.failure)
-        provenance = {"when": when, "tool": self.form.tool, **(about or {})}
+        measured = tuple(trial for trial in kept if trial.samples_s or trial.failure)
+        # `about` are facts of the file that have no other place in a record, and are needed to write it again.
+        provenance = {"when": when, "tool": self.form.tool, **about}
         return Record(head, Body(measurements=measured, provenance=provenance))
 
 
-class ForeignTrial(NamedTuple):
-    """One configuration that another tool tried."""
-
-    config: Json  # encoded
-    samples_s: tuple[float, ...] = ()
-    failure: Failure | None = None
-    compile_s: float | None = None
-    when: float = 0.0
-    extra: Mapping[str, Json] = {}
-
-
-def _typical_s(trial: ForeignTrial) -> float:
+def _typical_s(trial: Measurement) -> float:
     return typical_s(trial.samples_s) if trial.samples_s else math.inf
-
-
-def _fastest(trials: list[ForeignTrial]) -> list[ForeignTrial]:
-    """Return the `KEPT` fastest trials, in the order of the file."""
-    if len(trials) <= KEPT:
-        return trials
-    slowest_kept = sorted(map(_typical_s, trials))[KEPT - 1]
-    return [trial for trial in trials if _typical_s(trial) <= slowest_kept][:KEPT]
-
-
-def _measurement(trial: ForeignTrial, tool: str) -> Measurement:
-    return Measurement(
-        **trial._asdict(),
-        fingerprint=fingerprint_of(trial.config),
-        code="",  # unknown, so that it is never taken for a time of the code at hand
-        policy=f"as {tool} measures",
-        environment="",
-    )
 
 
 def config_of(values: Mapping[str, Any]) -> Json:
@@ -212,12 +180,10 @@ class OutgoingRecord(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id of the problem."""
         return problem_id(self.problem)
 
     @property
     def measurements(self) -> Sequence[Measurement]:
-        """The measurements, failed ones included."""
         return self.record.body.measurements
 
     def key(self) -> dict[str, Any]:
@@ -238,5 +204,4 @@ class OutgoingRecord(NamedTuple):
         return plain
 
     def error(self, found: str) -> CodecError:
-        """Return the error for a record that the form cannot hold."""
         return CodecError(f"{self.what} {found}")

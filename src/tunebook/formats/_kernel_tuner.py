@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
@@ -50,14 +50,18 @@ def _parse(file: ForeignFile) -> dict[str, Any]:
     return file.json(text)
 
 
-def _trial(entry: Any, names: list[str], where: str, file: ForeignFile) -> ForeignTrial:
+def _trial(entry: Any, names: list[str], where: str, file: ForeignFile) -> Measurement:
     if not isinstance(entry, dict) or not set(names) <= entry.keys() or "time" not in entry:
         raise file.error(f"{where} needs {', '.join(names)} and time")
     rest = {name: value for name, value in entry.items() if name not in (*names, *_KNOWN)}
-    trial = ForeignTrial(
-        config_of({name: entry[name] for name in names}),
+    stamp = entry.get("timestamp")
+    try:
+        when_s = 0.0 if stamp is None else datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError as error:
+        raise file.error(f"{where}: timestamp: {error}") from error
+    trial = file.trial(config_of({name: entry[name] for name in names}))._replace(
         compile_s=file.seconds(entry.get("compile_time"), f"{where}: compile_time"),
-        when=_seconds(entry.get("timestamp"), where, file),
+        when=when_s,
         extra={_TOOL: {**rest, "time": entry["time"]}},
     )
     if isinstance(entry["time"], str):
@@ -65,15 +69,6 @@ def _trial(entry: Any, names: list[str], where: str, file: ForeignFile) -> Forei
     given = entry.get("times") or [entry["time"]]
     times = [value[-1] if isinstance(value, list) and value else value for value in given]
     return trial._replace(samples_s=tuple(ms / 1e3 for ms in file.numbers(times, f"{where}: times")))
-
-
-def _seconds(timestamp: Any, where: str, file: ForeignFile) -> float:
-    if timestamp is None:
-        return 0.0
-    try:
-        return datetime.fromisoformat(str(timestamp)).timestamp()
-    except ValueError as error:
-        raise file.error(f"{where}: timestamp: {error}") from error
 
 
 def _name(record: OutgoingRecord) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import FailureKind, Json, Measurement
+    from tunebook._base.vocabulary import FailureKind, Measurement
 
-_VERSION: Final = "1.0.0"
 _UNITS: Final[Mapping[str, float]] = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _KINDS: Final[dict[str, FailureKind]] = {
     "compile": "compile",
@@ -43,25 +42,22 @@ def _read(file: ForeignFile) -> list[Record]:
     return [file.record(problem, [_trial(result, unit, file) for result in results])]
 
 
-def _trial(result: Any, unit: float, file: ForeignFile) -> ForeignTrial:
+def _trial(result: Any, unit: float, file: ForeignFile) -> Measurement:
     match result:
         case {"configuration": dict() as config, "times": dict() as times, "invalidity": str() as invalidity}:
             pass
         case _:
             raise file.error("a result needs configuration, times and invalidity")
     compile_s = file.seconds(times.get("compilation_time", times.get("compilation")), "compilation", unit)
+    trial = file.trial(config_of(config))._replace(compile_s=compile_s)
     if invalidity != "correct":
         kind = _KINDS.get(invalidity)
         if kind is None:
             raise file.error(f"unknown invalidity {invalidity!r}; known are {', '.join((*_KINDS, 'correct'))}")
-        return ForeignTrial(config_of(config), failure=Failure(kind, invalidity), compile_s=compile_s)
-    runtimes = file.numbers(times.get("runtimes") or _measured_time(result), "runtimes")
-    return ForeignTrial(config_of(config), tuple(value / unit for value in runtimes), compile_s=compile_s)
-
-
-def _measured_time(result: Mapping[str, Any]) -> list[Json]:
-    measurements = result.get("measurements") or []
-    return [m["value"] for m in measurements if isinstance(m, dict) and m.get("name") == "time" and "value" in m]
+        return trial._replace(failure=Failure(kind, invalidity))
+    found = [m for m in result.get("measurements") or [] if isinstance(m, dict) and m.get("name") == "time"]
+    runtimes = file.numbers(times.get("runtimes") or [m["value"] for m in found if "value" in m], "runtimes")
+    return trial._replace(samples_s=tuple(value / unit for value in runtimes))
 
 
 def _name(record: OutgoingRecord) -> str:
@@ -70,7 +66,7 @@ def _name(record: OutgoingRecord) -> str:
 
 def _content(record: OutgoingRecord) -> dict[str, Any]:
     return {
-        "schema_version": _VERSION,
+        "schema_version": "1.0.0",
         # T4 does not name the tuned kernel; a section of our own does.
         "metadata": {"timeunit": "milliseconds", "tunebook": record.problem._asdict()},
         "results": [_result(m, record.values(m.config)) for m in record.measurements],

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.record_format import canonical_json
-from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord, config_of
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
@@ -27,19 +27,14 @@ def _read(file: ForeignFile) -> list[Record]:
     return records
 
 
-def _trial(config: str, found: Any, file: ForeignFile) -> ForeignTrial:
+def _trial(config: str, found: Any, file: ForeignFile) -> Measurement:
     if not isinstance(found, dict) or "evaluation_times_ms" not in found:
         raise file.error(f"{config[:60]!r} has no evaluation_times_ms")
-    return ForeignTrial(
-        config=config_of(file.json(config)),
+    return file.trial(config_of(file.json(config)))._replace(
         samples_s=tuple(ms / 1e3 for ms in file.numbers(found["evaluation_times_ms"], "evaluation_times_ms")),
         compile_s=file.seconds(found.get("compile_time_ms"), "compile_time_ms"),
         extra={"tokamax": {name: value for name, value in found.items() if name not in _KNOWN}},
     )
-
-
-def _name(record: OutgoingRecord) -> str:
-    return f"{record.device}/{record.op}.json"
 
 
 def _content(record: OutgoingRecord) -> dict[str, Any]:
@@ -60,4 +55,6 @@ def _found(m: Measurement) -> dict[str, Json]:
     return {**(extra if isinstance(extra, dict) else {}), **found}
 
 
-FORMAT: Final = Format("tokamax", "a table of tokamax", "*.json", _read, _content, _name)
+FORMAT: Final = Format(
+    "tokamax", "a table of tokamax", "*.json", _read, _content, lambda record: f"{record.device}/{record.op}.json"
+)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import TAG
 from tunebook._base.vocabulary import Failure
-from tunebook.formats._format import ForeignFile, ForeignTrial, Format, OutgoingRecord
+from tunebook.formats._format import ForeignFile, Format, OutgoingRecord
 
 if TYPE_CHECKING:
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json
+    from tunebook._base.vocabulary import Measurement
 
 _SUFFIX: Final = ".autotune.json"
 # The form in which adapters/_triton/candidate.py writes a configuration: there it equals a configuration of the kernel.
@@ -29,18 +29,18 @@ def _read(file: ForeignFile) -> list[Record]:
     return [file.record(problem, [_trial(entry, file) for entry in timings])]
 
 
-def _trial(entry: Any, file: ForeignFile) -> ForeignTrial:
+def _trial(entry: Any, file: ForeignFile) -> Measurement:
     match entry:
         case [{"kwargs": dict() as kwargs} as config, timing]:
             options = {name: config[name] for name in _OPTIONS if config.get(name) is not None}
         case _:
             raise file.error(f"{str(entry)[:80]} is not a configuration with its times")
     times_ms = file.numbers(timing if isinstance(timing, list) else [timing], "configs_timings")
-    encoded: Json = {TAG: "custom", "t": _CANDIDATE, "v": {**kwargs, **options}}
+    trial = file.trial({TAG: "custom", "t": _CANDIDATE, "v": {**kwargs, **options}})
     # Triton writes an infinite time for a configuration that did not compile or run, without saying why.
     if not times_ms or times_ms[_MEDIAN] == float("inf"):
-        return ForeignTrial(encoded, failure=Failure("launch", "did not compile or run under Triton"))
-    return ForeignTrial(encoded, (times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
+        return trial._replace(failure=Failure("launch", "did not compile or run under Triton"))
+    return trial._replace(samples_s=(times_ms[_MEDIAN] / 1e3,), extra={"triton": list(times_ms)})
 
 
 def _name(record: OutgoingRecord) -> str:
@@ -52,20 +52,17 @@ def _content(record: OutgoingRecord) -> dict[str, Any]:
     key = record.key().get("key")
     if not isinstance(key, list):
         raise record.error(f"has a list of values as its key; found {record.problem.call_key}")
-    timings = [[_config(record.values(m.config)), _timing(m)] for m in record.measurements]
+    timings = []
+    for m in record.measurements:
+        values = record.values(m.config)
+        times_ms: Any = m.extra.get("triton")
+        options = {name: values.pop(name, None) for name in _OPTIONS}
+        if m.failure is not None:
+            times_ms = [float("inf")] * 3
+        elif not isinstance(times_ms, list):
+            times_ms = [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
+        timings.append([{"kwargs": values, **options, "pre_hook": None}, times_ms])
     return {"key": key, "configs_timings": timings}
-
-
-def _config(values: dict[str, Json]) -> dict[str, Json]:
-    options = {name: values.pop(name, None) for name in _OPTIONS}
-    return {"kwargs": values, **options, "pre_hook": None}
-
-
-def _timing(m: Any) -> list[float]:
-    if m.failure is not None:
-        return [float("inf")] * 3
-    kept = m.extra.get("triton")
-    return list(kept) if isinstance(kept, list) else [s * 1e3 for s in sorted(m.samples_s)[:1]] * 3
 
 
 FORMAT: Final = Format(

@@ -18,7 +18,6 @@ _NAME: Final = re.compile(
     r"E=(?P<E>\d+),N=(?P<N>\d+),device_name=(?P<device>[^,]+)"
     r"(?:,dtype=(?P<dtype>[^,]+))?(?:,block_shape=(?P<block_shape>\[[\d, ]*\]))?\.json"
 )
-_OP: Final = "fused_moe@v0"
 _VERSION: Final = "triton_version"
 
 
@@ -35,7 +34,7 @@ def _read(file: ForeignFile) -> list[Record]:
     for batch, config in table.items():
         if not batch.isdecimal() or not isinstance(config, dict):
             raise file.error(f"{batch!r} is not a batch size with its configuration")
-        problem = file.problem(device, _OP, {**key, "M": int(batch)})
+        problem = file.problem(device, "fused_moe@v0", {**key, "M": int(batch)})
         records.append(file.record(problem, chosen=config_of(config), about=about))
     return records
 

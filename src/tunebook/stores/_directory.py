@@ -3,7 +3,7 @@
 <root>/v1/<device>/<op>/<id>.json     a record (see `record_format`)
 <root>/v1/tmp/                        records being written
 <root>/v1/quarantine/                 unreadable records, kept for a person to look at
-<root>/v1/leases/  packs/  outbox/    see `LeaseFiles`, `_pack` and `_outbox`
+<root>/v1/leases/  packs/  outbox/    see `LeaseFiles`, `_pack` and `Outbox`
 
 A release that writes records of another form makes a `v2` beside it. Neither release touches the records of the other.
 """
@@ -15,26 +15,25 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import (
     LeaseFiles,
     distrust,
-    drop_lock,
+    locked,
     make_directory,
-    opened_directory,
+    opened,
     read_fault,
     read_file,
     set_aside,
     sync_file_system,
     sync_path,
-    take_lock,
     write_file,
     writing,
 )
-from tunebook.stores._ids import RESERVED, path_component, problem_id
+from tunebook.stores._protocol import RESERVED, path_component, problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,27 +71,16 @@ class DirectoryStore:
         sync_all: Callable[[int], bool] = sync_file_system,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._root = str(root.absolute())
-        self._base = Path(self._root, "v1")
+        self.where: Final = str(root.absolute())
+        self._base = Path(self.where, "v1")
         self._prefix = str(self._base)
-        self._sync = sync
-        self._sync_all = sync_all
-        self._now = now
-        self._safe = False
-        self._tidied = False
-
-    @property
-    def where(self) -> str:
-        return self._root
+        self._sync, self._sync_all, self._now = sync, sync_all, now
+        self._safe = self._tidied = False
 
     def get(self, problem: Problem) -> Record | None:
         if not (self._safe or self._check_root()):
             return None
-        path = self._path(problem)
-        try:
-            return self._read(path, problem)
-        except CodecError:
-            return self._settle(path, problem)
+        return self._find(self._path(problem), problem)
 
     def put(self, record: Record) -> None:
         """Store a record, durably, for two syncs. The first put makes directories, for one sync more each."""
@@ -105,8 +93,7 @@ class DirectoryStore:
             self._put_batch(batch)
 
     def delete(self, problem: Problem) -> bool:
-        """Remove a record, durably; False if it is missing."""
-        with writing(self._root):
+        with writing(self.where):
             if not (self._safe or self._check_root(for_writing=True)):
                 return False
             path = Path(self._path(problem))
@@ -119,12 +106,9 @@ class DirectoryStore:
 
     def items(self, op: str | None = None) -> Iterator[Record]:
         """Yield every readable record, or the records of an operation, with or without records written meanwhile."""
-        found = (path for directory in self._directories(op) for path in self._inside(directory))
-        for path in (str(path) for path in found if path.suffix == ".json"):
-            try:
-                record = self._read(path, None)
-            except CodecError:
-                record = self._settle(path, None)
+        found = (f"{directory}/{name}" for directory in self._directories(op) for name in self._names(directory))
+        for path in found:
+            record = self._find(path, None) if path.endswith(".json") else None
             # A directory's name holds a digest of 5 bytes: two operations could share one.
             if record is not None and op in {None, record.problem.op}:
                 yield record
@@ -132,36 +116,29 @@ class DirectoryStore:
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:  # noqa: ARG002 - names are listed, not records
         from tunebook.stores._listing import EntryGroup  # noqa: PLC0415 - loaded late: only listings need it
 
-        for directory in map(str, self._directories()):
-            files = _RecordFiles(directory)
-            try:
-                changed_s = os.stat(directory).st_mtime  # noqa: PTH116 - a path as text is at hand
-                found = os.listdir(directory)  # noqa: PTH208 - names, not objects
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # removed since it was listed, or never a directory of records
-            except OSError as error:
-                raise read_fault(self._root, error) from error
-            ids = [name[:-5] for name in found if name.endswith(".json") and name.startswith(prefix)]
+        for directory in self._directories():
+            files, names = _RecordFiles(directory), self._names(directory)
+            ids = [name[:-5] for name in names if name.endswith(".json") and name.startswith(prefix)]
             # The directory's own name may be cut short, and has no upper case.
             problem = next((record.problem for record in map(files.read, ids) if record is not None), None)
             if problem is not None and wanted(problem.op, problem.device):
-                yield EntryGroup(problem.op, problem.device, self._root, changed_s, ids, files)
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    changed_s = os.stat(directory).st_mtime  # noqa: PTH116 - a path as text is at hand
+                    yield EntryGroup(problem.op, problem.device, self.where, changed_s, ids, files)
 
     def leases(self) -> LeaseFiles | None:
-        """Return the board for single flight among processes; None if the root is not used.
-
-        Makes the root, because the caller is about to write: left to the board, the root would get the mode that the
-        umask gives, and with the 002 of many systems that is a mode that we do not trust.
-        """
+        """Return the board for single flight among processes; None if the root is not used."""
         if not (self._safe or self._check_root()):
-            if not Path(self._root).exists():
+            # Left to the board, the root would get the mode that the umask gives: with the 002 of many systems, a mode
+            # that we do not trust.
+            if not Path(self.where).exists():
                 with suppress(OSError):  # the board's first slip will fail in the same way, and say so
                     make_directory(self._base, self._sync)
             # Looked at again, because another process may have made it meanwhile: taken for an unsafe root, a new
             # book would be tuned into without leases (1 of 60 had a problem tuned twice).
-            if Path(self._root).exists() and not self._check_root():
+            if Path(self.where).exists() and not self._check_root():
                 return None
-        return LeaseFiles(self._base / "leases", self._root)
+        return LeaseFiles(self._base / "leases", self.where)
 
     def _path(self, problem: Problem) -> str:
         # A string, because every get makes one: with `pathlib` a miss takes three times as long.
@@ -169,16 +146,13 @@ class DirectoryStore:
         return f"{self._prefix}/{device}/{op}/{problem_id(problem)}.json"
 
     def _check_root(self, *, for_writing: bool = False) -> bool:
-        """Return whether the root exists and is safe; a safe root is not looked at again.
-
-        An unsafe root is, at 8 us per call, so that the remedy in its warning takes effect at once.
-        """
+        """Return whether the root exists and is safe. An unsafe root is looked at again, at 8 us: it may be mended."""
         try:
-            unsafe = distrust(self._root)
+            unsafe = distrust(self.where)
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise read_fault(self._root, error) from error
+            raise read_fault(self.where, error) from error
         if unsafe is None:
             self._safe = True
         elif for_writing:
@@ -192,19 +166,21 @@ class DirectoryStore:
         try:
             content = read_file(path, MAX_RECORD_BYTES)
         except OSError as error:
-            raise read_fault(self._root, error) from error
+            raise read_fault(self.where, error) from error
         if content is None:
             return None
         record = Record.from_bytes(content)
-        belongs = self._path(record.problem) == path if problem is None else record.problem == problem
-        if not belongs:
+        if (self._path(record.problem) != path) if problem is None else (record.problem != problem):
             raise CodecError(f"it holds a record of {record.problem.op[:80]!r} that belongs elsewhere")
         return record
 
-    def _settle(self, path: str, problem: Problem | None) -> Record | None:
-        """Read once more, with writers kept out; a record that is still unreadable goes to quarantine."""
-        with _locked_where_possible(Path(path).parent):
-            return self._read_or_set_aside(path, problem)
+    def _find(self, path: str, problem: Problem | None) -> Record | None:
+        try:
+            return self._read(path, problem)
+        except CodecError:
+            # Once more, with writers kept out; a record that is still unreadable goes to quarantine.
+            with _locked_where_possible(Path(path).parent):
+                return self._read_or_set_aside(path, problem)
 
     def _read_or_set_aside(self, path: str, problem: Problem | None) -> Record | None:
         try:
@@ -219,13 +195,13 @@ class DirectoryStore:
         except OSError as error:  # a read-only root: the record stays where it is, and stays a miss
             fate = f"It could not be moved away: {error.strerror}."
         message = f"unreadable record {path}: {reason}. {fate} Its problem counts as not tuned yet."
-        warn_once("unreadable", self._root, message)
+        warn_once("unreadable", self.where, message)
         return None
 
     def _put_batch(self, records: Sequence[Record]) -> None:
         contents = [record.to_bytes() for record in records]
         temps: list[Path] = []
-        with writing(self._root):
+        with writing(self.where):
             self._prepare()
             try:
                 for content in contents:
@@ -273,53 +249,49 @@ class DirectoryStore:
 
     def _sync_paths(self, paths: Sequence[Path]) -> None:
         if len(paths) >= _BULK_FILES:
-            with opened_directory(self._base) as base:
+            with opened(self._base) as base:
                 if self._sync_all(base):
                     return
         for path in paths:
             sync_path(path, self._sync)
 
-    def _directories(self, op: str | None = None) -> Iterator[Path]:
+    def _directories(self, op: str | None = None) -> Iterator[str]:
         """Yield the directories of records, one per device and operation; with `op`, only directories of that name."""
         if not (self._safe or self._check_root()):
             return
-        for device in self._inside(self._base):
-            if device.name not in RESERVED:
-                yield from self._inside(device) if op is None else [device / path_component(op)]
+        for device in self._names(self._prefix):
+            if device not in RESERVED:
+                names = self._names(f"{self._prefix}/{device}") if op is None else [path_component(op)]
+                yield from (f"{self._prefix}/{device}/{name}" for name in names)
 
-    def _inside(self, directory: Path) -> list[Path]:
+    def _names(self, directory: str) -> list[str]:
         try:
-            return list(directory.iterdir())
+            return os.listdir(directory)  # noqa: PTH208 - names, not objects
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise read_fault(self._root, error) from error
+            raise read_fault(self.where, error) from error
 
 
 @contextmanager
 def _locked_where_possible(directory: Path) -> Iterator[None]:
-    """Lock a directory where that works, to make "look at the file, then replace it" one step.
-
-    Where it does not work (network mounts), the lease of the problem keeps writers apart, as it does anyway.
-    """
+    """Make "look at the file, then replace it" one step. Where locks do not work, the lease keeps writers apart."""
     with ExitStack() as stack:
         with suppress(OSError):
-            descriptor = stack.enter_context(opened_directory(directory))
-            if take_lock(descriptor, _LOCK_TRIES):
-                stack.callback(drop_lock, descriptor)
+            descriptor = stack.enter_context(opened(directory))
+            stack.enter_context(locked(descriptor, _LOCK_TRIES))
         yield
 
 
-class _RecordFiles:
+class _RecordFiles(NamedTuple):
     """The records in one directory, for a listing."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    directory: str
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
 
-        with suppress(FileNotFoundError), opened_directory(Path(self._directory)) as descriptor:
+        with suppress(FileNotFoundError), opened(Path(self.directory)) as descriptor:
             for identifier in ids:
                 try:
                     # Relative to the directory: 100,000 whole paths take the kernel 0.1 s more to walk.
@@ -331,7 +303,7 @@ class _RecordFiles:
                 yield EntryFacts(identifier, facts.st_mtime, max(facts.st_atime, facts.st_mtime), size_bytes)
 
     def read(self, identifier: str) -> Record | None:
-        path = f"{self._directory}/{identifier}.json"
+        path = f"{self.directory}/{identifier}.json"
         try:
             try:
                 content = read_file(path, MAX_RECORD_BYTES, _QUIETLY)

@@ -10,6 +10,7 @@ import stat
 import time
 import zlib
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
@@ -39,24 +40,18 @@ _FAULTS: Final = {
 }
 
 
-def read_fault(where: str, error: OSError) -> StoreError:
-    """Return the `StoreError` for a read that failed."""
-    return _fault(where, error, f"cannot read {where}: {error.strerror or error}. It counts as empty meanwhile.")
-
-
-def write_fault(where: str, error: OSError) -> StoreError:
-    """Return the `StoreError` for a write that failed."""
-    found = f"cannot write to {where}: {error.strerror or error}. Results stay in memory, for this process only."
-    return _fault(where, error, found)
-
-
-def _fault(where: str, error: OSError, found: str) -> StoreError:
+def _fault(found: str, where: str, error: OSError) -> StoreError:
     kind, remedy = _FAULTS.get(error.errno or 0, ("io", "Check the disk and its mount."))
-    return StoreError(kind, where, f"{found} {remedy}")
+    return StoreError(kind, where, f"{found.format(where, error.strerror or error)} {remedy}")
+
+
+# The `StoreError` for a read, or a write, that failed.
+read_fault: Final = partial(_fault, "cannot read {}: {}. It counts as empty meanwhile.")
+_write_fault: Final = partial(_fault, "cannot write to {}: {}. Results stay in memory, for this process only.")
 
 
 @contextmanager
-def writing(where: str, fault: Callable[[str, OSError], StoreError] = write_fault) -> Iterator[None]:
+def writing(where: str, fault: Callable[[str, OSError], StoreError] = _write_fault) -> Iterator[None]:
     """Turn every `OSError` of the block into a `StoreError`; give `fault=read_fault` for a block that reads."""
     try:
         yield
@@ -71,11 +66,9 @@ _FIRST_READ_BYTES: Final = 16 << 10
 
 
 def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
-    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large.
-
-    Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
-    """
+    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large."""
     try:
+        # Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except FileNotFoundError:
         return None
@@ -94,11 +87,8 @@ def _rest(descriptor: int, limit_bytes: int) -> bytes:
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit_bytes:
         raise CodecError(f"{facts.st_size} bytes, over the limit of {limit_bytes}")
-    chunks, left = [], limit_bytes
-    while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 20))):
-        chunks.append(chunk)
-        left -= len(chunk)
-    return b"".join(chunks)
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read(limit_bytes)
 
 
 def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 0o644) -> None:
@@ -120,10 +110,9 @@ def write_file(path: str | Path, content: bytes, sync: Sync | None, mode: int = 
 def replace_file(
     path: Path, content: bytes, *, sync: Sync | None = None, mode: int = 0o666, temporary: Path | None = None
 ) -> None:
-    """Atomically replace a file and keep its mode; on failure the old file is untouched.
+    """Atomically replace a file and keep its mode; on failure the old file is untouched. With `sync` it is on disk.
 
-    With `sync` the new content is on disk on return. A new file gets `mode`, less the umask. The content is written to
-    `temporary` first: by default to a name beside the file that no other writer has.
+    A new file gets `mode`, less the umask. `temporary` is by default a name beside the file that no other writer has.
     """
     temp = temporary or path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     write_file(temp, content, sync, mode)
@@ -139,17 +128,14 @@ def replace_file(
 
 def sync_path(path: Path, sync: Sync) -> None:
     """Write a file or a directory out to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY) as descriptor:
         sync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
-def opened_directory(path: Path) -> Iterator[int]:
-    """Hold a directory open, to lock it or to look at the files in it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def opened(path: Path, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> Iterator[int]:
+    """Hold a directory open, to lock it or to look at the files in it; with other flags, a file."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         yield descriptor
     finally:
@@ -157,10 +143,7 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 
 def make_directory(path: Path, sync: Sync) -> None:
-    """Make a directory and its parents, durably; an existing directory costs nothing.
-
-    Never writable by others, whatever the umask: the store does not trust a root that is.
-    """
+    """Make a directory and its parents, durably; never writable by others, because the store distrusts such a root."""
     try:
         path.mkdir(0o755)
     except FileExistsError:
@@ -173,25 +156,25 @@ def make_directory(path: Path, sync: Sync) -> None:
     sync_path(path.parent, sync)
 
 
-def take_lock(descriptor: int, tries: int) -> bool:
-    """Lock an open file or directory; False if another process keeps the lock over so many tries, 1 ms apart.
+@contextmanager
+def locked(descriptor: int, tries: int) -> Iterator[bool]:
+    """Lock an open file or directory; False after so many tries, of 1 ms; OSError on mounts without locks.
 
     The kernel drops the lock of a killed process at once, but a paused one keeps it: hence an end to the tries.
-    Raises OSError on mounts without locks.
     """
     for _ in range(tries):
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.001)
-        else:
-            return True
-    return False
-
-
-def drop_lock(descriptor: int) -> None:
-    """Give a lock up. Closing alone would not do it if another thread forked meanwhile: its child has the file open."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+            break
+        time.sleep(0.001)
+    else:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Closing alone would not do it if another thread forked meanwhile: its child has the file open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def sync_file_system(descriptor: int) -> bool:
@@ -214,9 +197,8 @@ def sync_file_system(descriptor: int) -> bool:
 def distrust(root: str) -> StoreError | None:
     """Return why nothing under a root may be used, or None; FileNotFoundError if the root does not exist.
 
-    A stored configuration decides which code runs, so others must not be able to write one. The superuser could change
-    any directory, so the superuser's directories are trusted: an administrator, or a container image, hands out a book
-    that way.
+    A stored configuration decides which code runs, so others must not be able to write one. The superuser's
+    directories are trusted: an administrator, or a container image, hands out a book that way.
     """
     fault = _unsafe(Path(root))
     with suppress(FileNotFoundError):
@@ -265,7 +247,6 @@ def set_aside(path: Path, inode: int, quarantine: Path, now_s: float) -> Path:
 
 # One spelling per number: a stray `k.007` would be listed as 7, and then not be found under that name.
 _NAME: Final = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,18})")
-_SLIP_BYTES: Final = 4096  # a slip has about a hundred
 
 
 @final
@@ -298,23 +279,20 @@ class LeaseFiles:
         """Return the slip's content, or None if it is missing; b"" if the file cannot be a slip."""
         with writing(self._where, read_fault):
             try:
-                return read_file(str(self._path(name)), _SLIP_BYTES)
+                return read_file(str(self._path(name)), limit_bytes=4096)  # a slip has about a hundred
             except CodecError:
                 return b""
 
     def rewrite(self, name: str, content: bytes) -> bool:
         with writing(self._where):
             try:
-                descriptor = os.open(self._path(name), os.O_WRONLY | os.O_CLOEXEC)
+                with opened(self._path(name), os.O_WRONLY) as descriptor:
+                    # In place and in one write: renaming a new file over this one could bring back a slip that its
+                    # holder, paused past its lease, no longer has.
+                    os.pwrite(descriptor, content, 0)
+                    os.ftruncate(descriptor, len(content))
             except FileNotFoundError:
                 return False
-            try:
-                # In place and in one write: renaming a new file over this one could bring back a slip that its
-                # holder, paused past its lease, no longer has.
-                os.pwrite(descriptor, content, 0)
-                os.ftruncate(descriptor, len(content))
-            finally:
-                os.close(descriptor)
         return True
 
     def remove(self, name: str) -> None:

@@ -20,8 +20,9 @@ import json
 import os
 import time
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -30,15 +31,15 @@ from tunebook._base.record_format import Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._files import (
     LeaseFiles,
-    drop_lock,
+    locked,
     make_directory,
+    opened,
     read_fault,
     read_file,
     replace_file,
-    take_lock,
     writing,
 )
-from tunebook.stores._ids import problem_id
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 1
 _SECTION: Final = "tunebook"
-_LINE_CHARS: Final = 110
 # Every put rewrites the file; far below this a directory is the better book.
 _MAX_FILE_BYTES: Final = 64 << 20
 # A holder that keeps the lock over so many tries, of 1 ms, is paused; a put that waits longer holds a call up.
@@ -62,17 +62,13 @@ _Entries = dict[str, Json]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JsonContent:
-    """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`.
-
-    `fault` says why the file is invalid; the rest is empty then. `keep` is the kind of fault for which the file must
-    stay as it is, because it may well be whole.
-    """
+    """The content of a file, in dicts of its own. Unknown fields are in `foreign` and `section`."""
 
     foreign: _Entries = field(default_factory=dict)
     records: _Entries = field(default_factory=dict)
     section: _Entries = field(default_factory=dict)
-    fault: str = ""
-    keep: str = ""
+    fault: str = ""  # why the file is invalid
+    keep: str = ""  # the kind of a fault for which the file stays as it is, because it may well be whole
 
 
 @final
@@ -86,13 +82,9 @@ class JsonStore:
     def __init__(self, path: Path, *, sync: Sync = os.fsync, now_ns: Callable[[], int] = time.time_ns) -> None:
         # The target of a link, so that a rename replaces the file and not the link.
         self._path = Path(os.path.realpath(path))
-        self._sync = sync
-        self._now_ns = now_ns
+        self.where: Final = str(self._path)
+        self._sync, self._now_ns = sync, now_ns
         self._parsed: tuple[tuple[int, ...], _JsonContent] | None = None
-
-    @property
-    def where(self) -> str:
-        return str(self._path)
 
     def get(self, problem: Problem) -> Record | None:
         content = self._read()
@@ -100,7 +92,6 @@ class JsonStore:
         return record if record is not None and record.problem == problem else self._decode_foreign(problem, content)
 
     def put(self, record: Record) -> None:
-        """Store a record, durably; the whole file is written again."""
         self.put_many((record,))
 
     def put_many(self, records: Iterable[Record]) -> None:
@@ -116,7 +107,11 @@ class JsonStore:
             self._replace(self._text(content))
 
     def _adding(self, records: Iterable[Record]) -> Callable[[_JsonContent], bool]:
-        encoded = [(record, _encode_entry(record)) for record in records]
+        encoded: list[tuple[Record, _Entries]] = []
+        for record in records:
+            record.to_bytes()  # `CodecError` if it is too large, or not JSON
+            head, body = record.to_fields()
+            encoded.append((record, {"crc": _crc(canonical_json([head, body])), "head": head, "body": body}))
 
         def add(content: _JsonContent) -> bool:
             for record, entry in encoded:
@@ -213,7 +208,11 @@ class JsonStore:
                 return False
             text = self._text(content)
             if content.fault:
-                self._move_aside(content.fault)
+                names = (self._path.with_name(f"{self._path.name}.damaged-{number}") for number in count(1))
+                target = next(name for name in names if not name.exists())
+                self._path.rename(target)
+                message = f"{self._path} was moved to {target}, because it was unreadable: {content.fault}"
+                warn_once("damaged", self.where, message)
             self._replace(text)
             return True
 
@@ -222,13 +221,10 @@ class JsonStore:
         make_directory(self._path.parent, self._sync)
         lock = self._path.with_name(f"{self._path.name}.lock")
         # Never removed: a process that waits on a removed lock file and one that makes a new one would both get in.
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with ExitStack() as stack:
-            stack.callback(os.close, descriptor)
-            if not take_lock(descriptor, _LOCK_TRIES):
+        with opened(lock, os.O_RDWR | os.O_CREAT) as descriptor, locked(descriptor, _LOCK_TRIES) as is_ours:
+            if not is_ours:
                 message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
                 raise StoreError("busy", self.where, message)
-            stack.callback(drop_lock, descriptor)
             yield
 
     def _replace(self, text: bytes) -> None:
@@ -249,23 +245,13 @@ class JsonStore:
             raise StoreError("too-large", self.where, message)
         return text
 
-    def _move_aside(self, fault: str) -> None:
-        number = 1
-        while (target := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
-            number += 1
-        self._path.rename(target)
-        warn_once("damaged", self.where, f"{self._path} was moved to {target}, because it was unreadable: {fault}")
-
 
 # ------------------------------------------------------------------------------------------------- the text of a file
 
 
 def foreign_name(problem: Problem) -> str | None:
-    """Return the name of another tool's entry for a problem, or None where that name could mean another problem.
-
-    The device's own text has bars in it ("gpu|NVIDIA H200"), so a name can be taken apart only from the right, and
-    only if neither the operation nor the key has a bar.
-    """
+    """Return the name of another tool's entry for a problem, or None where that name could mean another problem."""
+    # The device's own text has bars in it ("gpu|NVIDIA H200"), so a name can be taken apart only from the right.
     return None if "|" in problem.op or "|" in problem.call_key else "|".join(problem)
 
 
@@ -295,13 +281,6 @@ def _parse(data: bytes) -> _JsonContent:
     return _JsonContent(foreign=fields, records=records, section=section)
 
 
-def _encode_entry(record: Record) -> _Entries:
-    """Return a record as it stands in the file; `CodecError` if it is too large, or not JSON."""
-    record.to_bytes()
-    head, body = record.to_fields()
-    return {"crc": _crc(canonical_json([head, body])), "head": head, "body": body}
-
-
 def _decode_entry(name: str, entry: Json) -> Record:
     """Return the record that stands under a name; `CodecError` if it is damaged or another problem's."""
     match entry:
@@ -327,15 +306,11 @@ def _reading_order(entry: Json) -> tuple[str, str, str]:
     match entry:
         case {"head": {"device": str() as device, "op": str() as op, "call_key": str() as call_key}}:
             return device, op, call_key
-        case _:
-            return "", "", ""
+    return "", "", ""
 
 
 def _layout(value: Json, indent: str = "") -> str:
-    """Write JSON for the eye: a value that fits on a line stays on a line, and so does a list of numbers.
-
-    `json.dumps(indent=2)` gives every sample of every measurement a line of its own.
-    """
+    """Write JSON for the eye. `json.dumps(indent=2)` gives every sample of every measurement a line of its own."""
     inner = indent + "  "
     match value:
         case dict():
@@ -347,7 +322,7 @@ def _layout(value: Json, indent: str = "") -> str:
         case _:
             return _encode(value)
     line = f"{begin}{', '.join(parts)}{end}"
-    if len(line) + len(indent) <= _LINE_CHARS and "\n" not in line:
+    if len(line) + len(indent) <= 110 and "\n" not in line:
         return line
     joined = f",\n{inner}".join(parts)
     return f"{begin}\n{inner}{joined}\n{indent}{end}"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
 from tunebook.stores._files import distrust
-from tunebook.stores._ids import problem_id
 from tunebook.stores._pack import PackStore
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,38 +38,25 @@ GROUP: Final = "tunebook.packs"
 class LayeredStore:
     """Writes go to `front`; a get that it cannot answer goes on to the shipped stores, in their order.
 
-    `find_shipped` is called at the first miss and never again: looking through the installed packages takes
-    milliseconds. A record deleted from the front lets a shipped record of the same problem be seen again, and so does
-    a record without a decision.
+    `find_shipped` is called once, at the first miss: looking through the installed packages takes milliseconds. A
+    record deleted from the front, or without a decision, lets a shipped record of its problem be seen.
     """
 
     def __init__(self, front: Store, find_shipped: Callable[[], Sequence[Store]]) -> None:
-        self._front = front
-        self._find_shipped = find_shipped
+        self._front, self._find_shipped = front, find_shipped
+        self.where: Final = front.where
 
     @cached_property
-    def _shipped(self) -> Sequence[Store]:
-        return self._find_shipped()
-
-    @property
-    def where(self) -> str:
-        return self._front.where
-
-    @property
     def layers(self) -> tuple[Store, ...]:
         """The front, then the shipped stores in their order."""
-        return (self._front, *self._shipped)
+        return (self._front, *self._find_shipped())
 
     def get(self, problem: Problem) -> Record | None:
-        """Return the front's record of a problem, else the first shipped record, or None."""
         front = self._front.get(problem)
         if front is not None and front.head.decided:
             return front
-        for store in self._shipped:
-            record = store.get(problem)
-            if record is not None:
-                return record
-        return front
+        shipped = (store.get(problem) for store in self.layers[1:])
+        return next((record for record in shipped if record is not None), front)
 
     def put(self, record: Record) -> None:
         self._front.put(record)
@@ -81,7 +68,7 @@ class LayeredStore:
         return self._front.delete(problem)
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield every record, or the records of an operation, once per problem: the record that `get` returns."""
+        """Yield the records once per problem: the record that `get` returns."""
         seen: set[str] = set()
         for store in self.layers:
             for record in store.items(op):
@@ -119,10 +106,7 @@ def packs_in(root: Path) -> tuple[PackStore, ...]:
 
 
 def find_packs(root: Path) -> tuple[PackStore, ...]:
-    """Return the packs of the book at a root, then the packs of the installed packages.
-
-    The installed packages are looked through once per process, which takes milliseconds.
-    """
+    """Return the packs of the book at a root, then the packs of the installed packages, found once per process."""
     return (*packs_in(root), *_announced())
 
 

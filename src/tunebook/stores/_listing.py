@@ -1,16 +1,16 @@
 """Lists a book without reading all of it: 100,000 records are listed by name, and a screenful of them read.
 
-A store lists itself if it has `groups` (see `ListsItself`). Of any other store every record is read.
+A store lists itself if it has `groups` (see `groups_of`). Of any other store every record is read.
 """
 
 from __future__ import annotations
 
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from tunebook._base.errors import CodecError
-from tunebook.stores._ids import problem_id
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from tunebook.stores._protocol import Store
 
     Wanted: TypeAlias = Callable[[str, str], bool]  # of a kernel and a device
-
-# A pack has no index by kernel: so many of its records are searched for entries of a kernel.
-_SCANNED: Final = 20_000
 
 
 class EntryFacts(NamedTuple):
@@ -72,26 +69,17 @@ class EntryGroup(NamedTuple):
     source: EntrySource
 
     def entries(self, ids: Iterable[str] | None = None) -> Iterator[Listed]:
-        """Yield all entries, or the entries with these ids."""
         for facts in self.source.facts(self.ids if ids is None else ids):
             yield Listed(*facts, self.op, self.device, self.where, self.source)
 
 
-@runtime_checkable
-class ListsItself(Protocol):
-    """A store that lists its entries without reading every record."""
-
-    def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
-        """Yield the wanted kernels and devices, with the ids that begin with `prefix`.
-
-        A store that has to read records for this reads `at_most` of them.
-        """
-
-
 def groups_of(store: Store, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
-    """Yield the wanted kernels and devices of any store, with the ids that begin with `prefix`."""
-    if isinstance(store, ListsItself):
-        yield from store.groups(wanted, prefix, at_most)
+    """Yield the wanted kernels and devices of any store, with the ids that begin with `prefix`.
+
+    A store that lists itself yields the same from its `groups`, and reads no records for it, or `at_most` so many.
+    """
+    if (list_itself := getattr(store, "groups", None)) is not None:
+        yield from list_itself(wanted, prefix, at_most)
         return
     groups: dict[tuple[str, str], dict[str, Record]] = {}
     for record in store.items():
@@ -99,24 +87,22 @@ def groups_of(store: Store, wanted: Wanted, prefix: str = "", at_most: int | Non
         if identifier.startswith(prefix) and wanted(*names):
             groups.setdefault(names, {})[identifier] = record
     for names, records in groups.items():
-        yield EntryGroup(
-            *names, store.where, max(map(measured_s, records.values())), list(records), _RecordsRead(records)
-        )
+        changed_s = max(map(measured_s, records.values()))
+        yield EntryGroup(*names, store.where, changed_s, list(records), _RecordsRead(records))
 
 
-class _RecordsRead:
+class _RecordsRead(NamedTuple):
     """Records that were read to list them. Their times say when they were measured."""
 
-    def __init__(self, records: Mapping[str, Record]) -> None:
-        self._records = records
+    records: Mapping[str, Record]
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         for identifier in ids:
-            record = self._records[identifier]
+            record = self.records[identifier]
             yield EntryFacts(identifier, measured_s(record), measured_s(record), len(record.to_bytes()))
 
     def read(self, identifier: str) -> Record | None:
-        return self._records[identifier]
+        return self.records[identifier]
 
 
 class Catalogue:
@@ -126,16 +112,15 @@ class Catalogue:
         self.store: Final = store
 
     def groups(self, wanted: Wanted) -> list[EntryGroup]:
-        """Return the wanted kernels and devices, with the ids of their entries."""
         return list(groups_of(self.store, wanted))
 
     def entries(self, wanted: Wanted) -> Iterator[Listed]:
-        """Yield the entries of the wanted kernels and devices."""
         return (listed for group in self.groups(wanted) for listed in group.entries())
 
     def some(self, op: str, count: int) -> Iterator[Listed]:
         """Yield at most `count` entries of a kernel, from as little of the book as possible."""
-        groups = groups_of(self.store, lambda name, _device: name == op, at_most=_SCANNED)
+        # A pack has no index by kernel: so many of its records are searched.
+        groups = groups_of(self.store, lambda name, _device: name == op, at_most=20_000)
         return islice((listed for group in groups for listed in group.entries()), count)
 
     def find(self, prefix: str) -> list[Listed]:

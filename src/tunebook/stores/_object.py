@@ -21,7 +21,7 @@ from obstore.store import from_url
 
 from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._base.record_format import MAX_RECORD_BYTES
-from tunebook.stores._ids import path_component, problem_id
+from tunebook.stores._protocol import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:
@@ -58,26 +58,24 @@ class _Objects:
     def read(self, path: str) -> _ObjectContent | None:
         with self._exchange(), suppress(FileNotFoundError):
             found = obstore.get(self._client, path)
-            size_bytes, version = found.meta["size"], _version(found.meta)
-            # Not read at all: it would take longer than a call may, and cannot be a record.
-            return _ObjectContent(b"" if size_bytes > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
+            # An ETag, and a version where the store has versions (GCS).
+            version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta.get(name) is not None}
+            # Too much is not read at all: it would take longer than a call may, and cannot be a record.
+            return _ObjectContent(b"" if found.meta["size"] > 2 * MAX_RECORD_BYTES else bytes(found.bytes()), version)
         return None
 
-    def create(self, path: str, data: bytes) -> bool:
+    def put(self, path: str, data: bytes, version: dict[str, str] | None = None) -> bool:
+        """Create an object, or replace this version of it; False if it exists, or is gone or changed meanwhile."""
         with self._exchange():
             try:
-                obstore.put(self._client, path, data, mode="create", use_multipart=False)
-            except AlreadyExistsError:
+                obstore.put(
+                    self._client, path, data, mode="create" if version is None else version, use_multipart=False
+                )
+            except (AlreadyExistsError, PreconditionError):
                 return False
-            except FileNotFoundError as error:  # for a new object it means that the bucket is missing
-                raise fault(self.where, error) from error
-        return True
-
-    def replace(self, path: str, data: bytes, version: dict[str, str]) -> bool:
-        with self._exchange():
-            try:
-                obstore.put(self._client, path, data, mode=version, use_multipart=False)
-            except (PreconditionError, FileNotFoundError):
+            except FileNotFoundError as error:
+                if version is None:  # for a new object it means that the bucket is missing
+                    raise fault(self.where, error) from error
                 return False
         return True
 
@@ -120,13 +118,9 @@ class ObjectStore:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
-        self._where = without_secrets(url)
-        self._envelope = Envelope(self._where, key)
-        self._objects = _Objects(_client(url, timeout_s), self._where)
-
-    @property
-    def where(self) -> str:
-        return self._where
+        self.where: Final = without_secrets(url)
+        self._envelope = Envelope(self.where, key)
+        self._objects = _Objects(_client(url, timeout_s), self.where)
 
     def get(self, problem: Problem) -> Record | None:
         content = self._objects.read(_record_path(problem))
@@ -138,7 +132,7 @@ class ObjectStore:
     def offer(self, record: Record) -> Record | None:
         path, data = _record_path(record.problem), self._envelope.seal(record)
         for _ in range(_TRIES):
-            if self._objects.create(path, data):
+            if self._objects.put(path, data):
                 return None
             present = self._objects.read(path)
             if present is None:
@@ -146,11 +140,10 @@ class ObjectStore:
             standing = self._envelope.open(present.data, record.problem)
             if standing is not None and standing.head.generation > record.head.generation:
                 return standing
-            if self._objects.replace(path, data, present.version):
+            if self._objects.put(path, data, present.version):
                 return None
-        raise StoreError(
-            "remote", self._where, f"{self._where}/{path} changed at each of {_TRIES} tries to replace it."
-        )
+        message = f"{self.where}/{path} changed at each of {_TRIES} tries to replace it."
+        raise StoreError("remote", self.where, message)
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Store many records, several at a time. After an error some may be stored, each of them whole."""
@@ -160,10 +153,9 @@ class ObjectStore:
                 list(pool.map(self.offer, batch))
 
     def delete(self, problem: Problem) -> bool:
-        path = _record_path(problem)
-        present = self._objects.exists(path)
+        present = self._objects.exists(_record_path(problem))
         if present:
-            self._objects.remove(path)
+            self._objects.remove(_record_path(problem))
         return present
 
     def items(self, op: str | None = None) -> Iterator[Record]:
@@ -179,8 +171,7 @@ class ObjectStore:
         return ObjectLeases(self._objects)
 
     def ping(self) -> None:
-        """Ask for an object that need not exist."""
-        self._objects.exists("v1/ping")
+        self._objects.exists("v1/ping")  # it need not exist
 
 
 @final
@@ -191,16 +182,15 @@ class ObjectLeases:
         self._objects = objects
 
     def create(self, name: str, content: bytes) -> bool:
-        return self._objects.create(_lease_path(name), content)
+        return self._objects.put(_lease_path(name), content)
 
     def read(self, name: str) -> bytes | None:
         found = self._objects.read(_lease_path(name))
         return None if found is None else found.data
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        """Replace the content of an existing slip; False, without making one, if it is gone or changed meanwhile."""
         found = self._objects.read(_lease_path(name))
-        return found is not None and self._objects.replace(_lease_path(name), content, found.version)
+        return found is not None and self._objects.put(_lease_path(name), content, found.version)
 
     def remove(self, name: str) -> None:
         self._objects.remove(_lease_path(name))
@@ -227,11 +217,6 @@ def _client(url: str, timeout_s: float) -> Any:
             f"{without_secrets(url)!r} is not the address of an object store: {said}. Write {example}, and give "
             "credentials in the environment (AWS_*, GOOGLE_*, AZURE_STORAGE_*)"
         ) from error
-
-
-def _version(meta: Any) -> dict[str, str]:
-    """Return the mark of an object's content: an ETag, and a version where the store has versions (GCS)."""
-    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 def _record_path(problem: Problem) -> str:

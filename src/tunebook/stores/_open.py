@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 
 class FileEngine(NamedTuple):
-    """An engine that keeps a book in one file. `name` is its format in `tunebook export --format`.
+    """An engine that keeps a book in one file."""
 
-    `create` writes a file of these records alone. A `writable` file takes more records later.
-    """
-
-    name: str
+    name: str  # its format in `tunebook export --format`
     kind: str
     open: Callable[[Path], Store]
-    create: Callable[[Path, Iterable[Record]], object]
-    writable: bool = True
+    create: Callable[[Path, Iterable[Record]], object]  # writes a file of these records alone
+    writable: bool = True  # it takes more records later
 
 
 FILE_ENGINES: Final = {
@@ -40,39 +37,18 @@ FILE_ENGINES: Final = {
 }
 
 
-class RemoteEngine(NamedTuple):
-    """An engine for books on other machines: the package that it needs, and the extra of tunebook that installs it."""
-
-    package: str
-    extra: str
-    load: Callable[[], Callable[..., RemoteStore]]
-
-
-def _load_redis() -> Callable[..., RemoteStore]:
-    from tunebook.stores._redis import RedisStore  # noqa: PLC0415 - loaded late: redis takes 0.2 s
-
-    return RedisStore
-
-
-def _load_object() -> Callable[..., RemoteStore]:
-    from tunebook.stores._object import ObjectStore  # noqa: PLC0415 - loaded late: it needs obstore
-
-    return ObjectStore
-
-
-REMOTE_ENGINES: Final = {
-    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), RemoteEngine("redis", "redis", _load_redis)),
-    **dict.fromkeys(("s3", "gs", "az"), RemoteEngine("obstore", "object", _load_object)),
+# By scheme, for books on other machines: the package that the engine needs, and the extra of tunebook that installs it.
+_REMOTE_ENGINES: Final = {
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), ("redis", "redis")),
+    **dict.fromkeys(("s3", "gs", "az"), ("obstore", "object")),
 }
 
 
 def is_address(path: object) -> bool:
-    """Return whether a place for a book is an address on another machine, not a path; its scheme may be unknown.
-
-    A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
-    """
+    """Return whether a place for a book is an address on another machine, not a path; its scheme may be unknown."""
+    # A known scheme needs one slash only: `Path("s3://bucket")` drops the other, and does not mean a directory "s3:".
     scheme, found, rest = str(path).partition(":/")
-    if scheme.lower() in REMOTE_ENGINES:
+    if scheme.lower() in _REMOTE_ENGINES:
         return bool(found)
     return rest.startswith("/") and scheme.isascii() and scheme.replace("+", "").isalnum()
 
@@ -80,10 +56,9 @@ def is_address(path: object) -> bool:
 def open_store(path: Path | str | None, *, default_root: Path | None = None) -> Store:
     """Open the store at a path; touches nothing on disk, and looks only at the path itself.
 
-    A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it; a
-    `.json` file is one file for all; a `.db` file is a pack. None is the user's own book at `default_root`, read
-    together with the packs that installed packages announce too. The address of a shared book (`redis://`, `s3://` and
-    so on) opens that book itself, with nothing in front of it: it raises `StoreError` when it does not answer.
+    A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it. None
+    is the user's own book at `default_root`, read together with the packs that installed packages announce too. The
+    address of a shared book opens that book itself: it raises `StoreError` when it does not answer.
     """
     if path is None:
         if default_root is None:
@@ -115,29 +90,31 @@ def file_kinds() -> list[str]:
 
 
 def open_remote(url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> RemoteStore:
-    """Open a shared book by its address, without connecting; `DefinitionError` if the address is invalid.
-
-    `timeout_s` bounds each exchange with the server. Errors and warnings name the address without its secrets.
-    """
+    """Open a shared book by its address, without connecting; `timeout_s` bounds each exchange with the server."""
     scheme, separator, _ = url.partition("://")
-    engine = REMOTE_ENGINES.get(scheme.lower())
     if not separator:
         raise DefinitionError(f"{url!r} has lost a slash (pathlib drops it): pass the address as text, not as a Path")
-    if engine is None:
+    if scheme.lower() not in _REMOTE_ENGINES:
         from tunebook.stores._remote import without_secrets  # noqa: PLC0415 - loaded late: for shared books only
 
-        known = ", ".join(f"{name}://" for name in REMOTE_ENGINES)
+        known = ", ".join(f"{name}://" for name in _REMOTE_ENGINES)
         raise DefinitionError(f"unknown scheme in {without_secrets(url)!r}: a shared book begins with one of {known}")
-    require(engine.package, extra=engine.extra, feature=f"a shared book at {scheme.lower()}://")
-    return engine.load()(url, timeout_s=timeout_s, key=key)
+    package, extra = _REMOTE_ENGINES[scheme.lower()]
+    require(package, extra=extra, feature=f"a shared book at {scheme.lower()}://")
+    if package == "redis":
+        from tunebook.stores._redis import RedisStore  # noqa: PLC0415 - loaded late: redis takes 0.2 s
+
+        return RedisStore(url, timeout_s=timeout_s, key=key)
+    from tunebook.stores._object import ObjectStore  # noqa: PLC0415 - loaded late: it needs obstore
+
+    return ObjectStore(url, timeout_s=timeout_s, key=key)
 
 
 def open_shared(
     front: Store, url: str, *, root: Path | None, key: bytes | None, may_write: Callable[[], bool] = lambda: True
 ) -> SharedStore:
     """Put a local book in front of a shared book; `root` is the local book's directory, None if it is in memory."""
-    from tunebook.stores._outbox import Outbox  # noqa: PLC0415 - loaded late: for shared books only
-    from tunebook.stores._shared import PATIENT_S, SharedStore  # noqa: PLC0415 - the same
+    from tunebook.stores._shared import PATIENT_S, Outbox, SharedStore  # noqa: PLC0415 - for shared books only
 
     remote = open_remote(url, timeout_s=PATIENT_S, key=key)
-    return SharedStore(front, remote, outbox=Outbox.beside(root, remote.where), may_write=may_write)
+    return SharedStore(front, remote, outbox=Outbox(root, remote.where), may_write=may_write)

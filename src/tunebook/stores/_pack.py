@@ -15,13 +15,13 @@ import zlib
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import make_directory, sync_path, write_file, writing
-from tunebook.stores._ids import problem_id
+from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x74756E65  # "tune": `file` and sqlite3's own tools show it
 _VERSION: Final = 1
-_ID_BYTES: Final = 16
 # Compared with the schema in the file, word for word: a table of this name that is a view, or has triggers or other
 # columns, is not ours and is not asked.
 _TABLE: Final = "CREATE TABLE records (id BLOB PRIMARY KEY, generation INTEGER, record BLOB) WITHOUT ROWID"
@@ -60,8 +59,7 @@ _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"o
 def write_pack(path: Path, records: Iterable[Record]) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
-    If a problem has two records, the pack gets the record with the higher generation, then the later. A reader of the
-    earlier pack goes on reading the earlier pack.
+    Of two records of a problem it gets the higher generation, then the later. Readers of the earlier pack keep it.
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
@@ -99,14 +97,6 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
     return int(count)
 
 
-class _Opened(NamedTuple):
-    """A connection, the lock for it, and the process that may use it."""
-
-    pid: int
-    lock: threading.Lock
-    connection: sqlite3.Connection | None  # None: the file is not a pack
-
-
 @final
 class PackStore:
     """A pack, opened when it is first asked. Safe to share between threads, and to carry over a fork.
@@ -117,12 +107,10 @@ class PackStore:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._opened: _Opened | None = None
+        self.where: Final = str(source)
+        # The process that may use the connection, a lock for it, and the connection: None if the file is not a pack.
+        self._opened: tuple[int, threading.Lock, sqlite3.Connection | None] | None = None
         self._groups: list[EntryGroup] | None = None
-
-    @property
-    def where(self) -> str:
-        return str(self._source)
 
     def get(self, problem: Problem) -> Record | None:
         record = self.read(problem_id(problem))
@@ -152,7 +140,7 @@ class PackStore:
         # An id sorts after its own beginning. Half a byte of the prefix is compared here and not by SQLite; of a whole
         # id, 16 bytes, the last byte is too.
         last = bytes.fromhex(prefix[: min(len(prefix), 30) // 2 * 2])
-        end = last + b"\xff" * (_ID_BYTES + 1 - len(last))
+        end = last + b"\xff" * (17 - len(last))
         while (rows := self._query(_SELECT_HEADS, last, end)) and rows[-1][0] > last:
             found = [(row[0].hex(), row[1]) for row in rows if isinstance(row[1], bytes)]
             yield from [pair for pair in found if pair[0].startswith(prefix)] if prefix else found
@@ -160,11 +148,10 @@ class PackStore:
 
     def groups(self, wanted: Wanted, prefix: str = "", at_most: int | None = None) -> Iterator[EntryGroup]:
         groups = self._groups
-        if prefix or (groups is None and at_most is not None):
+        if prefix or groups is None:
             groups = self._list(prefix, at_most)
-        elif groups is None:
-            # A pack never changes, and is read whole to list it: 0.7 s for 100,000 records.
-            groups = self._groups = self._list("", None)
+        if not prefix and at_most is None:
+            self._groups = groups  # a pack never changes, and is read whole to list it: 0.7 s for 100,000 records
         return (group for group in groups if wanted(group.op, group.device))
 
     def _list(self, prefix: str, at_most: int | None) -> list[EntryGroup]:
@@ -182,13 +169,11 @@ class PackStore:
         ]
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
-        """Yield facts without times and sizes, which a pack does not know: for listings."""
         from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
 
-        return map(EntryFacts, ids)
+        return map(EntryFacts, ids)  # without times and sizes, which a pack does not know
 
     def read(self, identifier: str) -> Record | None:
-        """Return the record with an id, or None."""
         rows = self._query(_SELECT, bytes.fromhex(identifier))
         return self._decode(*rows[0]) if rows else None
 
@@ -209,35 +194,35 @@ class PackStore:
         opened = self._opened
         # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
         # does not have.
-        if opened is None or opened.pid != os.getpid():
-            opened = self._opened = self._open()
-        if opened.connection is None:
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = (os.getpid(), threading.Lock(), self._open())
+        _, lock, connection = opened
+        if connection is None:
             return []
         from sqlite3 import Error  # noqa: PLC0415 - loaded by now, since there is a connection
 
         try:
-            with opened.lock:
-                return opened.connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
+            with lock:
+                return connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
         except (Error, UnicodeDecodeError) as error:  # see `_open` for the second
             self._warn(str(error))
             return []
 
-    def _open(self) -> _Opened:
+    def _open(self) -> sqlite3.Connection | None:
         import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
-        connection = None
         try:
             connection = self._connect()
+            # Two threads may both open it at first; each connection is closed with the store.
+            weakref.finalize(self, connection.close)
             fault = _fault(connection)
+            if not fault:
+                return connection
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             # The last: SQLite quotes damaged text in its message, and Python decodes the message.
             fault = str(error)
-        if connection is not None:
-            # Two threads may both open it at first; each connection is closed with the store.
-            weakref.finalize(self, connection.close)
-        if fault:
-            self._warn(fault)
-        return _Opened(os.getpid(), threading.Lock(), None if fault else connection)
+        self._warn(fault)
+        return None
 
     def _connect(self) -> sqlite3.Connection:
         import sqlite3  # noqa: PLC0415 - loaded by now

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from tunebook._base.errors import DefinitionError, StoreError
-from tunebook.stores._ids import path_component, problem_id
+from tunebook.stores._protocol import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Problem
 
-_PREFIX: Final = "tunebook:v1"
+_RECORD: Final = "tunebook:v1:record:"
+_LEASE: Final = "tunebook:v1:lease:"
 _BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte
 # Only a record that is not believed is replaced again, and each try that fails is a success of another machine.
 _TRIES: Final = 32
@@ -72,17 +73,13 @@ class RedisStore:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
-        self._where = without_secrets(url)
-        self._envelope = Envelope(self._where, key)
+        self.where: Final = without_secrets(url)
+        self._envelope = Envelope(self.where, key)
         self._client: Any = _client(url, timeout_s)
 
-    @property
-    def where(self) -> str:
-        return self._where
-
     def get(self, problem: Problem) -> Record | None:
-        with _exchange(self._where):
-            content = self._client.hget(_record_key(problem_id(problem)), "record")
+        with _exchange(self.where):
+            content = self._client.hget(f"{_RECORD}{problem_id(problem)}", "record")
         return self._envelope.open(content, problem)
 
     def put(self, record: Record) -> None:
@@ -91,7 +88,7 @@ class RedisStore:
     def offer(self, record: Record) -> Record | None:
         content, forbidden = self._envelope.seal(record), ""
         for _ in range(_TRIES):
-            with _exchange(self._where):
+            with _exchange(self.where):
                 standing = self._client.eval(_PUT, 2, *_put_arguments(record, content, forbidden))
             if standing is None:
                 return None
@@ -99,13 +96,12 @@ class RedisStore:
             if present is not None and present.head.generation > record.head.generation:
                 return present
             forbidden = hashlib.sha1(standing, usedforsecurity=False).hexdigest()
-        raise StoreError("remote", self._where, f"a record in {self._where} changed at each of {_TRIES} tries.")
+        raise StoreError("remote", self.where, f"a record in {self.where} changed at each of {_TRIES} tries.")
 
     def put_many(self, records: Iterable[Record]) -> None:
-        """Store many records, some hundred per exchange."""
         remaining = iter(records)
         while batch := [(record, self._envelope.seal(record)) for record in islice(remaining, _BATCH)]:
-            with _exchange(self._where):
+            with _exchange(self.where):
                 pipe = self._client.pipeline(transaction=False)
                 for record, content in batch:
                     pipe.eval(_PUT, 2, *_put_arguments(record, content, ""))
@@ -116,9 +112,9 @@ class RedisStore:
 
     def delete(self, problem: Problem) -> bool:
         identifier = problem_id(problem)
-        with _exchange(self._where):
+        with _exchange(self.where):
             pipe = self._client.pipeline(transaction=True)
-            pipe.delete(_record_key(identifier))
+            pipe.delete(f"{_RECORD}{identifier}")
             pipe.srem(_index_key(problem.op), identifier)
             removed, _ = pipe.execute()
         return bool(removed)
@@ -131,7 +127,7 @@ class RedisStore:
             # A scan may name a key twice.
             fresh = [key for key in dict.fromkeys(batch) if key not in seen]
             seen.update(fresh)
-            with _exchange(self._where):
+            with _exchange(self.where):
                 pipe = self._client.pipeline(transaction=False)
                 for key in fresh:
                     pipe.hget(key, "record")
@@ -142,19 +138,19 @@ class RedisStore:
                     yield record
 
     def leases(self) -> RedisLeases:
-        return RedisLeases(self._client, self._where)
+        return RedisLeases(self._client, self.where)
 
     def ping(self) -> None:
-        with _exchange(self._where):
+        with _exchange(self.where):
             self._client.ping()
 
     def _keys(self, op: str | None) -> Iterator[bytes]:
-        with _exchange(self._where):
+        with _exchange(self.where):
             if op is None:
-                yield from self._client.scan_iter(match=f"{_PREFIX}:record:*", count=_BATCH)
+                yield from self._client.scan_iter(match=f"{_RECORD}*", count=_BATCH)
                 return
             for identifier in self._client.sscan_iter(_index_key(op), count=_BATCH):
-                yield _record_key(identifier.decode("ascii", "replace")).encode()
+                yield f"{_RECORD}{identifier.decode('ascii', 'replace')}".encode()
 
 
 @final
@@ -162,38 +158,33 @@ class RedisLeases:
     """Lease slips as fields of a small hash per lease, so that listing the generations is one exchange."""
 
     def __init__(self, client: Any, where: str) -> None:
-        self._client = client
-        self._where = where
+        self._client, self._where = client, where
 
     def create(self, name: str, content: bytes) -> bool:
-        key, generation = self._place(name)
         with _exchange(self._where):
-            return bool(self._client.eval(_CREATE, 1, key, generation, content, _SLIP_LIFETIME_S))
+            return bool(self._client.eval(_CREATE, 1, *self._place(name), content, _SLIP_LIFETIME_S))
 
     def read(self, name: str) -> bytes | None:
-        key, generation = self._place(name)
         with _exchange(self._where):
-            content: bytes | None = self._client.hget(key, generation)
+            content: bytes | None = self._client.hget(*self._place(name))
         return content
 
     def rewrite(self, name: str, content: bytes) -> bool:
-        key, generation = self._place(name)
         with _exchange(self._where):
-            return bool(self._client.eval(_REWRITE, 1, key, generation, content, _SLIP_LIFETIME_S))
+            return bool(self._client.eval(_REWRITE, 1, *self._place(name), content, _SLIP_LIFETIME_S))
 
     def remove(self, name: str) -> None:
-        key, generation = self._place(name)
         with _exchange(self._where):
-            self._client.hdel(key, generation)
+            self._client.hdel(*self._place(name))
 
     def generations(self, lease_id: str) -> list[int]:
         with _exchange(self._where):
-            names = self._client.hkeys(_lease_key(lease_id))
+            names = self._client.hkeys(f"{_LEASE}{lease_id}")
         return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 
     def _place(self, name: str) -> tuple[str, str]:
         lease_id, _, generation = name.rpartition(".")
-        return _lease_key(lease_id), generation
+        return f"{_LEASE}{lease_id}", generation
 
 
 def _client(url: str, timeout_s: float) -> Any:
@@ -223,19 +214,11 @@ def _client(url: str, timeout_s: float) -> Any:
 def _put_arguments(record: Record, content: bytes, forbidden: str) -> tuple[str | bytes, ...]:
     identifier = problem_id(record.problem)
     generation = f"{record.head.generation:019d}"
-    return (_record_key(identifier), _index_key(record.problem.op), generation, content, forbidden, identifier)
-
-
-def _record_key(identifier: str) -> str:
-    return f"{_PREFIX}:record:{identifier}"
+    return (f"{_RECORD}{identifier}", _index_key(record.problem.op), generation, content, forbidden, identifier)
 
 
 def _index_key(op: str) -> str:
-    return f"{_PREFIX}:op:{path_component(op)}"
-
-
-def _lease_key(lease_id: str) -> str:
-    return f"{_PREFIX}:lease:{lease_id}"
+    return f"tunebook:v1:op:{path_component(op)}"
 
 
 @contextmanager

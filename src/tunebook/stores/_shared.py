@@ -13,20 +13,21 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._base.record_format import merge
-from tunebook.stores._circuit_breaker import Breaker, within
-from tunebook.stores._ids import problem_id
-from tunebook.stores._shared_board import SharedBoard, Unanswered
+from tunebook._base.record_format import blake2b, merge
+from tunebook._base.vocabulary import Problem
+from tunebook.stores._files import make_directory, read_file, write_file
+from tunebook.stores._protocol import problem_id
+from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Problem
-    from tunebook.stores._outbox import Outbox
     from tunebook.stores._protocol import Store
     from tunebook.stores._remote import RemoteStore
 
@@ -41,9 +42,6 @@ PATIENT_S: Final = 5.0
 # about to tune asks anew, whatever was asked before.
 _ABSENT_S: Final = 5.0
 _URGENT_S: Final = 10.0
-_LISTED_S: Final = 60.0
-_LISTED_RECORDS: Final = 1000
-_LISTED_OPS: Final = 64
 _MEMO_LIMIT: Final = 4096  # a service that meets ever new problems must not grow without bound
 
 
@@ -85,23 +83,19 @@ class SharedStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._front, self._remote, self._outbox = front, remote, outbox
-        self._may_write = may_write
-        self._clock = clock
-        self._breaker = Breaker(clock)
+        self.where: Final = f"{front.where} and {remote.where}"
+        self._may_write, self._clock = may_write, clock
+        self.breaker = Breaker(clock)
         # By process: a forked child has no thread of its parent's, nor a lock that one of them may hold.
         self._tenders: dict[int, threading.Thread] = {}
         self._absent: _Expiring[bool] = _Expiring(clock)
         self._urgent: _Expiring[bool] = _Expiring(clock)
-        self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, _LISTED_OPS)
+        self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, limit=64)
         self._swept = False
-        self._unreported: StoreError | None = None
+        self.unreported: StoreError | None = None
         self._gone = threading.Event()
         weakref.finalize(self, self._gone.set)
         self._board: SharedBoard | None = None
-
-    @property
-    def where(self) -> str:
-        return f"{self._front.where} and {self._remote.where}"
 
     def get(self, problem: Problem) -> Record | None:
         """Return the front's record of a problem; if that is missing or undecided, ask the shared book too."""
@@ -113,10 +107,17 @@ class SharedStore:
         self._urgent.drop(identifier)
         theirs = self.ask(lambda: self._remote.get(problem), None)
         if theirs is None:
-            if not self._breaker.is_open:
+            if not self.breaker.is_open:
                 self._absent.add(identifier, True, _ABSENT_S)  # noqa: FBT003 - a value
             return local
-        return self._merge_into_front(local, theirs)
+        try:
+            # Not theirs alone: the measurements made here need not be made again.
+            both = theirs if local is None else merge(local, theirs)
+        except CodecError:  # a whole body with invalid content
+            both = theirs
+        if both != local:
+            self._keep(both)
+        return both
 
     def put(self, record: Record) -> None:
         """Store a record in the front, durably, and in the shared book, at once or later."""
@@ -125,7 +126,13 @@ class SharedStore:
         try:
             self._front.put(record)
         finally:
-            self._send(token, record)
+            standing = self.ask(lambda: self._remote.offer(record), Unanswered())
+            if not isinstance(standing, Unanswered):
+                self._outbox.done(token)
+                self._take_over(standing)
+            elif self._outbox.room() < 0:
+                self._outbox.done(token)
+                self._warn_of_overflow()
 
     def put_many(self, records: Iterable[Record]) -> None:
         """Store many records in the front; they are sent behind the calls."""
@@ -148,10 +155,7 @@ class SharedStore:
         return self.ask(lambda: self._remote.delete(problem), otherwise=False) or here
 
     def items(self, op: str | None = None) -> Iterator[Record]:
-        """Yield the front's records, then as many of the shared book's as it can list in a moment.
-
-        Open the shared book by its own address to list all of it.
-        """
+        """Yield the front's records, then as many of the shared book's as it can list in a moment: not all of them."""
         seen: set[str] = set()
         for record in self._front.items(op):
             seen.add(problem_id(record.problem))
@@ -159,27 +163,30 @@ class SharedStore:
         listed = self._listed.get(op)
         if listed is None:
             listed = self.ask(lambda: tuple(self._first_records(op)), ())
-            self._listed.add(op, listed, _LISTED_S)
+            self._listed.add(op, listed, seconds=60.0)
         yield from (record for record in listed if problem_id(record.problem) not in seen)
 
     def leases(self) -> SharedBoard:
-        """Return the shared book's board, which falls back on the front's board."""
         if self._board is None:
-            self._board = SharedBoard(self.ask, self._about_to_tune, self._front, self._remote, self._clock)
+            # A caller that is about to tune asks the shared book anew, whatever is known: it may have been tuned just
+            # now. Also where the front has a record: that was not good enough for this caller. It may belong to other
+            # code, and a faster machine may have replaced it in the shared book.
+            about_to_tune = partial(self._urgent.add, value=True, seconds=_URGENT_S)
+            self._board = SharedBoard(self.ask, about_to_tune, self._front, self._remote, self._clock)
         return self._board
 
     def ask(self, call: Callable[[], T], otherwise: U) -> T | U:
         """Return the result of a call to the shared book; `otherwise` if the call fails or the book is left alone."""
-        if self._breaker.is_open:
+        if self.breaker.is_open:
             self._tend()  # a thread that was about to end when the breaker opened, or a forked child's
-            self._warn(self._unreported)
+            self._warn(self.unreported)
             return otherwise
         try:
             answer = within(HOT_S, self._remote.where, call)
         except StoreError as error:
             # Many threads may find out at once; only the first makes the pause longer.
-            if not self._breaker.is_open:
-                self._breaker.trip()
+            if not self.breaker.is_open:
+                self.breaker.trip()
             self._tend()
             self._warn(error)
             return otherwise
@@ -189,34 +196,25 @@ class SharedStore:
                 self._tend()
         return answer
 
-    def _about_to_tune(self, identifier: str) -> None:
-        """Let the next get of a problem ask the shared book, whatever is known: it may have been tuned just now.
-
-        Also where the front has a record, since that record was not good enough for the caller that is about to tune:
-        it may belong to other code, and a faster machine may have replaced it in the shared book.
-        """
-        self._urgent.add(identifier, True, _URGENT_S)  # noqa: FBT003 - a value
-
     def tend(self) -> None:
         """Send the waiting records to the shared book, if it answers; `StoreError` if it does not, or is slow."""
-        quick = not self._breaker.is_open or self._is_quick()
+        quick = True
+        if self.breaker.is_open:
+            self._remote.ping()  # makes the connection
+            began_s = self._clock()
+            self._remote.ping()
+            quick = self._clock() - began_s < HOT_S
         if quick:
-            self._breaker.close()
-        for mark in self._outbox.marks() if self._may_write() else ():
+            self.breaker.close()
+        for token, problem, ours in self._outbox.marks() if self._may_write() else ():
             # The front's record as it is now: a later put must not be replaced by an earlier one.
-            record = self._local(mark.problem) or mark.record
+            record = self._local(problem) or ours
             standing = None if record is None else self._remote.offer(record)
-            self._outbox.done(mark.token)
+            self._outbox.done(token)
             self._take_over(standing)
         if not quick:
             # Records can be sent to it, but no call could wait for it.
             raise StoreError("remote", self._remote.where, f"{self._remote.where} takes longer than {HOT_S} s.")
-
-    def _is_quick(self) -> bool:
-        self._remote.ping()  # makes the connection
-        began_s = self._clock()
-        self._remote.ping()
-        return self._clock() - began_s < HOT_S
 
     def _local(self, problem: Problem) -> Record | None:
         try:
@@ -224,17 +222,6 @@ class SharedStore:
         except StoreError as error:  # the shared book may know, all the same
             warn_once(error.kind, error.path, str(error))
             return None
-
-    def _merge_into_front(self, local: Record | None, theirs: Record) -> Record:
-        """Merge both records, store the result in the front, and return it."""
-        try:
-            # Not theirs alone: the measurements made here need not be made again.
-            both = theirs if local is None else merge(local, theirs)
-        except CodecError:  # a whole body with invalid content
-            both = theirs
-        if both != local:
-            self._keep(both)
-        return both
 
     def _keep(self, record: Record) -> None:
         if not self._may_write():
@@ -254,15 +241,6 @@ class SharedStore:
             if local is None or local.head.generation < standing.head.generation:
                 self._keep(standing)
 
-    def _send(self, token: str, record: Record) -> None:
-        standing = self.ask(lambda: self._remote.offer(record), Unanswered())
-        if not isinstance(standing, Unanswered):
-            self._outbox.done(token)
-            self._take_over(standing)
-        elif self._outbox.room() < 0:
-            self._outbox.done(token)
-            self._warn_of_overflow()
-
     def _warn_of_overflow(self) -> None:
         message = "too many records are waiting to be sent to it, so that a new record stays on this machine."
         warn_once("overflow", self._remote.where, f"{self._remote.where}: {message}")
@@ -272,11 +250,11 @@ class SharedStore:
         ends_s = self._clock() + HOT_S / 2
         for count, record in enumerate(self._remote.items(op), start=1):
             yield record
-            if count >= _LISTED_RECORDS or self._clock() >= ends_s:
+            if count >= 1000 or self._clock() >= ends_s:
                 return
 
     def _warn(self, error: StoreError | None) -> None:
-        self._unreported = None
+        self.unreported = None
         if error is not None:
             message = "Calls go on with the local book; tuned records are sent when it answers again."
             warn_once(error.kind, error.path, f"{error} {message}")
@@ -286,34 +264,123 @@ class SharedStore:
         running = self._tenders.get(os.getpid())
         if running is not None and running.is_alive():
             return
-        arguments = (weakref.ref(self), self._gone)
-        name = f"tunebook {self._remote.where}"
-        thread = threading.Thread(target=_tend_until_done, args=arguments, name=name, daemon=True)
+        target, name = partial(_tend_until_done, weakref.ref(self), self._gone), f"tunebook {self._remote.where}"
+        thread = threading.Thread(target=target, name=name, daemon=True)
         with suppress(RuntimeError):  # at interpreter exit no thread can be started, and the work is left
             thread.start()
             self._tenders[os.getpid()] = thread
-
-    def pause_s(self) -> float:
-        """Return how long the shared book is to be left alone; 0 if it answers."""
-        return self._breaker.pause_s()
-
-    def failed_again(self, error: StoreError) -> None:
-        """Leave it alone for longer; the next call warns, since nobody reads a warning of a thread behind the calls."""
-        self._breaker.trip()
-        self._unreported = error
 
 
 def _tend_until_done(store_ref: weakref.ref[SharedStore], gone: threading.Event) -> None:
     """Look after a store until its shared book answers and has everything, or nobody uses the store any more."""
     while (store := store_ref()) is not None:
-        pause_s = store.pause_s()
+        pause_s = store.breaker.pause_s()
         del store
         if gone.wait(pause_s) or (store := store_ref()) is None:
             return
         try:
             store.tend()
         except StoreError as error:
-            store.failed_again(error)
+            store.breaker.trip()
+            store.unreported = error  # the next call warns: nobody reads a warning of a thread behind the calls
         else:
             return
         del store
+
+
+# ------------------------------------------------------------------------------------- the records still to be sent
+
+_OUTBOX_LIMIT: Final = 10_000  # a machine that is cut off for weeks keeps its book, and sends this much of it
+_LIMIT_IN_MEMORY: Final = 1000
+
+
+class Outbox:
+    """Marks of records to be sent, on disk beside the book, so that a mark outlives its process.
+
+    <root>/v1/outbox/<digest of the address>/<id>.<random>    one mark: the problem of a record in the local book
+
+    Each put has a name of its own, so that nobody removes the mark of another put. `root` is the local book's, None if
+    it is in memory. `where` has no secrets: records are still sent after the password was changed.
+    """
+
+    def __init__(self, root: Path | None, where: str) -> None:
+        name = blake2b(where.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._directory = None if root is None else root.absolute() / "v1" / "outbox" / name
+        self._ours: dict[str, Record] = {}
+
+    def add(self, record: Record) -> str:
+        """Mark a record, before it is put into the local book: a mark without record does no harm. Return its token."""
+        token = f"{problem_id(record.problem)}.{os.urandom(6).hex()}"
+        if self._directory is None or len(self._ours) < _LIMIT_IN_MEMORY:
+            self._ours[token] = record
+        if self._directory is not None:
+            # Nothing is synced: a power loss may cost the sharing of this record, and not the record.
+            with suppress(OSError):
+                if not self._directory.is_dir():
+                    make_directory(self._directory, lambda _descriptor: None)
+                write_file(self._directory / token, encode_problem(record.problem), sync=None, mode=0o600)
+        return token
+
+    def done(self, token: str) -> None:
+        self._ours.pop(token, None)
+        if self._directory is not None:
+            with suppress(OSError):
+                (self._directory / token).unlink()
+
+    def room(self) -> int:
+        """Return how many marks may be added; negative if the outbox is overfull."""
+        if self._directory is None:
+            return _LIMIT_IN_MEMORY - len(self._ours)
+        return _OUTBOX_LIMIT - len(self._tokens())
+
+    def marks(self) -> Iterator[tuple[str, Problem, Record | None]]:
+        """Yield token, problem and record of our marks, then of other processes' marks, which have no record here."""
+        for token in dict.fromkeys((*self._ours, *self._tokens())):
+            record = self._ours.get(token)
+            problem = self._problem(token) if record is None else record.problem
+            if problem is not None:
+                yield token, problem, record
+
+    def __bool__(self) -> bool:
+        return bool(self._ours or self._tokens())
+
+    def _tokens(self) -> list[str]:
+        try:
+            return [] if self._directory is None else os.listdir(self._directory)  # noqa: PTH208 - names, not objects
+        except OSError:
+            return []
+
+    def _problem(self, token: str) -> Problem | None:
+        if self._directory is None:
+            return None
+        try:
+            content = read_file(str(self._directory / token), limit_bytes=1 << 20)
+        except (CodecError, OSError):
+            content = b""
+        if content is None:
+            return None  # another process has sent it meanwhile
+        problem = decode_problem(content)
+        if problem is None or not token.startswith(problem_id(problem)):
+            self.done(token)  # it is damaged
+            return None
+        return problem
+
+
+def encode_problem(problem: Problem) -> bytes:
+    """Return the content of a mark: lengths first, as in the ids, because a name may hold any character."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in problem]
+    return b" ".join(b"%d" % len(part) for part in parts) + b"\n" + b"".join(parts)
+
+
+def decode_problem(content: bytes) -> Problem | None:
+    """Return the problem that a mark names, or None if it is not exactly the content of a mark."""
+    lengths, _, rest = content.partition(b"\n")
+    parts = []
+    try:
+        for size in map(int, lengths.split(b" ")):
+            parts.append(rest[:size].decode("utf-8", "surrogatepass"))
+            rest = rest[size:]
+    except ValueError:
+        return None
+    problem = Problem(*parts) if len(parts) == 3 else None
+    return problem if problem is not None and encode_problem(problem) == content else None
