@@ -306,7 +306,7 @@ def test_times_of_the_backward_pass_are_not_compared_with_others():
 
 
 def test_the_backward_pass_does_not_repeat_the_forward_pass():
-    from tunebook.adapters._jax.backward import backward_alone
+    from tunebook.adapters._jax.kernel import backward_alone
 
     program, given = backward_alone(lambda x, n: [jnp.exp(x) * n], [X, jnp.int32(2)])
     (gradient,) = program(*given)

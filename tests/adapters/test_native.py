@@ -232,7 +232,7 @@ def test_threads_compile_and_load_a_configuration_once(counting):
 
 def test_overriding_every_call_does_not_grow_without_end(monkeypatch):
     library = CLibrary(TIMES_N)
-    monkeypatch.setattr("tunebook.adapters._source.per_config._REMEMBERED", 10)
+    monkeypatch.setattr("tunebook.adapters._source.build_cache._REMEMBERED", 10)
     kept = [Config(N=1) for _ in range(25)]
     assert len({library(config) for config in kept}) == 1
     assert len(library._libraries._by_identity) <= 10

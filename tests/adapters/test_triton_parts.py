@@ -13,9 +13,8 @@ from hypothesis import given  # noqa: E402 - after the check that it is there
 from hypothesis import strategies as st  # noqa: E402 - as above
 
 from tunebook._base.config_codec import classes_of, decode, encode, fingerprint  # noqa: E402 - as above
-from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import LaunchConfig, SavedTensors  # noqa: E402 - as above
 from tunebook.adapters._triton.launcher import Launcher  # noqa: E402 - as above
-from tunebook.adapters._triton.saved_tensors import SavedTensors  # noqa: E402 - as above
 
 # ------------------------------------------------------------------------------------------------------ configurations
 
@@ -56,7 +55,7 @@ def test_hooks_tell_configurations_apart():
 
 def test_without_memory_for_copies_only_declared_tensors_are_put_back():
     declared, other = torch.ones(4), torch.ones(4)
-    kept = SavedTensors({"x": declared, "y": other}, (), ("x",), lambda: 0.0)
+    kept = SavedTensors({"x": declared, "y": other}, (), ("x",), 0.0)
     declared.zero_()
     other.zero_()
     kept.notice()
@@ -67,7 +66,7 @@ def test_without_memory_for_copies_only_declared_tensors_are_put_back():
 
 def test_a_tensor_that_the_first_run_did_not_write_to_is_not_copied_back_later():
     x, y = torch.ones(4), torch.ones(4)
-    kept = SavedTensors({"x": x, "y": y, "n": 4}, (), (), lambda: 1e9)
+    kept = SavedTensors({"x": x, "y": y, "n": 4}, (), (), 1e9)
     x.zero_()
     kept.notice()
     y.zero_()
@@ -78,7 +77,7 @@ def test_a_tensor_that_the_first_run_did_not_write_to_is_not_copied_back_later()
 
 def test_a_tensor_whose_elements_share_a_place_is_left_alone():
     wide = torch.ones(1).expand(8)
-    kept = SavedTensors({"x": wide}, ("x",), ("x",), lambda: 1e9)
+    kept = SavedTensors({"x": wide}, ("x",), ("x",), 1e9)
     kept.restore()  # writing to it would raise
     assert torch.equal(wide, torch.ones(8))
 

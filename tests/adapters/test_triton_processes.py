@@ -19,8 +19,8 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._measure.forked_worker import Reply  # noqa: E402 - as above
-from tunebook.adapters._cuda.spawned_worker import SpawnedWorker  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
+from tunebook.adapters._triton.remote_runs import SpawnedWorker  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -83,8 +83,8 @@ def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
             os.kill(os.getpid(), signal.SIGKILL)
         return config
 
-    with compile_ahead.CompileForks(dies, MANY) as forks:
-        assert [forks.compile(config) for config in MANY] == MANY
+    with compile_ahead.compile_forks(dies, MANY) as compile_in_fork:
+        assert [compile_in_fork(config) for config in MANY] == MANY
 
 
 def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, monkeypatch):

@@ -27,8 +27,8 @@ from tunebook._arrays.library import ArrayLibrary, register_array_library, root_
 from tunebook._arrays.synthesize import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._source.build_cache import PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,11 +73,9 @@ class CudaModule:
         return self._built(config)
 
     def compile(self, config: Mapping[str, Any]) -> None:
-        """Compile a configuration ahead of its first run.
-
-        No digest of the program is returned: the launch chooses the size of a block, which need not be in the code, so
-        equal code does not mean equal candidates.
-        """
+        """Compile a configuration ahead of its first run."""
+        # Without a digest of the program: the launch chooses the size of a block, which need not be in the code, so
+        # equal code does not mean equal candidates.
         self._built(config).compile()
 
     def __tunebook_checksum__(self) -> str:
@@ -95,7 +93,9 @@ class CudaModule:
                 f"the templates name {', '.join(sorted(missing))}, which the configuration {dict(config)} does not have"
             )
         macros = macros_of({name: value for name, value in config.items() if name not in self._arguments})
-        values = {name: _template_argument(name, config[name]) for name in self._arguments}
+        given = {name: config[name] for name in self._arguments}
+        spelled = {name: str(x).lower() if isinstance(x, bool) else x for name, x in given.items()}
+        values = dict(definition.split("=", 1) for definition in macros_of(spelled).definitions)
         return macros, tuple((name, text.format_map(values)) for name, text in self._templates.items())
 
     def _build(self, config: Mapping[str, Any]) -> CudaKernels:
@@ -103,11 +103,8 @@ class CudaModule:
         options = [*self._options, *(f"-D{definition}" for definition in macros.definitions), *macros.flags]
         if self._source.directory is not None:
             options.append(f"-I{self._source.directory}")
-        module = self._cupy.RawModule(
-            code=self._source.text,
-            options=tuple(options),
-            name_expressions=[text for _, text in instances] or None,
-        )
+        expressions = [text for _, text in instances] or None
+        module = self._cupy.RawModule(code=self._source.text, options=tuple(options), name_expressions=expressions)
         failures = self._cupy.cuda.compiler.CompileException, self._cupy.cuda.driver.CUDADriverError
         return CudaKernels(module, macros, dict(instances), self._source.name, failures)
 
@@ -119,25 +116,11 @@ def _fields(template: str) -> list[str]:
         raise DefinitionError(f"the template {template!r} cannot be read: {error}; write 'saxpy<{{BLOCK}}>'") from error
 
 
-def _template_argument(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    (definition,) = macros_of({name: value}).definitions
-    return definition.partition("=")[2]
-
-
 @final
 class CudaKernels:
     """The kernels of a configuration, as attributes: `built.saxpy(grid, block, args, shared_mem=0)`."""
 
-    def __init__(
-        self,
-        module: Any,
-        macros: Macros,
-        instances: Mapping[str, str],
-        source: str,
-        failures: tuple[type[Exception], ...],
-    ) -> None:
+    def __init__(self, module: Any, macros: Macros, instances: Mapping[str, str], source: str, failures: Any) -> None:
         self._module, self._macros, self._instances = module, macros, instances
         self._source, self._failures = source, failures
 
@@ -167,11 +150,11 @@ class CupyTimer(EventTimer):
 
     def __init__(self, device: Any, cupy: Any) -> None:
         interface = SimpleNamespace(Event=partial(_Event, cupy), synchronize=cupy.cuda.runtime.deviceSynchronize)
-
-        def make_cache() -> Any:
-            return SimpleNamespace(zero_=partial(cupy.empty(CACHE_BYTES, "int8").fill, 0))
-
-        super().__init__(lambda: interface, make_cache, on=lambda: device)
+        super().__init__(
+            lambda: interface,
+            lambda: SimpleNamespace(zero_=partial(cupy.empty(CACHE_BYTES, "int8").fill, 0)),
+            on=lambda: device,
+        )
 
 
 class _Event:
@@ -208,8 +191,7 @@ def _put_back(x: Any, copy: Any) -> None:
 
 
 def _is_same(x: Any, copy: Any) -> bool:
-    # Bytes: a NaN is not equal to itself.
-    return bool(_to_numpy(x).tobytes() == _to_numpy(copy).tobytes())
+    return bool(_to_numpy(x).tobytes() == _to_numpy(copy).tobytes())  # bytes: a NaN is not equal to itself
 
 
 def _to_numpy(x: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from numbers import Integral
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 
@@ -19,15 +19,13 @@ from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_arra
 from tunebook._base.config_codec import register_codec
 from tunebook._keys.call_key import register_key
 from tunebook.adapters._jax.agree import agree as agree  # noqa: PLC0414 - public here
-from tunebook.adapters._jax.backward import (
-    backward_autotune_only as backward_autotune_only,  # noqa: PLC0414 - public here
-)
 from tunebook.adapters._jax.context import jit as jit  # noqa: PLC0414 - public here
+from tunebook.adapters._jax.context import record as record  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.context import refresh as refresh  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.facts import KEYED, TraceFacts, array_leaves, axes_of, facts_of, levels, mesh_like
+from tunebook.adapters._jax.kernel import backward_autotune_only as backward_autotune_only  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.kernel import bind, jitted
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
-from tunebook.adapters._jax.record import record as record  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.settings import HOOKED, SETTINGS
 from tunebook.adapters._jax.staging import TracedCall, made_up
 from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
@@ -35,19 +33,17 @@ from tunebook.adapters._jax.vmap import seen_here
 from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Hashable, Mapping
 
     from tunebook._arrays.library import ArraySpec
     from tunebook._base.vocabulary import Json
-    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.kernel import Invocation
 
 
 def _class(module: str, name: str) -> type:
     """Return a class that jax does not export; in another jax, a class that no array has, and lookups are slower."""
     return getattr(sys.modules.get(module), name, NoneType)
 
-
-T = TypeVar("T")
 
 _ARRAY: Final = _class("jaxlib._jax", "ArrayImpl")
 _TRACER: Final = _class("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
@@ -86,11 +82,8 @@ class _Jax:
             return TracedCall(inv, TraceFacts.from_json(inv.surroundings.get("@jax", {})))
         return TracedCall(inv, facts_of((inv.args, inv.kwargs)))
 
-    def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
-        return bind(kernel, inv, cfg)
-
-    def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
-        return jitted(function)
+    bind = staticmethod(bind)
+    jitted = staticmethod(jitted)
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:

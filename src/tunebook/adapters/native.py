@@ -17,15 +17,15 @@ import shutil
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.device_fingerprint import device_fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
-from tunebook.adapters._source.build_cache import BuildCache
+from tunebook.adapters._source.build_cache import BuildCache, PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # makes the processor treat subnormal numbers as zero, in every computation of the process. Compiling alone does not.
 _FAST_MATH: Final = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 
-_COMPILERS: Final = ("cc", "gcc", "clang")
+_Memory: Final = ctypes.c_char * 0
 
 
 @final
@@ -79,8 +79,15 @@ class CLibrary:
         self, configs: Iterable[Mapping[str, Any]], threads: int | None = None
     ) -> list[Path | CompileError]:
         """Compile configurations, as many at once as there are cores; return a file or an error for each, in order."""
+
+        def compile_or_error(config: Mapping[str, Any]) -> Path | CompileError:
+            try:
+                return self.compile(config)
+            except CompileError as error:
+                return error
+
         with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="tunebook-compile") as pool:
-            return list(pool.map(self._compile_or_error, configs))
+            return list(pool.map(compile_or_error, configs))
 
     def __tunebook_checksum__(self) -> str:
         """Return a digest of source, headers, flags and compiler: editing one of them makes it another kernel."""
@@ -88,7 +95,7 @@ class CLibrary:
 
     @cached_property
     def _executable(self) -> str:
-        names = _COMPILERS if self._compiler is None else (self._compiler,)
+        names = ("cc", "gcc", "clang") if self._compiler is None else (self._compiler,)
         found = next(filter(None, map(shutil.which, names)), None)
         if found is None:
             raise MissingDependency(
@@ -102,19 +109,11 @@ class CLibrary:
         parts: list[Json] = [self.__tunebook_checksum__(), [*macros.definitions], [*macros.flags], device_fingerprint()]
         return self._builds.get(digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
 
-    def _compile_or_error(self, config: Mapping[str, Any]) -> Path | CompileError:
-        try:
-            return self.compile(config)
-        except CompileError as error:
-            return error
-
     def _load(self, config: Mapping[str, Any]) -> ctypes.CDLL:
         macros = macros_of(config)
-        try:
+        with suppress(OSError):  # another process may have removed the file since it was checked
             return ctypes.CDLL(str(self._compile(macros)))
-        except OSError:
-            # Another process may have removed the file since it was checked. A new file loads, or the error is real.
-            path = self._compile(macros, afresh=True)
+        path = self._compile(macros, afresh=True)  # a new file loads, or the error is real
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
@@ -126,11 +125,8 @@ class CLibrary:
     def _run_compiler(self, macros: Macros, output: Path) -> None:
         text = f'#line 1 "{self._source.name}"\n{self._source.text}'
         flags = [*self._flags, *macros.flags]
-        source = [
-            *(f"-D{definition}" for definition in macros.definitions),
-            *([] if self._source.directory is None else ["-iquote", str(self._source.directory)]),
-            *("-x", "c", "-", "-x", "none"),
-        ]
+        quoted = [] if self._source.directory is None else ["-iquote", str(self._source.directory)]
+        source = [*(f"-D{definition}" for definition in macros.definitions), *quoted, "-x", "c", "-", "-x", "none"]
         if _FAST_MATH.isdisjoint(flags):
             self._ask_compiler(["-shared", "-fPIC", *source, *flags, "-o", str(output)], text, macros)
             return
@@ -174,9 +170,6 @@ def _run(command: Sequence[str], text: str, timeout_s: float) -> tuple[int | Non
     return process.returncode, said.decode("utf-8", "replace")
 
 
-_Memory: Final = ctypes.c_char * 0
-
-
 def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
     """Return an array's memory as an argument for a C function that takes a pointer.
 
@@ -186,10 +179,7 @@ def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
     try:
         return _Memory.from_buffer(array)
     except (TypeError, ValueError):
-        return _read_only(array)
-
-
-def _read_only(array: Any) -> ctypes.c_void_p:
+        pass  # read-only, or not contiguous, or not an array
     if getattr(array, "ctypes", None) is None:
         raise DefinitionError(f"a {type(array).__name__} has no memory that C could use; pass a numpy array")
     if not array.flags.c_contiguous:

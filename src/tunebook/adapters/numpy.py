@@ -8,8 +8,6 @@ functions, and the functions that they call, count as the kernel's code::
     @tunable(space=Space(way=list(ways)), reference=by_einsum)
     def contract(a, b, *, config):
         return ways[config.way](a, b)
-
-`specialised` is for functions that are made from a configuration.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tunebook._arrays.library import ArraySpec
-    from tunebook.adapters._source.per_config import PerConfig
+    from tunebook.adapters._source.build_cache import PerConfig
 
 F = TypeVar("F")
 
@@ -44,7 +42,7 @@ def specialised(factory: Callable[[Any], F]) -> PerConfig[F]:
     >>> repeat({"times": 2})("ab"), repeat({"times": 2}) is repeat({"times": 2})
     ('abab', True)
     """
-    from tunebook.adapters._source.per_config import PerConfig  # noqa: PLC0415 - few programs need it
+    from tunebook.adapters._source.build_cache import PerConfig  # noqa: PLC0415 - few programs need it
 
     return PerConfig(factory)
 

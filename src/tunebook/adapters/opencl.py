@@ -25,8 +25,8 @@ from tunebook._arrays.library import ArrayLibrary, register_array_library
 from tunebook._arrays.synthesize import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
+from tunebook.adapters._source.build_cache import PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
-from tunebook.adapters._source.per_config import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -67,11 +67,9 @@ class CLProgram:
         return self._built(config)
 
     def compile(self, config: Mapping[str, Any]) -> None:
-        """Build a configuration ahead of its first run.
-
-        No digest of the program is returned: the launch chooses the size of a group, which need not be in the code, so
-        equal code does not mean equal candidates.
-        """
+        """Build a configuration ahead of its first run."""
+        # Without a digest of the program: the launch chooses the size of a group, which need not be in the code, so
+        # equal code does not mean equal candidates.
         self._built(config)
 
     def __tunebook_checksum__(self) -> str:
@@ -80,7 +78,13 @@ class CLProgram:
 
     def _build(self, config: Mapping[str, Any]) -> OpenCLKernels:
         macros = macros_of(config)
-        options = [*self._options, *(f"-D{_option(definition)}" for definition in macros.definitions), *macros.flags]
+        for definition in macros.definitions:
+            if any(c.isspace() for c in definition) or '"' in definition:
+                raise DefinitionError(
+                    f"{definition!r} cannot be a build option: spaces and quotes are not supported. Write the text in "
+                    "the source, and choose it there by a number"
+                )
+        options = [*self._options, *(f"-D{definition}" for definition in macros.definitions), *macros.flags]
         if self._source.directory is not None:
             options += ["-I", str(self._source.directory)]
         try:
@@ -90,15 +94,6 @@ class CLProgram:
             said = [line for line in str(error).splitlines() if not line.startswith(("clBuildProgram", "Build on"))]
             raise CompileError(complaint("\n".join(said), f"{self._source.name} was not built", macros)) from error
         return OpenCLKernels(program, macros)
-
-
-def _option(definition: str) -> str:
-    if any(c.isspace() for c in definition) or '"' in definition:
-        raise DefinitionError(
-            f"{definition!r} cannot be a build option: spaces and quotes are not supported. Write the text in the "
-            "source, and choose it there by a number"
-        )
-    return definition
 
 
 @final

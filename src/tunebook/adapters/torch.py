@@ -26,10 +26,9 @@ from tunebook._arrays.synthesize import strides_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
-from tunebook.adapters._torch.kernel import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from tunebook._api.tunable import Tunable
     from tunebook._arrays.library import ArraySpec
@@ -88,7 +87,8 @@ class _Torch:
         return _CapturedTensorCall(inv)
 
     def bind(self, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
-        return bind(kernel, inv, cfg)
+        run = kernel.bind(inv, cfg)
+        return partial(_run_with_own_backward, kernel, inv, cfg, run) if kernel.has_backward(inv) else run
 
     def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
         return torch.compile(function)  # type: ignore[no-any-return] # torch is not seen by the type checker
@@ -96,6 +96,54 @@ class _Torch:
 
 def _is_fake(x: object) -> bool:
     return type(x).__name__ == "FakeTensor"
+
+
+def _run_with_own_backward(
+    kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any, run: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]  # only tensors have gradients
+    tensors = [args[i] for i in places]
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return run(*args, **kwargs)
+    # Without the tensors: autograd keeps these functions, and must not keep tensors alive by them.
+    constants = [None if i in places else x for i, x in enumerate(args)]
+
+    def fill(tensors: Sequence[Any]) -> list[Any]:
+        given = list(constants)
+        for i, x in zip(places, tensors, strict=True):
+            given[i] = x
+        return given
+
+    def forward(tensors: Sequence[Any]) -> tuple[Any, Any]:
+        return kernel.variant("fwd_with_residuals", inv)(*fill(tensors), cfg=cfg, **kwargs)  # type: ignore[no-any-return]
+
+    def backward(residuals: Any, dy: Any, tensors: Sequence[Any]) -> list[Any]:
+        found = kernel.variant("vjp", inv)(residuals, dy, *fill(tensors), cfg=cfg, **kwargs)
+        grads = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        if len(grads) != len(constants):
+            raise DefinitionError(
+                f"the vjp of {kernel.op_id!r} returned {len(grads)} gradients for {len(constants)} positional "
+                "arguments; return one for each, or None for an argument without a gradient"
+            )
+        return [grads[i] for i in places]
+
+    return _OwnBackward.apply(forward, backward, *tensors)
+
+
+class _OwnBackward(torch.autograd.Function):  # type: ignore[misc] # torch is not seen by the type checker
+    """The forward pass saves the tensors in torch's own way, so torch raises if one is changed before the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Callable[..., Any], backward: Callable[..., Any], *tensors: Any) -> Any:
+        out, ctx.residuals = forward(tensors)
+        ctx.own_backward = backward
+        ctx.save_for_backward(*tensors)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator] # torch has no types
+    def backward(ctx: Any, *dy: Any) -> Any:
+        return None, None, *ctx.own_backward(ctx.residuals, dy[0] if len(dy) == 1 else dy, ctx.saved_tensors)
 
 
 class _CapturedTensorCall:
@@ -146,14 +194,14 @@ class _CapturedTensorCall:
 
 def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as in `TuningSite`
     """Return a function that makes the measured functions, and None: torch compiles nothing ahead."""
-    return (lambda config: partial(_forward_and_backward, bind(config))) if backward else bind, None
 
+    def run_both(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        outputs = [x for x in _tensors(function(*args, **kwargs)) if x.requires_grad]
+        inputs = [x for x in _tensors((args, kwargs)) if x.requires_grad]
+        # An output stands in for its own gradient: it has the right shape and dtype, and ordinary values.
+        return torch.autograd.grad(outputs, inputs, [x.detach() for x in outputs], allow_unused=True)
 
-def _forward_and_backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    outputs = [x for x in _tensors(function(*args, **kwargs)) if x.requires_grad]
-    inputs = [x for x in _tensors((args, kwargs)) if x.requires_grad]
-    # An output stands in for its own gradient: it has the right shape and dtype, and ordinary values.
-    return torch.autograd.grad(outputs, inputs, [x.detach() for x in outputs], allow_unused=True)
+    return (lambda config: partial(run_both, bind(config))) if backward else bind, None
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
@@ -163,7 +211,13 @@ def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
     strides, offset, extent = strides_for(spec.layout, spec.shape)
     if offset:
         raise Unsupported("a tensor cannot have a dimension that runs backwards; pass a live array of its library")
-    values = _values(dtype, extent, _device(spec.platform), rng_seed)
+    kind, _, ordinal = spec.platform.partition("#")
+    device = torch.device(kind or "cpu") if kind != "gpu" else torch.accelerator.current_accelerator()
+    if device is None:
+        raise Unsupported("cannot make a tensor for a GPU: torch sees no GPU here. Tune on a machine with a GPU")
+    if kind == "gpu" and ordinal:
+        device = torch.device(device.type, int(ordinal))
+    values = _values(dtype, extent, device, rng_seed)
     return values.as_strided(spec.shape, strides).requires_grad_(spec.grad)
 
 
@@ -178,16 +232,6 @@ def _values(dtype: torch.dtype, n: int, device: torch.device, rng_seed: int) -> 
     values = torch.randn(n, generator=random, device=device, dtype=wide)
     # Away from zero, where kernels divide.
     return (values + 0.25 * values.sgn()).to(dtype)
-
-
-def _device(platform: str) -> torch.device:
-    kind, _, ordinal = platform.partition("#")
-    if kind != "gpu":
-        return torch.device(kind or "cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        raise Unsupported("cannot make a tensor for a GPU: torch sees no GPU here. Tune on a machine with a GPU")
-    return torch.device(accelerator.type, int(ordinal)) if ordinal else accelerator
 
 
 def _is_writable(x: torch.Tensor) -> bool:

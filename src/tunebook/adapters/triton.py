@@ -17,15 +17,15 @@ from tunebook._base.errors import DefinitionError, NoConfig
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import unknown_name
 from tunebook._memo.answer_memo import ConfigCache
-from tunebook._memo.context_stack import find_overlay, overlay_op
-from tunebook._selection.persistent_cache import open_persistent
+from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
+from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
-from tunebook._tuning.progress import progress_for
+from tunebook._tuning.progress import Progress, progress_for
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
-from tunebook.adapters._triton.device import current_device, device_count, under_capture
-from tunebook.adapters._triton.kernel import Hooks, PruneConfigs, TritonKernel
+from tunebook.adapters._triton.device import current_device, interface
+from tunebook.adapters._triton.kernel import Hooks, TritonKernel
 from tunebook.adapters._triton.launcher import Launcher
 from tunebook.adapters._triton.tuner import DeviceTuner
 
@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.kernel import AutotunePolicy
-    from tunebook._memo.context_stack import Scope
-    from tunebook._selection.persistent_cache import PersistentCache
-    from tunebook._tuning.progress import Progress
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
-
-_CAPTURE: Final = "a CUDA graph is being captured"
 
 
 class _More(NamedTuple):
@@ -60,12 +55,9 @@ class _More(NamedTuple):
 
 
 class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
-    """A tuned kernel. It is an `Autotuner`, because other libraries look for one, and launches like one.
+    """A tuned kernel. It is an `Autotuner`, because other libraries look for one, and launches like one."""
 
-    `given` are the arguments of `triton.autotune`.
-    """
-
-    def __init__(self, fn: Any, given: Mapping[str, Any], more: _More) -> None:
+    def __init__(self, fn: Any, given: Mapping[str, Any], more: _More) -> None:  # given: for `triton.autotune`
         for option in ("key", "reset_to_zero", "restore_value"):
             _check_names(fn, option, given[option])
         if more.policy is not None and more.policy.cache_miss_fallback in ("background", "incremental"):
@@ -75,17 +67,8 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             )
         super().__init__(fn, fn.arg_names, **given)
         self.use_cuda_graph = more.graph  # not through Triton, which warns that it is deprecated there
-        self.kernel: Final = TritonKernel(
-            fn,
-            self.configs,
-            self.keys,
-            pruning=PruneConfigs(self.early_config_prune, self.perf_model, self.configs_top_k),
-            hooks=Hooks(given["pre_hook"], given["post_hook"]),
-            reset_to_zero=self.reset_to_zero,
-            restore_value=self.restore_value,
-            heuristic=more.heuristic,
-            version=more.version,
-        )
+        hooks = Hooks(given["pre_hook"], given["post_hook"])
+        self.kernel: Final = TritonKernel(self, hooks, more.heuristic, more.version)
         tuner = DeviceTuner(
             self.kernel,
             graph=more.graph,
@@ -114,7 +97,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             key=self.keys,
             supplied=self.kernel.supplied,
             call=self._dispatcher.function,
-            device=lambda: None if self.kernel.interpreted or device_count() == 1 else current_device(),
+            device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
         )
 
     def __getitem__(self, grid: Any) -> Any:
@@ -159,7 +142,8 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             known = problem or self.kernel.problem(inv)
             only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(self.configs[0]))
             return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
-        if not self.kernel.interpreted and under_capture():
+        # While launches go into a CUDA graph, nothing may be measured or waited for.
+        if not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, problem)
         else:
             selection = self.selector.select(inv, self.kernel, problem)
@@ -175,7 +159,10 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
             with policy_override(self.selector, allow_autotune=False):
                 selection = self.selector.select(self.kernel.invocation(launch), self.kernel, problem)
         except NoConfig as error:
-            tried = [(tier, f"off: {_CAPTURE}" if tier == "autotune" else said) for tier, said in error.tried]
+            tried = [
+                (tier, "off: a CUDA graph is being captured" if tier == "autotune" else said)
+                for tier, said in error.tried
+            ]
             remedy = "Call the kernel once with these arguments before the capture, or give autotune a heuristic=."
             raise NoConfig(error.op, tried, remedy) from None
         return selection._replace(transient=selection.source == "heuristics")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +31,11 @@ SHORT_S: Final = 10e-3
 
 
 class EventTimer:
-    """A `Timer` by device events. `device()` returns an interface like `torch.cuda`, with `Event` and `synchronize`.
+    """A `Timer` by device events, for one thread. `device()` returns an interface like `torch.cuda`.
 
     `cache()` returns a buffer as large as the caches; its `zero_()` empties them. With `windows`, the sampled function
     calls `begin` and `end` itself, so that its work before and after is not timed. `way` says how kernels reach the
-    device: it is part of the measurement policy. `on()` is entered around all work. For one thread at a time.
+    device: it is part of the measurement policy. `on()` is entered around all work.
     """
 
     is_device_clock: Final = True
@@ -66,16 +66,18 @@ class EventTimer:
             self._device().synchronize()
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run on the device, as the mean of several; each run finds a cold cache.
-
-        If the device had to wait for a launch, all runs are made again, with more work queued before them.
-        """
+        """Return the seconds of one run on the device, as the mean of several; each run finds a cold cache."""
         with self._on():
-            self._wake()
+            start_ns = self._clock_ns()
+            if self._make_cache is not None and start_ns - self._idle_since_ns >= IDLE_NS:
+                while self._clock_ns() - start_ns < WAKE_NS:
+                    self._flush()
+                    self._device().synchronize()
             for _ in range(TRIES):
                 seconds = self._try_sample_s(launch, runs)
                 if not self._late or seconds > SHORT_S:
                     break
+                # The device had to wait for a launch: all runs are made again, with more work queued before them.
                 self._flushes = min(2 * self._flushes, MOST_FLUSHES)
         self._idle_since_ns = self._clock_ns()
         return seconds
@@ -122,15 +124,38 @@ class EventTimer:
         """Free the buffer; the next sample makes a new one."""
         self._cache = None
 
-    def _wake(self) -> None:
-        if self._clock_ns() - self._idle_since_ns < IDLE_NS:
-            return
-        start_ns = self._clock_ns()
-        while self._make_cache is not None and self._clock_ns() - start_ns < WAKE_NS:
-            self._flush()
-            self._device().synchronize()
-
     def _flush(self) -> None:
         if self._cache is None and self._make_cache is not None:
             self._cache = self._make_cache()
         self._cache.zero_()
+
+
+@final
+class Replay:
+    """Captures the launches of a function at its second call; from then on each call replays them."""
+
+    def __init__(self, function: Callable[[], object], device: Any) -> None:
+        self._function, self._device = function, device
+        self._ran = False
+        self._graph: Any = None
+
+    def __call__(self) -> None:
+        """Run the function once."""
+        if not self._ran:  # as it is, because loading a module may not happen during a capture
+            self._function()
+            self._ran = True
+            return
+        if self._graph is None:
+            # Not by `torch.cuda.graph`: it collects garbage and empties the allocator's cache, 100 ms per candidate.
+            device = self._device
+            graph, side = device.CUDAGraph(), device.Stream()
+            side.wait_stream(device.current_stream())
+            with device.stream(side):
+                graph.capture_begin()
+                try:
+                    self._function()
+                finally:
+                    graph.capture_end()
+            device.current_stream().wait_stream(side)
+            self._graph = graph
+        self._graph.replay()

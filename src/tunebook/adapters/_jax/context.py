@@ -22,7 +22,9 @@ from tunebook._base.config_codec import encode
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._memo.answer_memo import MEMO
-from tunebook._memo.context_stack import INNERMOST, scoped, when_scopes_change
+from tunebook._memo.context_stack import INNERMOST, Scope, scoped, when_scopes_change
+from tunebook._selection.recording import Recording
+from tunebook._selection.recording import record as record_calls
 from tunebook.adapters._jax.programs import forget_tuned
 
 if TYPE_CHECKING:
@@ -71,32 +73,25 @@ def sync() -> None:
         return
     if _here.manager is not None:
         _here.manager.__exit__(None, None, None)
-    _here.manager = None if token is None else CONTEXT(token)
+    _here.token, _here.manager = token, None if token is None else CONTEXT(token)
     if _here.manager is not None:
         _here.manager.__enter__()
-    _here.token = token
 
 
-def _scopes_changed() -> None:
-    if "asyncio" in sys.modules:
-        _follow_tasks(sys.modules["asyncio"])
-    sync()
-
-
-def _follow_tasks(asyncio: Any) -> None:
+def _follow_tasks() -> None:
     """Make the user context follow the tasks of an event loop, while any of them has an overlay.
 
     A task that waits inside an overlay would leave its value to the thread's next task, which would get the wrong
     traces. asyncio has no hook for task switches, so this wraps `Handle._run`, through which every callback goes. (A
-    task factory sees new tasks only, and a loop has one, the user's.) The wrapper costs each callback half a
-    microsecond. It puts the original back after 1000 callbacks during which no context of the process had an overlay.
-    Not at once, because a changed class loses Python's method caches: an overlay per request would take three times as
-    long. If another library has wrapped `Handle._run` on top of ours by then, ours stays. Event loops that are not
-    asyncio's are not followed; our `jit` is exact there too.
+    task factory sees new tasks only, and a loop has one, the user's.) Other event loops are not followed; our `jit` is
+    exact there too.
     """
+    asyncio: Any = sys.modules.get("asyncio")
     try:
-        loop = asyncio.get_running_loop()
+        loop = asyncio and asyncio.get_running_loop()
     except RuntimeError:
+        loop = None
+    if loop is None:
         return  # this thread runs no event loop
     others = None if isinstance(loop, asyncio.BaseEventLoop) else type(loop).__module__
     if "eager_task" in getattr(loop.get_task_factory(), "__qualname__", ""):
@@ -115,6 +110,11 @@ def _follow_tasks(asyncio: Any) -> None:
 
 
 def _wrap_run(handle_class: Any) -> None:
+    """Wrap `Handle._run`, for half a microsecond per callback, until 1000 callbacks have seen no overlay anywhere.
+
+    Not put back at once, because a changed class loses Python's method caches: an overlay per request would take three
+    times as long. If another library has wrapped `Handle._run` on top of ours by then, ours stays.
+    """
     run = handle_class._run  # noqa: SLF001 - asyncio has no public hook, see `_follow_tasks`
     idle = 0
 
@@ -128,14 +128,11 @@ def _wrap_run(handle_class: Any) -> None:
             idle = 0 if MEMO.suspended else idle + 1
             if idle >= _IDLE_CALLBACKS:
                 idle = 0
-                put_back()
-
-    def put_back() -> None:
-        with _switching:
-            # Asked again under the lock: a scope that begins meanwhile suspends the memo first, then takes the lock.
-            if not MEMO.suspended and handle_class._run is run_in_step:  # noqa: SLF001 - no public hook
-                handle_class._run = run  # noqa: SLF001 - no public hook
-                _following.clear()
+                with _switching:
+                    # Again under the lock: a scope that begins meanwhile suspends the memo first, then takes the lock.
+                    if not MEMO.suspended and handle_class._run is run_in_step:  # noqa: SLF001 - no public hook
+                        handle_class._run = run  # noqa: SLF001 - no public hook
+                        _following.clear()
 
     handle_class._run = run_in_step  # noqa: SLF001 - no public hook
     _following.append(run)
@@ -208,4 +205,17 @@ def jit(function: Callable[..., T], /, **options: Any) -> Callable[..., T]:
     return call
 
 
-when_scopes_change(_scopes_changed)
+def record(function: Callable[..., Any], /, *specs: Any, **named: Any) -> Recording:
+    """Return every tunable call that a program makes, through jit, scan, vmap, remat, shard_map and grad.
+
+    Nothing runs and nothing is tuned. Arguments are arrays or `jax.ShapeDtypeStruct`s, of which only the shapes are
+    read. `tunebook.tune_all` tunes the calls; programs that were traced before use the results after `refresh()`. The
+    seconds in the recording are times of tracing.
+    """
+    with record_calls() as found, Scope(FreshTraces()):
+        jax.eval_shape(function, *specs, **named)
+    return found
+
+
+when_scopes_change(_follow_tasks)
+when_scopes_change(sync)

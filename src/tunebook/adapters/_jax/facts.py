@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tunebook._arrays.library import ArraySpec
-from tunebook.adapters._jax.flat_call import is_jax_array
+from tunebook.adapters._jax.kernel import is_jax_array
 from tunebook.adapters._jax.vmap import vmaps_around
 
 if TYPE_CHECKING:
@@ -96,7 +95,8 @@ def facts_of(arguments: object) -> TraceFacts:
     arrays = array_leaves(arguments)
     settings = {name: getattr(jax, name).value for name in KEYED}
     mesh = _axes([jax.sharding.get_abstract_mesh()])
-    shardings = [None if isinstance(x, ArraySpec) else _sharding_of(x) for x in arrays]
+    # The sharding of a real array says where its data are; its type says so for an explicit mesh only.
+    shardings = [getattr(x.aval if isinstance(x, jax.core.Tracer) else x, "sharding", None) for x in arrays]
     array_mesh = _axes([s.mesh for s in shardings if isinstance(s, NamedSharding)])
     batches = vmaps_around(arrays)
     by_our_vmap = [
@@ -158,23 +158,13 @@ def mesh_like(axes: Iterable[Sequence[Any]]) -> Any:
     return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
 
 
-def _sharding_of(x: Any) -> Any:
-    # The sharding of a real array says where its data are; its type says so for an explicit mesh only.
-    return getattr(x.aval if isinstance(x, jax.core.Tracer) else x, "sharding", None)
-
-
 def _parts(arrays: Sequence[Any], shardings: Sequence[Any]) -> Iterable[tuple[int, tuple[Any, ...]]]:
     """Yield the place and the partition of each array that is spread over several devices."""
     for index, (x, sharding) in enumerate(zip(arrays, shardings, strict=True)):
         if isinstance(sharding, NamedSharding):
             parts = tuple(sharding.spec) + (None,) * (len(x.shape) - len(sharding.spec))
             if sharding.mesh.size > 1 and any(part is not None for part in parts):
-                yield index, tuple(_part(part) for part in parts)
+                named = ["*" if part is PartitionSpec.UNCONSTRAINED else part for part in parts]
+                yield index, tuple(tuple(map(str, part)) if isinstance(part, tuple) else part for part in named)
         elif sharding is not None and len(sharding.device_set) > 1:
             yield index, tuple(int(n) for n in sharding.shard_shape(x.shape))
-
-
-def _part(part: Any) -> Any:
-    if part is PartitionSpec.UNCONSTRAINED:
-        return "*"
-    return tuple(map(str, part)) if isinstance(part, tuple) else part

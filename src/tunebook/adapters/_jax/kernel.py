@@ -1,41 +1,152 @@
-"""A `Kernel` in a jax program: its own backward pass as a custom_vjp, and its place on a mesh."""
+"""A call as a function of its arrays: flattened, jitted, on a mesh, and differentiated by jax or by the kernel."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import jax
+import numpy as np
 
+from tunebook._arrays.describe import is_array
 from tunebook._base.errors import DefinitionError
-from tunebook._kernel.kernel import Kernel
-from tunebook.adapters._jax.flat_call import FlatCall, is_jax_array
+from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._memo.context_stack import Scope, scoped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from tunebook._kernel.kernel import Invocation
 
 T = TypeVar("T")
+
+
+def is_jax_array(x: object) -> bool:
+    """Return whether jax takes this for an array: a jax or numpy array, a tracer, or a description of an array."""
+    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) or is_array(x)
+
+
+class FlatCall(NamedTuple):
+    """The leaves of (args, kwargs), their tree, and the places of the arrays among the leaves."""
+
+    leaves: list[Any]
+    tree: Any
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any, is_leaf_array: Callable[[Any], bool] = is_jax_array) -> Self:
+        """Flatten the arguments of a call."""
+        leaves, tree = jax.tree.flatten((args, dict(kwargs)))
+        return cls(leaves, tree, tuple(i for i, leaf in enumerate(leaves) if is_leaf_array(leaf)))
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays, in the order in which jax finds them."""
+        return [self.leaves[i] for i in self.places]
+
+    def without_arrays(self) -> Self:
+        """Return the same call with None for each array: a cache that keeps it keeps no array alive."""
+        return self.with_arrays([None] * len(self.places))
+
+    def with_arrays(self, arrays: Iterable[Any]) -> Self:
+        """Return the same call with other arrays in the same places."""
+        leaves = list(self.leaves)
+        for i, x in zip(self.places, arrays, strict=True):
+            leaves[i] = x
+        return self._replace(leaves=leaves)
+
+    def fill(self, arrays: Iterable[Any]) -> Any:
+        """Return (args, kwargs) of the same call with other arrays."""
+        return jax.tree.unflatten(self.tree, self.with_arrays(arrays).leaves)
+
+    def of_arrays(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that takes the arrays alone, and closes over the other arguments."""
+
+        def flat(*arrays: Any) -> Any:
+            args, kwargs = self.fill(arrays)
+            return function(*args, **kwargs)
+
+        return flat
+
+
+class _BackwardOnly:
+    """Marks a block in which forward passes are not measured."""
+
+    def content(self) -> str:
+        """Return the same text for every block of this kind, so that they share traces."""
+        return "backward only"
+
+
+def backward_autotune_only() -> Scope:
+    """Measure only backward passes inside a with-block, where `validate_backward` has them measured at all.
+
+    For a kernel whose forward pass runs elsewhere, or is paid for once: by `jax.vjp`, whose result is called often.
+    """
+    return Scope(_BackwardOnly())
+
+
+def only_backward() -> bool:
+    """Return whether this thread or task is inside a block of `backward_autotune_only`."""
+    return any(scoped(_BackwardOnly))
+
+
+def both(flat: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also computes gradients with respect to all arrays that have one."""
+
+    def run(*arrays: Any) -> Any:
+        out, pull = _vjp(flat, arrays)
+        # The output stands in for its own gradient: it has the right shape and dtype, and ordinary values.
+        return out, pull(out)
+
+    return run
+
+
+def backward_alone(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """Return a function that computes only gradients, and its arguments: outputs and residuals of the forward pass."""
+    trees: list[Any] = []
+
+    def forward(*given: Any) -> Any:
+        out, pull = _vjp(flat, given)
+        kept, tree = jax.tree.flatten(pull)
+        trees.append(tree)
+        return out, kept
+
+    out, kept = jax.jit(forward)(*arrays)
+
+    def backward(*given: Any) -> Any:
+        return jax.tree.unflatten(trees[-1], given[len(out) :])(list(given[: len(out)]))
+
+    return backward, [*out, *kept]
+
+
+def _vjp(flat: Callable[..., Any], arrays: Sequence[Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """Return `jax.vjp` of a function with respect to the arrays that can have a gradient."""
+    inexact = [i for i, x in enumerate(arrays) if is_inexact(x)]
+
+    def forward(*chosen: Any) -> Any:
+        given = list(arrays)
+        for i, x in zip(inexact, chosen, strict=True):
+            given[i] = x
+        return [x for x in flat(*given) if is_inexact(x)]
+
+    return jax.vjp(forward, *(arrays[i] for i in inexact))  # type: ignore[no-any-return] # jax is not seen by mypy
+
+
+def is_inexact(x: Any) -> bool:
+    """Return whether an array can have a gradient."""
+    return bool(jax.numpy.issubdtype(x.dtype, np.inexact))
 
 
 def bind(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> Callable[..., Any]:
     """Return a function that runs a call with a configuration, and can be differentiated."""
     run = kernel.bind(inv, cfg)
     if inv.method == "shard_map" and type(kernel).create_shard_map_wrapper is Kernel.create_shard_map_wrapper:
-        run = partial(_in_shard_map, inv, partial(kernel.variant("run", inv), cfg=cfg))
+        one = kernel.variant("run", inv)
+        options = {"mesh": inv.mesh, "in_specs": inv.in_specs, "out_specs": inv.out_specs, "check_vma": inv.check_vma}
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return jax.shard_map(partial(one, cfg=cfg, **kwargs), **options)(*args)
+
     return partial(_run_with_own_backward, kernel, inv, cfg, run) if kernel.has_backward(inv) else run
-
-
-def _in_shard_map(inv: Invocation[Any, Any], run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    wrapped = jax.shard_map(
-        partial(run, **kwargs),
-        mesh=inv.mesh,
-        in_specs=inv.in_specs,
-        out_specs=inv.out_specs,
-        check_vma=inv.check_vma,
-    )
-    return wrapped(*args)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["residuals", "arrays"], meta_fields=["perturbed"])
@@ -49,17 +160,10 @@ class _Saved:
 
 
 def _run_with_own_backward(
-    kernel: Kernel[Any, Any],
-    inv: Invocation[Any, Any],
-    cfg: Any,
-    run: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
+    kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any, run: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a kernel so that jax differentiates it by `fwd_with_residuals` and `vjp`.
-
-    Arguments that are not arrays are closed over: they have no gradient, and need not be of a class that jax knows.
-    """
+    """Run a kernel so that jax differentiates it by `fwd_with_residuals` and `vjp`."""
+    # Arguments that are not arrays are closed over: they have no gradient, and need not be of a class that jax knows.
     flat = FlatCall.of(args, kwargs)
 
     def forward(*primals: Any) -> tuple[Any, _Saved]:
@@ -70,25 +174,19 @@ def _run_with_own_backward(
 
     def backward(saved: _Saved, dy: Any) -> tuple[Any, ...]:
         given, named = flat.fill(saved.arrays)
-        dy = jax.tree.map(_instantiate, dy, is_leaf=_is_zero)
+        # Zeros for the gradient of an unused output: kernels should not have to know about symbols.
+        dy = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype) if is_zero(x) else x, dy, is_leaf=is_zero)
         grads = kernel.variant("vjp", inv)(saved.residuals, dy, *given, cfg=cfg, **named)
         found = _gradients(kernel.op_id, grads, given, named, saved.perturbed)
         # jax takes None for zero; an array of integers must have None.
-        inexact = [jax.numpy.issubdtype(x.dtype, jax.numpy.inexact) for x in saved.arrays]
-        return tuple(grad if has_one else None for grad, has_one in zip(found, inexact, strict=True))
+        return tuple(grad if is_inexact(x) else None for grad, x in zip(found, saved.arrays, strict=True))
+
+    def is_zero(x: object) -> bool:
+        return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
     call = jax.custom_vjp(flat.of_arrays(run))
     call.defvjp(forward, backward, symbolic_zeros=True)
     return call(*flat.arrays)
-
-
-def _is_zero(x: object) -> bool:
-    return isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _instantiate(dy: Any) -> Any:
-    """Return zeros for the gradient of an unused output: kernels should not have to know about symbols."""
-    return jax.numpy.zeros(dy.shape, dy.dtype) if _is_zero(dy) else dy
 
 
 def _gradients(
@@ -129,10 +227,7 @@ def _of_argument(subject: str, gradient: Any, argument: Any) -> list[Any]:
 
 
 def jitted(function: Callable[..., T]) -> Callable[..., T]:
-    """Return `jax.jit` of a function, with every argument that is not an array as a constant.
-
-    It is compiled once per set of constants. With arguments that cannot be hashed, the function runs as it is.
-    """
+    """Return `jax.jit` of a function, compiled once per set of arguments that are not arrays, if these have a hash."""
     made: dict[Hashable, Callable[..., T]] = {}
 
     def call(*args: Any, **kwargs: Any) -> T:

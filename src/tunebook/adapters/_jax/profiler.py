@@ -1,9 +1,8 @@
 """Device times from jax's profiler: how long a device's streams were busy with a program.
 
-The host's clock also times the way to the device: 20 to 50 us through Python, longer than many kernels run. A profile
-has its cost too (2 ms on a CPU, to start, stop, write and read it), so one profile holds several runs, and is one
-sample. Each process tries once whether it can afford that. Confirming only the finalists by the profiler would be
-cheaper, but by then the host's clock has eliminated the best, if all candidates are shorter than the way.
+The host's clock also times the way to the device: 20 to 50 us through Python, longer than many kernels run, so it could
+eliminate the best before the finals. A profile has its cost too (2 ms on a CPU, to start, stop, write and read it), so
+one profile holds several runs, and is one sample. Each process tries once whether it can afford that.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import jax
 
 from tunebook._measure.stopwatch import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 # The name of compiled candidates in a profile. Programs of other threads have other names, and do not count.
 CANDIDATE: Final = "jit_candidate"
@@ -34,12 +33,6 @@ LONGEST_PROFILE_NS: Final = 50_000_000
 _PATIENCE_S: Final = 60.0
 _one_at_a_time: Final = threading.Lock()
 _affordable: Final[dict[str, bool]] = {}
-
-
-class _Span(NamedTuple):
-    module: str
-    start_ns: float
-    end_ns: float
 
 
 def record_profile(work: Callable[[], object], patience_s: float = 0.0) -> Any:
@@ -74,14 +67,20 @@ def on_a_device(plane: str, line: str) -> bool:
 
 
 def busy_ns(profile: Any, counts: Callable[[str, str], bool] = on_a_device) -> float:
-    """Return how long the slowest device was busy with candidates, or with any program if the profile has no candidate.
+    """Return how long the slowest device was busy with candidates, or else with any program; overlaps count once."""
+    busiest = 0.0
+    for plane in profile.planes:
+        spans = read_spans(plane, counts)
+        covered, until = 0.0, float("-inf")
+        for start_ns, end_ns, _ in sorted([span for span in spans if span[2] == CANDIDATE] or spans):
+            covered += max(0.0, end_ns - max(start_ns, until))
+            until = max(until, end_ns)
+        busiest = max(busiest, covered)
+    return busiest
 
-    `counts(plane, line)` says which lines belong to devices. Work at the same time counts once.
-    """
-    return max((_covered_ns(_of_candidates(_spans(plane, counts))) for plane in profile.planes), default=0.0)
 
-
-def _spans(plane: Any, counts: Callable[[str, str], bool]) -> list[_Span]:
+def read_spans(plane: Any, counts: Callable[[str, str], bool]) -> list[tuple[float, float, str]]:
+    """Return the start, the end and the program of each event on the lines of a plane that count."""
     events = [event for line in plane.lines if counts(plane.name, line.name) for event in line.events]
     with warnings.catch_warnings():
         # jax 0.11 makes a class when this is first read. Python 3.12 warns about that, and where warnings are errors,
@@ -91,21 +90,9 @@ def _spans(plane: Any, counts: Callable[[str, str], bool]) -> list[_Span]:
     # A GPU's events are kernels, and name their program; a TPU's events are programs, named "jit_f(123)".
     modules = [str(found.get("hlo_module", event.name)) for found, event in zip(stats, events, strict=True)]
     return [
-        _Span(module.partition("(")[0], event.start_ns, event.start_ns + event.duration_ns)
+        (event.start_ns, event.start_ns + event.duration_ns, module.partition("(")[0])
         for module, event in zip(modules, events, strict=True)
     ]
-
-
-def _of_candidates(spans: list[_Span]) -> list[_Span]:
-    return [span for span in spans if span.module == CANDIDATE] or spans
-
-
-def _covered_ns(spans: Iterable[_Span]) -> float:
-    covered, until = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda span: span.start_ns):
-        covered += max(0.0, span.end_ns - max(span.start_ns, until))
-        until = max(until, span.end_ns)
-    return covered
 
 
 @final
@@ -151,22 +138,21 @@ def timer_on(
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> ProfilerTimer | None:
     """Return a timer for runs on a device; None if the profiler does not see the device, or takes too long."""
-    platform = device.platform
-    if platform not in _affordable:
+
+    def is_affordable() -> bool:
+        x = jax.device_put(jax.numpy.ones(1024), device)
+        run = jax.jit(lambda x: x + 1)
+        wait_for(run(x))
+        record(lambda: wait_for(run(x)))  # the first profile of a process also loads the device's library for it
+        start_ns = clock_ns()
+        profile = record(lambda: wait_for(run(x)))
+        return busy_ns(profile) > 0 and clock_ns() - start_ns < LONGEST_PROFILE_NS
+
+    if device.platform not in _affordable:
         try:
             # A thread of our own is in no trace, even if the caller is.
             with ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax") as pool:
-                _affordable[platform] = pool.submit(_is_affordable, device, record, clock_ns).result()
+                _affordable[device.platform] = pool.submit(is_affordable).result()
         except RuntimeError:
             return None  # the user's own profile is running; the next call tries again
-    return ProfilerTimer() if _affordable[platform] else None
-
-
-def _is_affordable(device: Any, record: Callable[[Callable[[], object]], Any], clock_ns: Callable[[], int]) -> bool:
-    x = jax.device_put(jax.numpy.ones(1024), device)
-    run = jax.jit(lambda x: x + 1)
-    wait_for(run(x))
-    record(lambda: wait_for(run(x)))  # the first profile of a process also loads the device's library for it
-    start_ns = clock_ns()
-    profile = record(lambda: wait_for(run(x)))
-    return busy_ns(profile) > 0 and clock_ns() - start_ns < LONGEST_PROFILE_NS
+    return ProfilerTimer() if _affordable[device.platform] else None

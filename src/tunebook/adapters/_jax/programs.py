@@ -4,15 +4,13 @@ Why: a traced program keeps the configuration that it was made with. jax has no 
 its caches; a new value of a user context makes it trace *every* function of the process again.
 
 How: an equation knows the Python frames that it was made in. A program with a frame of ours in an equation has a
-tunable call in it, however deep the call is nested, and whatever the program was derived from. So nothing has to be
-noted while a program is traced, where 30 ns would be an eighth of a known call. jax's caches do not list their values,
-but they must show them to the garbage collector: `gc.get_referents` reads them there. It takes 10 ms for a thousand
-equations.
+tunable call in it, however deep the call is nested. So nothing has to be noted while a program is traced, where 30 ns
+would be an eighth of a known call. jax's caches do not list their values, but they must show them to the garbage
+collector: `gc.get_referents` reads them there, 10 ms for a thousand equations.
 
 When jax changes: `_can_forget` tries all of this on four small programs, once per process, before anything is dropped.
-If they are not forgotten as expected, `forget_tuned` returns False, and `refresh` makes jax trace every function again.
-Results stay right; lost is the time to trace and compile functions without tunable calls. A test fails then too
-(`test_this_jax_keeps_its_programs_as_expected`), so that a new release of jax is noticed here first.
+If they are not forgotten as expected, `refresh` makes jax trace every function again, which takes time but is right. A
+test fails then too (`test_this_jax_keeps_its_programs_as_expected`).
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from tunebook._api.executor import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType
 
 _GENERATED: Final = "<tunebook "  # the dispatcher's generated code has no file
 _EXECUTOR: Final = Executor.__call__.__code__.co_filename
@@ -118,13 +115,13 @@ class _ProgramSearch:
         made_in = equation.source_info.traceback
         known = False if made_in is None else self._tracebacks.get(made_in)
         if known is None:
-            known = self._tracebacks[made_in] = any(map(self._is_ours, made_in.raw_frames()[0]))
+            known = self._tracebacks[made_in] = any(
+                (code.co_name == "__call__" and code.co_filename in self._rules)
+                or code.co_filename == _EXECUTOR
+                or code.co_filename.startswith(_GENERATED)
+                for code in made_in.raw_frames()[0]
+            )
         return known or any(map(self.finds_call_in, equation.params.values()))
-
-    def _is_ours(self, code: CodeType) -> bool:
-        file = code.co_filename
-        is_rule = code.co_name == "__call__" and file in self._rules
-        return is_rule or file == _EXECUTOR or file.startswith(_GENERATED)
 
 
 @cache
@@ -145,8 +142,7 @@ def _try_to_forget() -> bool:
             traces.append(name)
             return function(x)
 
-        jitted: Callable[[Any], Any] = jax.jit(note, **options)
-        return jitted
+        return jax.jit(note, **options)  # type: ignore[no-any-return] # jax is not seen by mypy
 
     names: dict[str, Any] = {}
     exec(compile("def tuned(x): return x + x", f"{_GENERATED}trial>", "exec"), names)  # noqa: S102 - as the dispatcher

@@ -2,15 +2,13 @@
 
 Why: every key contains four settings of jax, and reading them takes 180 ns, two thirds of a tuned call. They hardly
 ever change. So a number stands for them in the hot path's keys, and each change for the whole process takes a new one.
-While a thread has a setting of its own, by `with jax.enable_x64(True)` or so, calls also read a number for the settings
-of their thread.
+While a thread has a setting of its own, by `with jax.enable_x64(True)` or so, calls also read a number for its own.
 
 How: jax has no public way to hear of changes. It calls two private hooks of each setting, for its own use; this module
 puts functions in their place that call the old hook and then update the number.
 
 When jax changes: `Settings.watch` changes each setting to its present value, and looks whether the hooks were called.
-If they were not, or if the hooks are missing, the number stays 0, and every call reads the settings. Results stay
-right; lost are the 180 ns. The tests fail then too, since they expect a number above 0.
+If not, the number stays 0, and every call reads the settings: right, but slower. The tests expect a number above 0.
 """
 
 from __future__ import annotations
@@ -30,16 +28,12 @@ from tunebook._memo.answer_memo import MEMO
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_NEVER: Final = object()
-
 
 class _ProcessState:
-    """Holds `value`, the number for the settings of the whole process.
+    """Holds `value`, the number for the settings of the whole process."""
 
-    Inside `Settings.held` the attribute is missing, and every call asks for the value. A property would do that too,
-    but takes 100 ns always, since the accelerator has to run Python for it.
-    """
-
+    # Missing inside `Settings.held`, so that every call asks for it. A property would do that too, but takes 100 ns
+    # always, since the accelerator has to run Python for it.
     value: int | str
 
     def __init__(self) -> None:
@@ -86,20 +80,17 @@ class Settings:
     def watch(self) -> bool:
         """Notice changes from now on; False if this jax does not call the hooks, or a thread is inside a block."""
         try:
-            self._watching = not self._is_any_entered() and self._hook_all()
+            if not self._is_any_entered():
+                self._unset = [state.get_local() for state in self._states]
+                for place, state in enumerate(self._states):
+                    here = partial(self._change_here, place)
+                    state._update_global_hook = _call_both(state._update_global_hook, self._change_for_all)  # noqa: SLF001 - see top
+                    state._update_thread_local_hook = _call_both(state._update_thread_local_hook, here)  # noqa: SLF001 - see top
+                self._watching = all(map(self._is_hooked, self._states))
         except AttributeError:
             return False  # a jax without these hooks: calls read the settings, which is right everywhere
         self._change_for_all()
         return self._watching
-
-    def _hook_all(self) -> bool:
-        """Put our functions behind jax's hooks, and return whether jax calls them."""
-        self._unset = [state.get_local() for state in self._states]
-        for place, state in enumerate(self._states):
-            state._update_global_hook = _call_both(state._update_global_hook, self._change_for_all)  # noqa: SLF001 - see top
-            here = partial(self._change_here, place)
-            state._update_thread_local_hook = _call_both(state._update_thread_local_hook, here)  # noqa: SLF001 - see top
-        return all(map(self._is_hooked, self._states))
 
     def _change_for_all(self) -> None:
         with self._lock:
@@ -153,7 +144,7 @@ class Settings:
         """Return whether a thread may already be inside a block that sets one of the settings."""
         block = type(self._states[0](self._states[0].value))
         # 20 ms, once. A block that was never entered, of a decorated function, has no value to go back to.
-        alive = [x.state for x in gc.get_objects() if type(x) is block and getattr(x, "prev", _NEVER) is not _NEVER]
+        alive = [x.state for x in gc.get_objects() if type(x) is block and hasattr(x, "prev")]
         return any(state is one for state in alive for one in self._states)
 
 

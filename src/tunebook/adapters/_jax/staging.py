@@ -25,18 +25,15 @@ from tunebook._arrays.library import TuningSite
 from tunebook._arrays.synthesize import fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
-from tunebook.adapters._jax.backward import backward_alone, both, is_backward_only, is_inexact
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
-from tunebook.adapters._jax.facts import CAPTURED, KEYED, TraceFacts, mesh_like
-from tunebook.adapters._jax.flat_call import FlatCall, is_jax_array
-from tunebook.adapters._jax.kernel import bind
-from tunebook.adapters._source.per_config import PerConfig
+from tunebook.adapters._jax.facts import CAPTURED, KEYED, MeshAxis, TraceFacts, mesh_like
+from tunebook.adapters._jax.kernel import FlatCall, backward_alone, bind, both, is_inexact, is_jax_array, only_backward
+from tunebook.adapters._source.build_cache import PerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from tunebook._kernel.kernel import Invocation
-    from tunebook.adapters._jax.facts import MeshAxis
 
 T = TypeVar("T")
 
@@ -55,26 +52,21 @@ _DISTINCT: Final = (1 << 20) + 7
 _WEAK: Final = {"b": True, "i": 3, "u": 3, "f": 1.5, "c": 1.5 + 0.5j}
 
 
-class ArrayLike(NamedTuple):
-    """The array that a tracer stands for."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool
-
-
 class TracedCall:
     """A call, and the settings of the thread that made it. `eager` says that it was made outside of any trace."""
 
     def __init__(self, inv: Invocation[Any, Any], facts: TraceFacts) -> None:
         self._inv = inv
         flat = FlatCall.of(inv.args, inv.kwargs)
-        self._flat = flat._replace(leaves=[_without_trace(leaf) for leaf in flat.leaves])
-        made = any(isinstance(leaf, (ArrayLike, jax.ShapeDtypeStruct)) for leaf in self._flat.leaves)
+        self._flat = flat.with_arrays(map(_without_trace, flat.arrays))
+        made = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in self._flat.leaves)
         self.eager: Final = not made and inv.surroundings is None
         self._facts = facts
         self._settings = {name: getattr(jax, name).value for name in CAPTURED} | KEYED | dict(facts.settings)
-        self._user_contexts = _user_contexts()
+        # A new thread has none of the user contexts that are set in this one. jax keeps no list of them that may be
+        # read; the garbage collector does: 20 ms, once per tuning.
+        contexts = [x for x in gc.get_objects() if type(x) is type(CONTEXT) and x is not CONTEXT]
+        self._user_contexts = [(x, x.value) for x in contexts if x.value is not x.get_global()]
         self._context = copy_context()
         self._mesh = _mesh_for(facts.mesh)
         self._mesh_of_arrays = _mesh_for(facts.array_mesh or facts.mesh)
@@ -87,7 +79,7 @@ class TracedCall:
         pool = ThreadPoolExecutor(1, thread_name_prefix="tunebook-jax")
 
         def there(function: Callable[..., T], *args: Any) -> T:
-            return pool.submit(self._context.run, self._call_entered, function, *args).result()
+            return pool.submit(self._context.run, self._run_here, function, *args).result()
 
         try:
             yield there(self._stage, self._flat, stopped), there
@@ -97,13 +89,13 @@ class TracedCall:
         finally:
             pool.shutdown(wait=False)
 
-    def _call_entered(self, function: Callable[..., T], *args: Any) -> T:
-        with self._enter_settings():
-            return function(*args)
-
     def _stage(self, flat: FlatCall, stopped: threading.Event) -> TuningSite:
         arrays = [self._make(x, place) for place, x in enumerate(flat.arrays)]
-        args, kwargs = flat.fill(self._first_of_batch(x, place) for place, x in enumerate(arrays))
+        first = list(arrays)  # the part of each batched array that one call of the kernel gets
+        for place in range(len(arrays)):
+            for axis, _ in reversed(self._added_axes(place)):
+                first[place] = first[place][(slice(None),) * axis + (0,)]
+        args, kwargs = flat.fill(first)
         call_args, call_kwargs = flat.fill(arrays)
         staged = _StagedCall(self, flat.with_arrays(arrays), stopped)
 
@@ -115,16 +107,15 @@ class TracedCall:
             args=call_args,
             kwargs=call_kwargs,
             bind=bind,
-            programs=partial(_programs, staged),
-            differentiable=partial(_is_differentiable, staged),
-            passes="backward" if is_backward_only() else "forward+backward",
+            programs=staged.programs,
+            differentiable=staged.is_differentiable,
+            passes="backward" if only_backward() else "forward+backward",
             one_of=self._one_of,
             with_inputs=None if self.eager else with_inputs,
         )
 
-    @contextmanager
-    def _enter_settings(self) -> Iterator[None]:
-        """Give this thread the caller's settings."""
+    def _run_here(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function under the caller's settings."""
         with ExitStack() as stack:
             for name, value in self._settings.items():
                 stack.enter_context(getattr(jax, name)(value))
@@ -133,17 +124,12 @@ class TracedCall:
             stack.enter_context(apply_scopes())
             if self._mesh is not None and any(axis.kind != "Manual" for axis in self._facts.mesh):
                 stack.enter_context(jax.set_mesh(self._mesh))
-            yield
+            return function(*args)
 
-    def run_as_caller(self, function: Callable[[T], Any], argument: T) -> Any:
+    def run_as_caller(self, function: Callable[[Any], T], argument: Any) -> T:
         """Call a function under the caller's settings and overlays, in any thread."""
-
-        def run() -> Any:
-            with self._enter_settings():
-                return function(argument)
-
         # A copy, because several threads compile, and only one of them can enter a context at a time.
-        return self._context.copy().run(run)
+        return self._context.copy().run(self._run_here, function, argument)
 
     def _added_axes(self, place: int) -> tuple[tuple[int, int], ...]:
         """Return the axes that vmaps add to an array, innermost first."""
@@ -151,11 +137,11 @@ class TracedCall:
 
     def _make(self, leaf: Any, place: int) -> Any:
         """Return the array that a candidate gets for an array of the call, batched in the same way."""
-        if isinstance(leaf, (ArrayLike, jax.ShapeDtypeStruct)):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
             shape = list(leaf.shape)
             for axis, size in self._added_axes(place):
                 shape.insert(axis, size)
-            if isinstance(leaf, ArrayLike) and leaf.weak_type:
+            if leaf.weak_type:
                 x = jax.numpy.broadcast_to(_WEAK[np.dtype(leaf.dtype).kind], shape)
             else:
                 x = made_up(tuple(shape), leaf.dtype, place)
@@ -169,12 +155,6 @@ class TracedCall:
         if spec is None or self._mesh_of_arrays is None or not any(isinstance(part, (str, tuple)) for part in spec):
             return x
         return jax.device_put(x, NamedSharding(self._mesh_of_arrays, PartitionSpec(*spec)))
-
-    def _first_of_batch(self, x: Any, place: int) -> Any:
-        """Return the part of a batched array that one call of the kernel gets."""
-        for axis, _ in reversed(self._added_axes(place)):
-            x = x[(slice(None),) * axis + (0,)]
-        return x
 
     def _one_of(self, output: Any) -> Any:
         """Return the part of an output that one call of the kernel gives; vmap adds its axes in front."""
@@ -199,10 +179,10 @@ class TracedCall:
         )
 
 
-def _without_trace(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.core.Tracer):
-        return leaf
-    return ArrayLike(tuple(leaf.aval.shape), leaf.aval.dtype, bool(getattr(leaf.aval, "weak_type", False)))
+def _without_trace(x: Any) -> Any:
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    return jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, weak_type=bool(getattr(x.aval, "weak_type", False)))
 
 
 def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
@@ -211,16 +191,6 @@ def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
     if not axes or size > len(jax.local_devices()):
         return None
     return mesh_like([axis._replace(kind="Auto") if axis.kind == "Manual" else axis for axis in axes])
-
-
-def _user_contexts() -> list[tuple[Any, Any]]:
-    """Return the user contexts that are set in this thread, with their values; a new thread has none of them.
-
-    jax keeps no list of them that may be read; the garbage collector does: 20 ms, once per tuning.
-    """
-    kind = type(CONTEXT)
-    found = [x for x in gc.get_objects() if type(x) is kind and x is not CONTEXT]
-    return [(context, context.value) for context in found if context.value is not context.get_global()]
 
 
 def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
@@ -239,107 +209,93 @@ class _StagedCall(NamedTuple):
     flat: FlatCall
     stopped: threading.Event
 
-    def check(self) -> None:
-        """Raise if the caller was interrupted."""
+    def _check(self) -> None:
         if self.stopped.is_set():
             raise InterruptedError("the caller was interrupted")
 
-    def of_arrays(self, function: Callable[..., Any], shape: list[Any]) -> Callable[..., Any]:
+    def _of_arrays(self, function: Callable[..., Any], shape: list[Any]) -> Callable[..., Any]:
         """Return a function of the arrays that returns arrays alone; `shape` gets the rest of its result."""
+        kinds = (jax.Array, np.ndarray, np.generic)
 
         def flat(*arrays: Any) -> list[Any]:
             out, tree = jax.tree.flatten(self.flat.of_arrays(function)(*arrays))
-            shape[:] = [tree, [None if _is_output(x) else x for x in out]]
-            return [x for x in out if _is_output(x)]
+            shape[:] = [tree, [None if isinstance(x, kinds) else x for x in out]]
+            return [x for x in out if isinstance(x, kinds)]
 
         return flat
 
-
-class _JaxProgram(NamedTuple):
-    """A candidate's program. Equal programs have equal digests; None if the digest is unknown."""
-
-    digest: bytes | None
-    launch: Callable[..., Any]
-
-
-def _programs(
-    staged: _StagedCall,
-    bind_one: Callable[[Any], Callable[..., Any]],
-    backward: bool,  # noqa: FBT001 - as in `TuningSite`
-) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[Any], bytes | None]]:
-    """Return a function that makes a candidate's launch function, and a function that compiles it ahead."""
-    executables: dict[bytes, Any] = {}
-
-    def make(config: Any) -> _JaxProgram:
-        return _compile(staged, bind_one(config), executables, backward=backward)
-
-    made = PerConfig(partial(staged.call.run_as_caller, make), _config_key)
-    return (lambda config: made(config).launch), (lambda config: made(config).digest)
-
-
-def _config_key(config: Any) -> Hashable:
-    try:
-        return fingerprint(config)
-    except CodecError:
-        return id(config)  # unique: the job holds all configurations
-
-
-def _compile(
-    staged: _StagedCall, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
-) -> _JaxProgram:
-    arrays = staged.flat.arrays
-    shape: list[Any] = []
-    flat = staged.of_arrays(function, shape)
-    whole = staged.call.transform(both(flat) if backward and not is_backward_only() else flat, arrays)
-    if backward and is_backward_only():
-        whole, arrays = backward_alone(whole, arrays)
-
-    def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
-        return whole(*arrays)
-
-    try:
-        lowered = jax.jit(candidate).lower(*arrays)
-    except _UNTRACEABLE:
-        if not staged.call.eager or backward:
-            raise
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            staged.check()
-            return jax.block_until_ready(function(*args, **kwargs))
-
-        return _JaxProgram(None, run)
-    # Constants are written out in the text, so programs with different constants differ.
-    digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
-    if digest not in executables:
+    def is_differentiable(self, function: Callable[..., Any]) -> bool:
+        """Return whether a function has a gradient with respect to one of the call's arrays."""
+        arrays = self.flat.arrays
         try:
-            executables[digest] = lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            raise CompileError(str(error)) from error
-    executable = executables[digest]
-    placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
+            jax.eval_shape(self.call.transform(both(self._of_arrays(function, [])), arrays), *arrays)
+        except (TypeError, ValueError, NotImplementedError):  # jax raises these where there is no derivative
+            return False
+        return any(map(is_inexact, arrays))
 
-    # `placed` are the arrays of the arguments; taking them out of the arguments again would be timed too.
-    def launch(*_args: Any, **_kwargs: Any) -> Any:
-        staged.check()
-        out = jax.block_until_ready(executable(*placed))
-        if backward:
-            return out
-        tree, others = shape
-        found = iter(out)
-        return jax.tree.unflatten(tree, [next(found) if x is None else x for x in others])
+    def programs(
+        self,
+        bind_one: Callable[[Any], Callable[..., Any]],
+        backward: bool,  # noqa: FBT001 - as in `TuningSite`
+    ) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[Any], bytes | None]]:
+        """Return a function that makes a candidate's launch function, and a function that compiles it ahead."""
+        executables: dict[bytes, Any] = {}
 
-    return _JaxProgram(digest, launch)
+        def make(config: Any) -> tuple[bytes | None, Callable[..., Any]]:
+            return self._compile(bind_one(config), executables, backward=backward)
 
+        def key_of(config: Any) -> Hashable:
+            try:
+                return fingerprint(config)
+            except CodecError:
+                return id(config)  # unique: the job holds all configurations
 
-def _is_differentiable(staged: _StagedCall, function: Callable[..., Any]) -> bool:
-    """Return whether a function has a gradient with respect to one of the call's arrays."""
-    arrays = staged.flat.arrays
-    try:
-        jax.eval_shape(staged.call.transform(both(staged.of_arrays(function, [])), arrays), *arrays)
-    except (TypeError, ValueError, NotImplementedError):  # jax raises these where there is no derivative
-        return False
-    return any(map(is_inexact, arrays))
+        made = PerConfig(partial(self.call.run_as_caller, make), key_of)
+        return (lambda config: made(config)[1]), (lambda config: made(config)[0])
 
+    def _compile(
+        self, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
+    ) -> tuple[bytes | None, Callable[..., Any]]:
+        """Return a candidate's program, behind its digest. Equal programs have equal digests; None if it is unknown."""
+        arrays = self.flat.arrays
+        shape: list[Any] = []
+        flat = self._of_arrays(function, shape)
+        whole = self.call.transform(both(flat) if backward and not only_backward() else flat, arrays)
+        if backward and only_backward():
+            whole, arrays = backward_alone(whole, arrays)
 
-def _is_output(x: object) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.generic))
+        def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
+            return whole(*arrays)
+
+        try:
+            lowered = jax.jit(candidate).lower(*arrays)
+        except _UNTRACEABLE:
+            if not self.call.eager or backward:
+                raise
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._check()
+                return jax.block_until_ready(function(*args, **kwargs))
+
+            return None, run
+        # Constants are written out in the text, so programs with different constants differ.
+        digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
+        if digest not in executables:
+            try:
+                executables[digest] = lowered.compile()
+            except jax.errors.JaxRuntimeError as error:
+                raise CompileError(str(error)) from error
+        executable = executables[digest]
+        placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
+
+        # `placed` are the arrays of the arguments; taking them out of the arguments again would be timed too.
+        def launch(*_args: Any, **_kwargs: Any) -> Any:
+            self._check()
+            out = jax.block_until_ready(executable(*placed))
+            if backward:
+                return out
+            tree, others = shape
+            found = iter(out)
+            return jax.tree.unflatten(tree, [next(found) if x is None else x for x in others])
+
+        return digest, launch

@@ -38,15 +38,9 @@ def tune(
     if function is None:
         return partial(tune, hyperparams=hyperparams, **options)
     names = [name for key in hyperparams for name in ((key,) if isinstance(key, str) else key)]
+    if not names or len(set(names)) < len(names):
+        raise DefinitionError(f"hyperparams names each hyperparameter once; it names {', '.join(names) or 'none'}")
     parameters = inspect.signature(function).parameters
-    _check(function, names, parameters)
-    defaults = {name: parameters[name].default for name in names if name in parameters}
-    if len(defaults) == len(names) and inspect.Parameter.empty not in defaults.values():
-        options.setdefault("heuristic", defaults)
-    return tunable(_take_config(function, names), space=_space(hyperparams), **options)
-
-
-def _check(function: Callable[..., Any], names: list[str], parameters: Mapping[str, inspect.Parameter]) -> None:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in names:
         known = name in parameters and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -55,19 +49,17 @@ def _check(function: Callable[..., Any], names: list[str], parameters: Mapping[s
                 f"{getattr(function, '__name__', function)!r} takes no keyword argument {name!r}; hyperparams names "
                 f"some of {', '.join(parameters)}"
             )
-    if not names or len(set(names)) < len(names):
-        raise DefinitionError(f"hyperparams names each hyperparameter once; it names {', '.join(names) or 'none'}")
-
-
-def _space(hyperparams: Mapping[str | tuple[str, ...], Iterable[Any]]) -> Any:
-    """Return all combinations: a list where names go together, because an axis of a space has one name."""
+    defaults = {name: parameters[name].default for name in names if name in parameters}
+    if len(defaults) == len(names) and inspect.Parameter.empty not in defaults.values():
+        options.setdefault("heuristic", defaults)
     if all(isinstance(key, str) for key in hyperparams):
-        return Space(**{cast("str", key): list(values) for key, values in hyperparams.items()})
-    combined: list[dict[str, Any]] = [{}]
-    for key, values in hyperparams.items():
-        each = [{key: v} if isinstance(key, str) else dict(zip(key, v, strict=True)) for v in values]
-        combined = [{**one, **more} for one in combined for more in each]
-    return combined
+        space: Any = Space(**{cast("str", key): list(values) for key, values in hyperparams.items()})
+    else:  # a list of all combinations where names go together, because an axis of a space has one name
+        space = [{}]
+        for key, values in hyperparams.items():
+            each = [{key: v} if isinstance(key, str) else dict(zip(key, v, strict=True)) for v in values]
+            space = [{**one, **more} for one in space for more in each]
+    return tunable(_take_config(function, names), space=space, **options)
 
 
 def _take_config(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

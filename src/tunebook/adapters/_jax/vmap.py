@@ -23,7 +23,7 @@ from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import INNERMOST, Scope, scoped
 from tunebook._selection.recording import Apart
 from tunebook.adapters._jax.context import FreshTraces
-from tunebook.adapters._jax.flat_call import FlatCall
+from tunebook.adapters._jax.kernel import FlatCall
 from tunebook.adapters._jax.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ _known: Final[weakref.WeakKeyDictionary[Any, dict[Hashable, Findings]]] = weakre
 
 
 class AxisSearch(FreshTraces):
-    """Marks a search for axes, and collects the vmaps around calls, innermost first.
-
-    In fresh traces, because jit would not ask the batching rules of a remembered trace again.
-    """
+    """Collects the vmaps around calls, innermost first. jit does not ask the batching rules of old traces again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,11 +91,8 @@ class FoundAxes:
 
 @cache
 def _marker() -> Any:
-    """Return the primitive of marker equations, which have no outputs and are batched like their inputs.
-
-    It never runs. It is made when it is first needed, so that programs without `vmap` do not depend on private names
-    of jax.
-    """
+    """Return the primitive of marker equations, which never run, have no outputs, and are batched like their inputs."""
+    # Made when it is first needed, so that programs without `vmap` do not depend on private names of jax.
     effects = importlib.import_module("jax._src.effects")
     # Without an effect the equation would be dropped where a program is differentiated: nothing depends on it.
     effect = type("AxisSearchEffect", (effects.Effect,), {"__doc__": "A search for axes."})
@@ -107,8 +101,20 @@ def _marker() -> Any:
     marker = Primitive("tunebook_look")
     marker.multiple_results = True
     marker.def_effectful_abstract_eval(lambda *_avals, **_options: ([], {effect()}))
-    batching.fancy_primitive_batchers[marker] = _batch
-    ad.primitive_jvps[marker] = _differentiate
+
+    def batch(
+        around: Any, arrays: Sequence[Any], axes: Sequence[Any], *, site: Site, batches: tuple[Batch, ...]
+    ) -> Any:
+        name = around.name if isinstance(around.name, str) else None
+        _mark(arrays, site, (*batches, Batch(tuple(axes), around.size, name)))
+        return [], []
+
+    def differentiate(arrays: Sequence[Any], _tangents: Any, *, site: Site, batches: tuple[Batch, ...]) -> Any:
+        _mark(arrays, site, batches)
+        return [], []
+
+    batching.fancy_primitive_batchers[marker] = batch
+    ad.primitive_jvps[marker] = differentiate
     return marker
 
 
@@ -116,17 +122,6 @@ def _mark(arrays: Sequence[Any], site: Site, batches: tuple[Batch, ...]) -> None
     for search in scoped(AxisSearch):
         search.note(site, batches)
     _marker().bind(*arrays, site=site, batches=batches)
-
-
-def _batch(around: Any, arrays: Sequence[Any], axes: Sequence[Any], *, site: Site, batches: tuple[Batch, ...]) -> Any:
-    name = around.name if isinstance(around.name, str) else None
-    _mark(arrays, site, (*batches, Batch(tuple(axes), around.size, name)))
-    return [], []
-
-
-def _differentiate(arrays: Sequence[Any], _tangents: Any, *, site: Site, batches: tuple[Batch, ...]) -> Any:
-    _mark(arrays, site, batches)
-    return [], []
 
 
 def vmaps_around(arrays: Sequence[Any]) -> tuple[Batch, ...]:
@@ -141,13 +136,10 @@ def vmaps_around(arrays: Sequence[Any]) -> tuple[Batch, ...]:
 
 
 def seen_here() -> str | None:
-    """Return a digest of all findings in force here; None without findings.
-
-    During a search it is never the same twice, because each call has to be asked about, even if calls look alike.
-    """
+    """Return a digest of all findings in force here; None without findings."""
     if INNERMOST.get() is None:
         return None
-    if any(scoped(AxisSearch)):
+    if any(scoped(AxisSearch)):  # never the same twice: each call has to be asked about, even if calls look alike
         return f"looking {next(_numbers)}"
     return " ".join(axes.digest for axes in scoped(FoundAxes)) or None
 
@@ -182,7 +174,8 @@ def vmap(
 
 def _find_axes(function: Any, axes: str, mapped: Callable[..., Any], args: Any, kwargs: Any) -> Findings:
     """Return the vmaps around the calls in a function; searched once for arrays of the same shapes."""
-    flat = FlatCall.of(args, kwargs, _is_mapped)
+    mapped_kinds = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+    flat = FlatCall.of(args, kwargs, lambda leaf: isinstance(leaf, mapped_kinds))
     constants = flat.without_arrays()
     key = axes, flat.tree, (*constants.leaves,), tuple(map(jax.typeof, flat.arrays)), seen_here()
     try:
@@ -198,7 +191,3 @@ def _find_axes(function: Any, axes: str, mapped: Callable[..., Any], args: Any, 
         if not any(scoped(AxisSearch)):
             known[key] = found
     return found
-
-
-def _is_mapped(leaf: object) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))

@@ -1,4 +1,4 @@
-"""Compiled libraries on disk, shared by every process of the user."""
+"""Compiled code is kept: on disk for every process of the user, and in memory per configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Hashable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
+from tunebook._base.config_codec import fingerprint
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root
 from tunebook._base.errors import StoreError, warn_once
 from tunebook._base.record_format import blake2b
@@ -22,6 +24,10 @@ from tunebook.stores._files import distrust, make_directory, replace_file, writi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
+
+# A service that overrides every call makes a new configuration each time, and each entry keeps one alive.
+_REMEMBERED: Final = 1024
 # At the end of every file, with a digest: loading a truncated library does not fail, it kills the process (SIGBUS). The
 # loader ignores bytes after the sections of a library.
 _SEAL: Final = b"tunebook"
@@ -96,13 +102,13 @@ def _warn_not_kept(error: StoreError) -> None:
 def _own_directory(pid: int) -> Path:
     """Return this process's own directory, removed when it ends; a forked child has another `pid`."""
     path = Path(tempfile.mkdtemp(prefix="tunebook-native-"))
-    atexit.register(_remove, path, pid)
+
+    def remove() -> None:
+        if os.getpid() == pid:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
     return path
-
-
-def _remove(path: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _build(build: Callable[[Path], None]) -> bytes:
@@ -152,3 +158,38 @@ def _tidy(directory: Path) -> None:
         with suppress(OSError):
             Path(path).unlink()
         excess -= size
+
+
+@final
+class PerConfig(Generic[T]):
+    """Calls `make` once per configuration, also under threads; an error is raised and not remembered.
+
+    `key` tells configurations apart, and is called only for new objects: a tuned call always passes the same object,
+    which is found again in 0.1 us. A lookup by the configuration's own hash would take twice as long and be wrong,
+    because `Config(n=1) == Config(n=1.0)`, and C divides by them differently.
+    """
+
+    __slots__ = ("__wrapped__", "_by_identity", "_by_value", "_key", "_locks")
+
+    def __init__(self, make: Callable[[Any], T], key: Callable[[Any], Hashable] = fingerprint) -> None:
+        self.__wrapped__ = make  # the name under which a checksum looks for the code of an object
+        self._key = key
+        self._by_identity: dict[int, tuple[object, T]] = {}
+        self._by_value: dict[Hashable, T] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
+
+    def __call__(self, config: Any) -> T:
+        found = self._by_identity.get(id(config))
+        if found is not None:
+            return found[1]
+        key = self._key(config)
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._by_value:
+                self._by_value[key] = self.__wrapped__(config)
+        if isinstance(config, Hashable) and type(config).__hash__ is not object.__hash__:
+            # Hashed by value, so its value does not change.
+            if len(self._by_identity) >= _REMEMBERED:
+                self._by_identity.clear()
+            # With the configuration itself: if it were freed, another object could get its identity.
+            self._by_identity[id(config)] = config, self._by_value[key]
+        return self._by_value[key]

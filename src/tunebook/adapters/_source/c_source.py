@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json
 
 FLAGS_ITEM: Final = "cflags"
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # fmt: off
 _KEYWORDS: Final = frozenset({
     "auto", "break", "case", "char", "const", "continue", "default", "defined", "do", "double", "else", "enum",
@@ -28,8 +27,6 @@ _KEYWORDS: Final = frozenset({
 # fmt: on
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
 _SUFFIXES: Final = (".c", ".h", ".cl", ".cu", ".cuh")
-_SHOWN_LINES: Final = 12
-_SHOWN_COLUMNS: Final = 200
 
 
 class Macros(NamedTuple):
@@ -57,7 +54,7 @@ def macros_of(config: Mapping[str, Any]) -> Macros:
 
 
 def _macro_value(name: str, value: object) -> str:
-    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or name in _KEYWORDS:
+    if not isinstance(name, str) or not (name.isascii() and name.isidentifier()) or name in _KEYWORDS:
         raise DefinitionError(f"{name!r} cannot be a macro: it is not an identifier in C")
     if isinstance(value, str) and not set(value) & {"\n", "\r", "\0"}:
         return str.__str__(value)  # str(value) of an enum of strings would give its name
@@ -126,7 +123,7 @@ def digest(parts: list[Json]) -> str:
 
 def complaint(said: str, otherwise: str, macros: Macros | str) -> str:
     """Return a message that begins with the first error, since lists of failures show one line of each."""
-    lines = [line[:_SHOWN_COLUMNS] for line in said.splitlines() if line.strip()]
+    lines = [line[:200] for line in said.splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    shown = lines[first : first + _SHOWN_LINES] or [otherwise]
+    shown = lines[first : first + 12] or [otherwise]
     return "\n".join([f"{shown[0]} ({macros})", *(f"  {line}" for line in shown[1:])])

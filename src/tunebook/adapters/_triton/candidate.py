@@ -1,4 +1,4 @@
-"""A `triton.Config` as a candidate of the core, and one launch of a kernel."""
+"""A `triton.Config` as a candidate of the core, one launch of a kernel, and its tensors, put back between runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import triton
 import triton.language as tl
 from triton.runtime import JITFunction
 
+from tunebook._arrays.describe import framework_of
 from tunebook._base.config_codec import register_codec
 from tunebook._code.checksum import source_digest
+from tunebook._measure.argument_restore import Restorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_HOOK: Final = "pre_hook"
+# All tensors are copied until it is known which of them are written to. The copies may take this part of free memory.
+_PART_OF_FREE: Final = 0.25
 _OPTIONS: Final = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"})
 
 
@@ -36,7 +39,7 @@ class LaunchConfig:
 def _encode(candidate: LaunchConfig) -> dict[str, object]:
     plain = {name: _plain(value) for name, value in candidate.meta.items()}
     # Two configurations may differ in nothing but the hook, which changes the effect of a launch.
-    return plain if candidate.pre_hook is None else {**plain, _HOOK: source_digest(candidate.pre_hook)}
+    return plain if candidate.pre_hook is None else {**plain, "pre_hook": source_digest(candidate.pre_hook)}
 
 
 def _plain(value: object) -> object:
@@ -52,7 +55,7 @@ def _plain(value: object) -> object:
 def _decode(encoded: dict[str, Any]) -> LaunchConfig:
     """Return a configuration from the book, without its hook: a hook is code, and a book holds no code."""
     options = {name: value for name, value in encoded.items() if name in _OPTIONS}
-    kwargs = {name: value for name, value in encoded.items() if name not in {*_OPTIONS, _HOOK}}
+    kwargs = {name: value for name, value in encoded.items() if name not in {*_OPTIONS, "pre_hook"}}
     return LaunchConfig(triton.Config(kwargs, **options))
 
 
@@ -64,10 +67,9 @@ register_codec(tl.dtype, lambda dtype: dtype.name, tl.dtype)
 
 @final
 class Launch:
-    """One call of a kernel; unpacks to grid, positional arguments and keyword arguments.
+    """One call of a kernel; unpacks to grid, positional arguments and keyword arguments."""
 
-    A class of its own, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
-    """
+    # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
     __slots__ = ("args", "grid", "kwargs")
 
@@ -89,3 +91,45 @@ class Launch:
     def named(self, names: Sequence[str]) -> dict[str, Any]:
         """Return all arguments by name, as Triton's hooks get them."""
         return {**self.positional(names), **self.keywords}
+
+
+@final
+class SavedTensors:
+    """Before every run, sets the tensors named in `zeroed` to zero, and puts back those named in `restored`.
+
+    The first run shows which of the others are written to, if there is memory for their copies; these are put back too.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], zeroed: Sequence[str], restored: Sequence[str], free_bytes: float
+    ) -> None:
+        tensors = {
+            # `data`, because a write to the tensor itself would count as a change that forbids a backward pass.
+            name: value.data
+            for name, value in arguments.items()
+            if type(value).__module__.partition(".")[0] == "torch"
+            and getattr(value, "data_ptr", None) is not None
+            # Not where two elements share a place in memory.
+            and all(stride or size <= 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+        }
+        framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
+        self._zeroed = [tensors[name] for name in zeroed if name in tensors]
+        self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
+        others = [x for name, x in tensors.items() if name not in {*zeroed, *restored}]
+        affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes
+        self._others = Restorer(others if affordable else ())
+        self._compared = False
+
+    def restore(self) -> None:
+        """Put back the tensors that are known to be written to."""
+        for tensor in self._zeroed:
+            tensor.zero_()
+        self._declared.restore()
+        self._others.restore()
+
+    def notice(self) -> None:
+        """Find out which tensors the first run has written to, and put them back; later calls do nothing."""
+        if not self._compared:
+            self._compared = True
+            self._others.notice()
+            self.restore()

@@ -12,9 +12,9 @@ import queue
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Final
 
 from triton import knobs
 from triton.runtime import driver
@@ -22,7 +22,7 @@ from triton.runtime import driver
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tunebook.adapters._triton.candidate import LaunchConfig
 
@@ -55,57 +55,49 @@ def is_worth_it(compile_one: Callable[[LaunchConfig], object], candidates: Seque
     return time.perf_counter() - start > COLD_S
 
 
-@final
-class CompileForks:
-    """Compiles candidates in forks of this process, as many as there are cores. A context manager.
+@contextmanager
+def compile_forks(
+    compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]
+) -> Iterator[Callable[[LaunchConfig], object]]:
+    """Yield a function that compiles a candidate in a fork of this process if one is free, and loads the program here.
 
-    Several threads may call `compile`; each of them waits for a fork of its own.
+    There are as many forks as cores. Several threads may call the function; each of them gets a fork of its own.
     """
+    index_of = {id(candidate): index for index, candidate in enumerate(candidates)}
+    free: queue.SimpleQueue[ForkedWorker] = queue.SimpleQueue()
+    device, target = driver.active.get_current_device(), driver.active.get_current_target()
+    # Replaces Triton's driver in a fork: it knows the target to compile for, and cannot touch the GPU.
+    stand_in = SimpleNamespace(
+        get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
+    )
 
-    def __init__(self, compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]) -> None:
-        self._compile_one = compile_one
-        self._candidates = candidates
-        self._index = {id(candidate): index for index, candidate in enumerate(candidates)}
-        self._free: queue.SimpleQueue[ForkedWorker] = queue.SimpleQueue()
-        self._open = ExitStack()
+    def first(index: int) -> tuple[float, ...]:
+        driver.set_active(stand_in)
+        if index < _GREETING:
+            compile_one(candidates[index])
+        return ()
 
-    def __enter__(self) -> Self:
-        device, target = driver.active.get_current_device(), driver.active.get_current_target()
-        # Replaces Triton's driver in a fork: it knows the target to compile for, and cannot touch the GPU.
-        stand_in = SimpleNamespace(
-            get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
-        )
-
-        def first(index: int) -> tuple[float, ...]:
-            driver.set_active(stand_in)
-            if index < _GREETING:
-                self._compile_one(self._candidates[index])
-            return ()
-
-        job = ChildTask(first=first, sample=lambda _index, _number: ())
-        for number in range(min(os.cpu_count() or 1, len(self._candidates))):
-            start = time.perf_counter()
-            worker = self._open.enter_context(ForkedWorker(job, _PATIENCE_S))
-            if worker.prepare(_GREETING + number).failure is not None:
-                break
-            self._free.put(worker)
-            if time.perf_counter() - start > SLOWEST_FORK_S:
-                break
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
-
-    def compile(self, candidate: LaunchConfig) -> object:
-        """Compile a candidate in a fork if one is free, and load the compiled program here."""
+    def compile_in_fork(candidate: LaunchConfig) -> object:
         try:
-            worker = self._free.get_nowait()
+            worker = free.get_nowait()
         except queue.Empty:
-            return self._compile_one(candidate)
-        failure = worker.prepare(self._index[id(candidate)]).failure
+            return compile_one(candidate)
+        failure = worker.prepare(index_of[id(candidate)]).failure
         if failure is not None and failure.kind == "timeout":
             _hung.set()
         # A lost worker would fork again, from this thread and while others compile. It is not used again.
         if failure is None or failure.kind not in ("crash", "timeout", "memory"):
-            self._free.put(worker)
-        return self._compile_one(candidate)
+            free.put(worker)
+        return compile_one(candidate)
+
+    job = ChildTask(first=first, sample=lambda _index, _number: ())
+    with ExitStack() as stack:
+        for number in range(min(os.cpu_count() or 1, len(candidates))):
+            start = time.perf_counter()
+            worker = stack.enter_context(ForkedWorker(job, _PATIENCE_S))
+            if worker.prepare(_GREETING + number).failure is not None:
+                break
+            free.put(worker)
+            if time.perf_counter() - start > SLOWEST_FORK_S:
+                break
+        yield compile_in_fork

@@ -1,4 +1,4 @@
-"""The device that Triton launches on. Only this module asks Triton's driver."""
+"""The device that Triton launches on, as Triton's driver knows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from triton.runtime import driver
 
-from tunebook._arrays.device_fingerprint import nvidia_driver
+from tunebook.adapters._cuda.timer import EventTimer
 
 
 def interface() -> Any:
@@ -25,42 +25,12 @@ def use_device(index: int) -> None:
         driver.active.set_current_device(index)
 
 
-def device_count() -> int:
-    """Return how many devices this process may use."""
-    return int(interface().device_count())
-
-
 def device_name(index: int) -> str:
     """Return a device's name as it stands in keys; GPUs of the same model share it."""
     return f"gpu:{interface().get_device_name(index)}"
 
 
-def architecture() -> str:
-    """Return the architecture that programs of this thread are compiled for."""
-    target = driver.active.get_current_target()
-    return f"{target.backend}:{target.arch}"
-
-
-def under_capture() -> bool:
-    """Return whether launches of this thread go into a CUDA graph, where nothing may be measured or waited for."""
-    return bool(interface().is_current_stream_capturing())
-
-
-def free_bytes() -> float:
-    """Return how much memory of this thread's device is unused."""
-    return float(interface().mem_get_info()[0])
-
-
-def tensor_device() -> Any:
-    """Return this thread's device as torch names it."""
-    return driver.active.get_active_torch_device()
-
-
-def cold_cache() -> Any:
-    """Return a buffer that fills the device's caches when it is written."""
-    return driver.active.get_empty_cache_for_benchmark()
-
-
-def driver_version() -> str:
-    """Return the version of NVIDIA's driver; "unknown" for other vendors, or in a container that hides it."""
-    return nvidia_driver().get("driver", "unknown").removeprefix("nvidia ")
+def event_timer(way: str = "launch") -> EventTimer:
+    """Return a timer by device events for runs that open and close the timed window themselves."""
+    make_cache = lambda: driver.active.get_empty_cache_for_benchmark()  # noqa: E731, PLW0108 - asked when it is used
+    return EventTimer(interface, make_cache, windows=True, way=way)

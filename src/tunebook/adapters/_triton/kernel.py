@@ -8,32 +8,30 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.errors import CompilationError
+from triton.runtime import driver
 from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
-from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu
+from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu, nvidia_driver
 from tunebook._base.errors import CompileError, DefinitionError
 from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
-from tunebook.adapters._triton.device import architecture, current_device, device_name, driver_version
+from tunebook.adapters._triton.device import current_device, device_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import triton
+    from triton.runtime.autotuner import Autotuner
 
 SCALARS: Final = (bool, int, float, str, type(None))
 
 
 class PruneConfigs(NamedTuple):
-    """Triton's `prune_configs_by`.
-
-    Not `_space.pruning`, because Triton's rules differ: `top_k` is a part of all configurations, rounded down; the rest
-    is ordered by the model; and the model is not asked if few enough are left.
-    """
+    """Triton's `prune_configs_by`, whose rules differ from `_space.pruning`: see `__call__`."""
 
     early: Callable[..., Any] | None = None
     perf_model: Callable[..., float] | None = None
@@ -42,7 +40,7 @@ class PruneConfigs(NamedTuple):
     def __call__(
         self, configs: Sequence[triton.Config], named: Mapping[str, Any], keywords: Mapping[str, Any]
     ) -> Sequence[triton.Config]:
-        """Return the configurations worth a try for a launch."""
+        """Return the configurations worth a try for a launch: at most `top_k` of all, the best by the model."""
         left = configs if self.early is None else self.early(configs, named, **keywords)
         if not left:
             raise DefinitionError("early_config_prune left no configuration; let it keep at least one")
@@ -53,7 +51,7 @@ class PruneConfigs(NamedTuple):
         else:
             raise DefinitionError(f"top_k={self.top_k!r}: write a part, e.g. 0.2, or a number, e.g. 10")
         model = self.perf_model
-        if model is None or len(left) <= kept:
+        if model is None or len(left) <= kept:  # Triton does not ask the model if few enough are left
             return left
         return sorted(left, key=lambda config: model(**named, **keywords, **config.all_kwargs()))[:kept]
 
@@ -66,42 +64,34 @@ class Hooks(NamedTuple):
 
 
 class TritonKernel(Kernel[LaunchConfig, Any]):
-    """A kernel whose invocations hold one `Launch`. `fn` is the jitted function, perhaps with heuristics around it."""
+    """A kernel whose invocations hold one `Launch`, and which has the options of Triton's own `Autotuner`."""
 
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
-    def __init__(
-        self,
-        fn: Any,
-        configs: Sequence[triton.Config],
-        key: Sequence[str],
-        *,
-        pruning: PruneConfigs,
-        hooks: Hooks,
-        reset_to_zero: Sequence[str],
-        restore_value: Sequence[str],
-        heuristic: triton.Config | Callable[..., triton.Config] | None = None,
-        version: str = "0",
-    ) -> None:
-        self.fn: Final = fn
-        self.chain: Final = tuple(_unwrap(fn))
-        self.function: Final = self.chain[-1]
-        self.names: Final[tuple[str, ...]] = tuple(fn.arg_names)
-        self.key: Final = tuple(key)
-        self.pruning, self.hooks = pruning, hooks
-        self._prunes: Final = pruning.early is not None or pruning.perf_model is not None
-        self.reset_to_zero, self.restore_value = tuple(reset_to_zero), tuple(restore_value)
+    def __init__(self, autotuner: Autotuner, hooks: Hooks, heuristic: Any, version: str) -> None:
+        self.fn: Final = autotuner.fn  # the jitted function, perhaps with heuristics around it
+        chain = [self.fn]  # a decorated function, then each function inside it, down to the user's own
+        while not inspect.isfunction(chain[-1]):
+            chain.append(chain[-1].fn)
+        self.chain: Final = tuple(chain)
+        self.function: Final = chain[-1]
+        self.names: Final[tuple[str, ...]] = tuple(self.fn.arg_names)
+        self.key: Final = tuple(autotuner.keys)
+        self.pruning = PruneConfigs(autotuner.early_config_prune, autotuner.perf_model, autotuner.configs_top_k)
+        self.hooks = hooks
+        self._prunes: Final = self.pruning.early is not None or self.pruning.perf_model is not None
+        self.reset_to_zero, self.restore_value = tuple(autotuner.reset_to_zero), tuple(autotuner.restore_value)
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
         self.compiles = not self.interpreted
-        self._heuristic = heuristic
-        self._known = {id(config): LaunchConfig(config) for config in configs}
-        self._configs = list(configs)
+        self._heuristic: triton.Config | Callable[..., triton.Config] | None = heuristic
+        self._configs: Final[list[triton.Config]] = list(autotuner.configs)
+        self._known = {id(config): LaunchConfig(config) for config in self._configs}
         super().__init__(default_name(self.function), version)
 
     @property
     def module(self) -> str:
         """The module to import so that this kernel is defined."""
-        return self.function.__module__  # type: ignore[no-any-return]
+        return self.function.__module__
 
     @property
     def supplied(self) -> frozenset[str]:
@@ -131,14 +121,16 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         if self.interpreted:
             return environment_fingerprint(["triton"], {"target": "interpreter"})
         knobs = {f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()}
-        facts = {"driver": driver_version(), "target": architecture(), **knobs}
+        target = driver.active.get_current_target()
+        # Unknown for other vendors, or in a container that hides it.
+        version = nvidia_driver().get("driver", "unknown").removeprefix("nvidia ")
+        facts = {"driver": version, "target": f"{target.backend}:{target.arch}", **knobs}
         return environment_fingerprint(["triton"], facts)
 
     @cached_property
     def code_checksum(self) -> str:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
-        heuristics = [link.values for link in self.chain[:-2]]
-        return code_checksum(self.function, version=self.version, extra=heuristics)
+        return code_checksum(self.function, version=self.version, extra=[link.values for link in self.chain[:-2]])
 
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
@@ -162,11 +154,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
         """Return the configuration that the user gave as a heuristic."""
-        if self._heuristic is None:
+        given = self._heuristic
+        if given is None:
             return super().heuristic_cfg(inv)
-        if not callable(self._heuristic):
-            return self.candidate(self._heuristic)
-        return self.candidate(self._heuristic(inv.args[0].named(self.names)))
+        return self.candidate(given(inv.args[0].named(self.names)) if callable(given) else given)
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""
@@ -212,11 +203,3 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     def mutated(self, inv: Invocation[LaunchConfig, Any]) -> Sequence[object]:  # noqa: ARG002 - see below
         """Return nothing: `SavedTensors` puts tensors back, outside of the timed window."""
         return ()
-
-
-def _unwrap(fn: Any) -> Iterable[Any]:
-    """Yield a decorated function, then each function inside it, down to the user's own."""
-    while not inspect.isfunction(fn):
-        yield fn
-        fn = fn.fn
-    yield fn

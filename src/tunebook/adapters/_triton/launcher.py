@@ -52,7 +52,12 @@ class Launcher:
         call: Callable[..., Any],
         device: Callable[[], Hashable],
     ) -> None:
-        self._parameters = _leading_parameters(function, names, supplied)
+        # The parameters that calls pass by position: all before the first that a configuration supplies.
+        pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
+        leading = takewhile(
+            lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs
+        )
+        self._parameters = [parameter for _, parameter in leading]
         self._names = [p.name for p in self._parameters]
         self._key = frozenset(key)
         self._call, self._device = call, device
@@ -108,18 +113,6 @@ class Launcher:
 
     def _launch_other(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launch a call that the generated code does not cover yet: the first one, or arguments of other classes."""
-        self._note(args)
-        facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
-        # With -1, because generated code counts its forms from 1, and puts other facts in other places.
-        return self._call((grid, args, kwargs), LaunchFacts((-1, *facts, self._device(), *self._named_facts(kwargs))))
-
-    def _general(self, name: str, value: object) -> Hashable:
-        return fast_key_of(value) if name in self._key else kind_of(value)
-
-    def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
-        return tuple((name, self._general(name, value)) for name, value in kwargs.items())
-
-    def _note(self, args: tuple[Any, ...]) -> None:
         with self._lock:
             before = dict(self._seen)
             for name, value in zip(self._names, args, strict=True):
@@ -132,15 +125,15 @@ class Launcher:
                 self._form += 1
                 self._one_device = self._device() is None
                 self.bind = self._generate()
+        facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
+        # With -1, because generated code counts its forms from 1, and puts other facts in other places.
+        return self._call((grid, args, kwargs), LaunchFacts((-1, *facts, self._device(), *self._named_facts(kwargs))))
 
+    def _general(self, name: str, value: object) -> Hashable:
+        return fast_key_of(value) if name in self._key else kind_of(value)
 
-def _leading_parameters(
-    function: Callable[..., Any], names: Sequence[str], supplied: frozenset[str]
-) -> list[inspect.Parameter]:
-    """Return the parameters that calls pass by position: all before the first that a configuration supplies."""
-    pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
-    leading = takewhile(lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs)
-    return [parameter for _, parameter in leading]
+    def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
+        return tuple((name, self._general(name, value)) for name, value in kwargs.items())
 
 
 def kind_of(value: Any) -> Hashable:

@@ -1,42 +1,134 @@
-"""Runs a launch's candidates in a worker process: the requests sent there, and the code that answers them.
+"""Runs a launch's candidates in a worker process, because a candidate may crash the GPU's context.
 
 This process compiles the programs. The worker launches them by Triton's own launcher, and imports none of the user's
-modules.
+modules. It is started afresh, not forked, because a CUDA context does not survive a fork. `_measure.forked_worker` is
+the counterpart for work on the CPU, and says how a lost process is reported.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import torch
 from triton.compiler import CompiledKernel
+from triton.runtime import driver
 
+from tunebook._base.vocabulary import Failure
+from tunebook._measure.forked_worker import Reply, exit_failure
 from tunebook._measure.stopwatch import Stopwatch, Trial, first_trial, sample
-from tunebook.adapters._cuda.spawned_worker import FinalAnswer, SpawnedWorker
-from tunebook.adapters._cuda.timer import EventTimer
-from tunebook.adapters._triton.device import cold_cache, free_bytes, interface, tensor_device, use_device
-from tunebook.adapters._triton.kernel import SCALARS
-from tunebook.adapters._triton.saved_tensors import SavedTensors
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
+from tunebook.adapters._triton.device import event_timer, interface, use_device
+from tunebook.adapters._triton.kernel import SCALARS, TritonKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tunebook._measure.forked_worker import Reply
-    from tunebook.adapters._triton.candidate import Launch, LaunchConfig
-    from tunebook.adapters._triton.kernel import TritonKernel
+
+_START_S: Final = 120.0  # importing a framework and waking a GPU takes seconds, and more on a busy machine
+_TAIL: Final = 2048  # bytes of output that are kept: a device-side assert prints there which check failed
+# -P: the child must not find modules beside this file, where one is called torch.
+_START: Final = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from tunebook.adapters._triton.remote_runs import serve
+serve(int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+"""
 
 
-class Arguments(NamedTuple):
-    """The file with the arguments of a launch by name, the names that are set to zero or put back, and the device."""
+class FinalAnswer(NamedTuple):
+    """An answer after which the process is of no more use."""
 
-    file: str
-    zeroed: tuple[str, ...]
-    restored: tuple[str, ...]
-    device: int
+    answer: Any
+
+
+@final
+class SpawnedWorker:
+    """Calls `handler(*given)`, named as "module:function", in a worker process, and sends requests to its result.
+
+    The result returns the answer; a `FinalAnswer` also ends the process. A context manager.
+    """
+
+    def __init__(self, handler: str, given: tuple[Any, ...], timeout_s: float) -> None:
+        self._handler, self._given, self._timeout_s = handler, given, timeout_s
+        self._process: Any = None
+        self._connection: Any = None
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._ready = False
+        self.starts = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end()
+        self._printed.close()
+
+    def start(self) -> None:
+        """Start the process unless it runs, without waiting; it takes seconds until it answers."""
+        if self._process is not None:
+            return
+        self.starts += 1
+        self._ready = False
+        self._connection, theirs = Pipe()
+        self._printed.truncate(0)
+        command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(theirs.fileno()), self._handler]
+        self._process = subprocess.Popen(  # noqa: S603 - our own code
+            [*command, json.dumps(self._given)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._printed,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        theirs.close()
+
+    def ask(self, request: object) -> Any:
+        """Return the answer to a request, or a `Reply` with a failure if the process was lost over it."""
+        self.start()
+        keep = False
+        try:
+            answer = self._ask(request)
+            keep = not isinstance(answer, (FinalAnswer, Reply))
+        finally:  # also when Ctrl-C comes while waiting: the next request must not read this answer
+            if not keep:
+                self._end()
+        return answer.answer if isinstance(answer, FinalAnswer) else answer
+
+    def _ask(self, request: object) -> Any:
+        connection, process = self._connection, self._process
+        try:
+            if not self._ready and not connection.poll(_START_S):
+                return self._lose(Failure(kind="timeout", message=f"the worker did not start within {_START_S:g} s"))
+            self._ready = self._ready or connection.recv()
+            connection.send(request)
+            if not connection.poll(self._timeout_s):
+                return self._lose(Failure(kind="timeout", message=f"no answer within {self._timeout_s:g} s"))
+            return connection.recv()
+        except (EOFError, ConnectionError):
+            return self._lose(exit_failure(process.wait(), 0)._replace(kind="crash"))
+
+    def _lose(self, failure: Failure) -> Reply:
+        self._end()
+        size = self._printed.seek(0, os.SEEK_END)
+        self._printed.seek(max(0, size - _TAIL))
+        return Reply(failure=failure, remote=self._printed.read().decode(errors="replace"))
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self._connection.close()
+            process.kill()
+            process.wait()
 
 
 class CompiledCandidate(NamedTuple):
@@ -51,11 +143,14 @@ class CompiledCandidate(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """A run of a candidate: its first one if `runs` is 0. The worker keeps the last two: None in later requests."""
+    """A run of a candidate: its first one if `runs` is 0. The worker keeps the last two: None in later requests.
+
+    `arguments` has the file with the arguments by name, the names that are set to zero or put back, and the device.
+    """
 
     candidate: int
     runs: int
-    arguments: Arguments | None
+    arguments: tuple[str, tuple[str, ...], tuple[str, ...], int] | None
     program: CompiledCandidate | None
 
 
@@ -78,13 +173,16 @@ class Remote:
         self._device = device
         memory = Path("/dev/shm")  # noqa: S108 - files there are memory; the folder in it gets a name of its own
         self._folder = tempfile.TemporaryDirectory(prefix="tunebook-", dir=memory if memory.is_dir() else None)
-        self._worker = SpawnedWorker("tunebook.adapters._triton.remote_runs:handler", (setup,), timeout_s)
+        self._worker = SpawnedWorker("tunebook.adapters._triton.remote_runs:RemoteSide", (setup,), timeout_s)
         self._sent: set[int] = set()
         self._starts = 0
 
     def __enter__(self) -> Self:
         self._worker.__enter__()
-        self._arguments = self._write_arguments()
+        file = f"{self._folder.name}/arguments"
+        # torch saves a storage once, so tensors that share memory share it in the worker too.
+        torch.save({n: x if isinstance(x, SCALARS) else x.detach() for n, x in self._values.items()}, file)
+        self._arguments = file, self._kernel.reset_to_zero, self._kernel.restore_value, self._device
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,9 +196,9 @@ class Remote:
     def sample(self, index: int, runs: int) -> Trial:
         """Take one sample of a candidate that has run."""
         self._worker.start()
-        arguments: Arguments | None = None
-        if self._worker.starts != self._starts:
-            self._starts, self._sent, arguments = self._worker.starts, set(), self._arguments
+        arguments = None if self._worker.starts == self._starts else self._arguments
+        if arguments is not None:  # the process is new
+            self._starts, self._sent = self._worker.starts, set()
         program = None if index in self._sent else self._compile(self._candidates[index])
         answer: Trial | Reply = self._worker.ask(RunRequest(index, runs, arguments, program))
         self._sent.add(index)
@@ -123,35 +221,28 @@ class Remote:
             rest={name: value for name, value in values.items() if name not in self._values},
         )
 
-    def _write_arguments(self) -> Arguments:
-        """Save the arguments. torch saves a storage once, so tensors that share memory share it in the worker too."""
-        file = f"{self._folder.name}/arguments"
-        plain = {n: value if isinstance(value, SCALARS) else value.detach() for n, value in self._values.items()}
-        torch.save(plain, file)
-        return Arguments(file, self._kernel.reset_to_zero, self._kernel.restore_value, self._device)
-
 
 # ---- The rest of this file runs in the worker process.
 
 
-def handler(setup: str) -> Callable[[RunRequest], Trial | FinalAnswer]:
-    """Return the function that answers requests."""
-    if setup:
-        module, _, name = setup.partition(":")
-        getattr(import_module(module), name)()
-    return _RemoteSide()
-
-
 @final
-class _RemoteSide:
-    """Runs candidates on copies of the arguments."""
+class RemoteSide:
+    """Answers requests: runs candidates on copies of the arguments. `setup` is a "module:function" called first."""
 
-    def __init__(self) -> None:
+    def __init__(self, setup: str) -> None:
+        if setup:
+            module, _, name = setup.partition(":")
+            getattr(import_module(module), name)()
         self._runs: dict[int, Callable[[], None]] = {}
 
     def __call__(self, request: RunRequest) -> Trial | FinalAnswer:
         if request.arguments is not None:
-            self._begin(request.arguments)
+            file, zeroed, restored, device = request.arguments
+            use_device(device)
+            self._values = torch.load(file, map_location=driver.active.get_active_torch_device())
+            self._timer = event_timer()
+            self._stopwatch = Stopwatch().by(self._timer)
+            self._saved = SavedTensors(self._values, zeroed, restored, interface().mem_get_info()[0])
         if request.program is not None:
             self._runs[request.candidate] = self._make_run(request.program)
         run = self._runs[request.candidate]
@@ -169,13 +260,6 @@ class _RemoteSide:
         except RuntimeError:  # the device takes no more work from this process: after an illegal access, say
             return FinalAnswer(answer._replace(failure=trial.failure._replace(kind="crash")))
         return answer
-
-    def _begin(self, arguments: Arguments) -> None:
-        use_device(arguments.device)
-        self._values = torch.load(arguments.file, map_location=tensor_device())
-        self._timer = EventTimer(interface, cold_cache, windows=True)
-        self._stopwatch = Stopwatch().by(self._timer)
-        self._saved = SavedTensors(self._values, arguments.zeroed, arguments.restored, free_bytes)
 
     def _make_run(self, program: CompiledCandidate) -> Callable[[], None]:
         # A launcher reads nothing of the source but how its arguments are passed.
@@ -196,3 +280,17 @@ class _RemoteSide:
             self._saved.notice()
 
         return run
+
+
+def serve(descriptor: int, handler: str, given: list[Any]) -> None:
+    """Answer requests until the other end of the pipe is closed. Runs in the worker process."""
+    connection = Connection(descriptor)
+    module, _, name = handler.partition(":")
+    handle: Callable[[Any], Any] = getattr(import_module(module), name)(*given)
+    connection.send(True)  # noqa: FBT003 - it is ready
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        connection.send(handle(request))

@@ -9,25 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
+from triton.runtime import driver
+
 from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Budget
+from tunebook._tuning.job import Budget, Job, Tuned
 from tunebook._tuning.tuner import Tuner
-from tunebook.adapters._cuda.graph import Replay
-from tunebook.adapters._cuda.timer import EventTimer
+from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
-from tunebook.adapters._triton.candidate import Launch
-from tunebook.adapters._triton.compile_ahead import FEWEST, CompileForks, is_worth_it
-from tunebook.adapters._triton.kernel import SCALARS, Hooks
-from tunebook.adapters._triton.saved_tensors import SavedTensors
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
+from tunebook.adapters._triton.compile_ahead import FEWEST, compile_forks, is_worth_it
+from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._base.vocabulary import Measurement
-    from tunebook._tuning.job import Job, Tuned
-    from tunebook.adapters._triton.candidate import LaunchConfig
-    from tunebook.adapters._triton.kernel import TritonKernel
 
 # Two problems measured at once on one device would measure each other.
 _measuring: Final[dict[int, threading.RLock]] = {}
@@ -51,9 +48,8 @@ class BenchTimer:
 class DeviceTuner(Tuner):
     """Measures candidates on the launch's device, by device events or by the user's `do_bench`.
 
-    `processes` allows forks of this process that compile. `devices` share the candidates. `must_isolate()` says whether
-    a kernel that cannot run in a worker process is an error, where the job asks for isolation. Worker processes first
-    call `worker_setup`, a "module:function". `on_tuned(launch, tuned)` gets every result.
+    `processes` allows forks that compile. `devices` share the candidates. `must_isolate()` says whether a kernel that
+    cannot run in a worker process is an error. `on_tuned(launch, tuned)` gets every result.
     """
 
     def __init__(
@@ -74,8 +70,7 @@ class DeviceTuner(Tuner):
         self._lock = threading.RLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
         if do_bench is None and not kernel.interpreted:
-            way = "graph" if graph else "launch"
-            self._timer = EventTimer(device.interface, device.cold_cache, windows=True, way=way)
+            self._timer = device.event_timer("graph" if graph else "launch")
         super().__init__(
             stopwatch=Stopwatch().by(self._timer if do_bench is None else BenchTimer()),
             # Other programs on the CPU do not disturb a device that times its own work.
@@ -89,7 +84,8 @@ class DeviceTuner(Tuner):
             tuned = self._measure(job, launch)
         else:
             index = device.current_device()
-            others = self._other_devices(index)
+            wanted = range(device.interface().device_count()) if self._devices == "all" else self._devices
+            others = [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
             if others:  # before the lock: each device has a lock of its own
                 job = self._share_out(job, [index, *others])
             with self._lock, _measuring.setdefault(index, threading.RLock()):
@@ -110,8 +106,8 @@ class DeviceTuner(Tuner):
         unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
         if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
             extra = [] if job.heuristic is None else [job.heuristic]
-            with CompileForks(compile_one, [*job.candidates, *extra]) as forks:
-                return self._measure(job._replace(setup=setup._replace(compile=forks.compile)), launch)
+            with compile_forks(compile_one, [*job.candidates, *extra]) as compile_in_fork:
+                return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork)), launch)
         return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
 
     def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
@@ -126,12 +122,9 @@ class DeviceTuner(Tuner):
             job = job._replace(setup=job.setup._replace(isolate=False))
         kernel, named = self._kernel, launch.named(self._kernel.names)
         before = kernel.hooks.before  # the user's own hook replaces resetting and restoring
-        saved = SavedTensors(
-            named,
-            () if before else kernel.reset_to_zero,
-            () if before else kernel.restore_value,
-            (lambda: math.inf) if kernel.interpreted else device.free_bytes,
-        )
+        zeroed, restored = ((), ()) if before else (kernel.reset_to_zero, kernel.restore_value)
+        free_bytes = math.inf if kernel.interpreted else device.interface().mem_get_info()[0]
+        saved = SavedTensors(named, zeroed, restored, free_bytes)
         best: LaunchConfig | None = None
         try:
             make_run = partial(self._make_run, launch, named, saved)
@@ -155,30 +148,30 @@ class DeviceTuner(Tuner):
         )
         if self._graph and self._do_bench is None:
             run = Replay(run, device.interface())
-        once = partial(self._run, run, saved, candidate, {**named, **candidate.meta})
-        return once if self._do_bench is None else _BenchedRun(once, self._do_bench)
-
-    def _run(
-        self, run: Callable[[], object], saved: SavedTensors, candidate: LaunchConfig, arguments: dict[str, Any]
-    ) -> None:
-        saved.restore()
+        arguments = {**named, **candidate.meta}
         before, after = self._kernel.hooks
-        if candidate.pre_hook is not None:
-            candidate.pre_hook(arguments)
-        if before is not None:
-            before(arguments)
-        finished = False
-        try:
-            if self._timer is not None:
-                self._timer.begin()
-            run()
-            if self._timer is not None:
-                self._timer.end()
-            finished = True
-        finally:
-            if after is not None:
-                after(arguments, exception=None if finished else sys.exception())
-        saved.notice()
+        timer = self._timer
+
+        def once() -> None:
+            saved.restore()
+            if candidate.pre_hook is not None:
+                candidate.pre_hook(arguments)
+            if before is not None:
+                before(arguments)
+            finished = False
+            try:
+                if timer is not None:
+                    timer.begin()
+                run()
+                if timer is not None:
+                    timer.end()
+                finished = True
+            finally:
+                if after is not None:
+                    after(arguments, exception=None if finished else sys.exception())
+            saved.notice()
+
+        return once if self._do_bench is None else _benched(once, self._do_bench)
 
     def _isolation_obstacle(self, job: Job[LaunchConfig], launch: Launch) -> str | None:
         """Return why candidates cannot run in a worker process, or None."""
@@ -193,32 +186,17 @@ class DeviceTuner(Tuner):
     def _measure_isolated(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         from tunebook.adapters._triton.remote_runs import Remote  # noqa: PLC0415 - needs torch, others may not have it
 
-        remote = partial(
-            Remote,
-            self._kernel,
-            launch,
-            device=device.current_device(),
-            timeout_s=job.setup.timeout_s,
-            setup=self._worker_setup,
-        )
+        index, timeout_s = device.current_device(), job.setup.timeout_s
+        remote = partial(Remote, self._kernel, launch, device=index, timeout_s=timeout_s, setup=self._worker_setup)
         tuned = super().tune(job._replace(setup=job.setup._replace(isolate=False, runner=remote)))
         for name in self._kernel.reset_to_zero:
             launch.named(self._kernel.names)[name].data.zero_()
         return tuned
 
-    def _other_devices(self, index: int) -> list[int]:
-        """Return the devices of the same model that candidates may also run on."""
-        if self._devices == ():
-            return []
-        wanted = range(device.device_count()) if self._devices == "all" else self._devices
-        return [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
-
     def _share_out(self, job: Job[LaunchConfig], devices: Sequence[int]) -> Job[LaunchConfig]:
-        """Measure a share of the candidates on each device at once; return the job that is left for the first device.
-
-        Two GPUs of the same model differ by more than finalists do, so the finalists are raced again on one GPU. Half
-        of the time budget is for the shares.
-        """
+        """Measure a share of the candidates on each device at once; return the job left for the first device."""
+        # Two GPUs of the same model differ by more than finalists do, so the finalists are raced again on one GPU. Half
+        # of the time budget is for the shares.
         if job.budget.seconds is not None:
             job = job._replace(budget=Budget(job.budget.seconds / 2, job.budget.trials))
         parts = [job._replace(candidates=job.candidates[i :: len(devices)], on_step=None) for i in range(len(devices))]
@@ -232,7 +210,7 @@ class DeviceTuner(Tuner):
         if not job.candidates:
             return ()
         device.use_device(index)
-        part, where = job.parts[0], device.tensor_device()
+        part, where = job.parts[0], driver.active.get_active_torch_device()
         launch: Launch = part.args[0]
 
         def move(value: Any) -> Any:
@@ -249,24 +227,22 @@ class DeviceTuner(Tuner):
             return error.measurements
 
 
-@final
-class _BenchedRun:
-    """Runs a candidate as it is at the first call; every later call returns the seconds that `do_bench` found once."""
+def _benched(once: Callable[[], object], do_bench: Callable[..., Any]) -> Callable[[], float | None]:
+    """Return a function that runs a candidate at its first call; later calls return the seconds that do_bench found."""
+    ran, found_s = False, math.nan
 
-    def __init__(self, once: Callable[[], object], do_bench: Callable[..., Any]) -> None:
-        self._once, self._do_bench = once, do_bench
-        self._ran = False
-        self._found_s = math.nan
-
-    def __call__(self) -> float | None:
-        if not self._ran:
-            self._once()
-            self._ran = True
+    def run() -> float | None:
+        nonlocal ran, found_s
+        if not ran:
+            once()
+            ran = True
             return None
-        if math.isnan(self._found_s):
-            found: float | Sequence[float] = self._do_bench(self._once, quantiles=(0.5, 0.2, 0.8))
+        if math.isnan(found_s):
+            found: float | Sequence[float] = do_bench(once, quantiles=(0.5, 0.2, 0.8))
             milliseconds = float(found) if isinstance(found, (int, float)) else float(found[0])
             if not 0 < milliseconds < math.inf:
                 raise ValueError(f"do_bench returned {milliseconds}: expected milliseconds above zero")
-            self._found_s = milliseconds * 1e-3
-        return self._found_s
+            found_s = milliseconds * 1e-3
+        return found_s
+
+    return run
