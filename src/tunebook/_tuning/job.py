@@ -37,6 +37,8 @@ Cfg = TypeVar("Cfg")
 # A failure is remembered so that it does not cost time at every start, but not for ever: a driver update, free memory
 # or a fixed compiler makes the candidate worth another try.
 FAILURE_LIFETIME_S: Final = 7 * 24 * 3600.0
+# The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
+TRYING: Final = 0.6
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
 from tunebook._statistics.race import typical_s
-from tunebook._tuning.job import Budget, CandidateSet, History, Job, Step, Tuned
-from tunebook._tuning.tuner import TRYING
+from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Step, Tuned
 from tunebook.search import Observation
 
 if TYPE_CHECKING:

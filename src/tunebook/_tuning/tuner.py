@@ -27,7 +27,7 @@ from tunebook._measure.stopwatch import (
     sample,
 )
 from tunebook._statistics.race import Lane, Race, typical_s
-from tunebook._tuning.job import PROGRAM, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
+from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
-
-# The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
-TRYING: Final = 0.6
 
 
 class Tuner:
