@@ -30,9 +30,9 @@ from agreement_board import Rank, Shared
 from tables import report
 
 import tunebook as tb
+from tunebook.fleet._agreement.agree import compare
 from tunebook.fleet._agreement.agreement_state import JobAgreement
-from tunebook.fleet._agreement.check import compare
-from tunebook.fleet._agreement.redis_board import RedisBoard
+from tunebook.fleet._agreement.board import RedisBoard
 from tunebook.fleet._agreement.round import AgreementOptions
 
 KINDS = ("cold", "hit", "compare")

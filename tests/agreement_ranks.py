@@ -19,7 +19,7 @@ from pathlib import Path
 import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.selector import agreement
-from tunebook.fleet._agreement.ballot import LogEntry
+from tunebook.fleet._agreement.log import LogEntry
 from tunebook.stores import problem_id
 
 FRAMEWORK, RANK, WORLD, PLACE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

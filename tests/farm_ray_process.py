@@ -23,7 +23,7 @@ import numpy as np
 import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.persistent_cache import default_book
-from tunebook.fleet._farm.on_ray import RayCluster
+from tunebook.fleet._farm.clusters import RayCluster
 
 
 def tuned(calls, over="ray://auto"):
@@ -91,7 +91,7 @@ def scenes(stage):
     cluster = RayCluster("auto")
     yield (
         "workers",
-        sorted([worker.platform, worker.device.split()[-1]] for worker in cluster.workers()),
+        sorted([worker.kind.partition(":")[0], worker.device.split()[-1]] for worker in cluster.workers()),
     )
     cluster.close([])
 

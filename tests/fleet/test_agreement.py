@@ -23,10 +23,10 @@ from tunebook import fleet
 from tunebook._base.vocabulary import Measurement
 from tunebook._selection.selector import agreement
 from tunebook._selection.tiers import Found, Skipped
+from tunebook.fleet._agreement.agree import compare
 from tunebook.fleet._agreement.agreement_state import AgreedDecision
-from tunebook.fleet._agreement.ballot import LogEntry, Vote, contenders, count_votes, entry_from, vote_from
-from tunebook.fleet._agreement.check import compare
-from tunebook.fleet._agreement.redis_board import RedisBoard
+from tunebook.fleet._agreement.board import RedisBoard
+from tunebook.fleet._agreement.log import LogEntry, Vote, contenders, count_votes, entry_from, vote_from
 from tunebook.fleet._agreement.round import AgreementOptions
 from tunebook.stores import problem_id
 
@@ -53,7 +53,7 @@ def over_torch(tmp_path, redis):
     pytest.importorskip("torch")
     import torch.distributed as dist
 
-    from tunebook.fleet._agreement.torch_board import TorchBoard
+    from tunebook.fleet._agreement.board import TorchBoard
 
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     return lambda rank: TorchBoard(dist.TCPStore("127.0.0.1", server.port), rank=rank, world=16)
@@ -63,7 +63,7 @@ def over_files(tmp_path, redis):
     pytest.importorskip("torch")
     import torch.distributed as dist
 
-    from tunebook.fleet._agreement.torch_board import TorchBoard
+    from tunebook.fleet._agreement.board import TorchBoard
 
     return lambda rank: TorchBoard(dist.FileStore(str(tmp_path / "store"), 16), rank=rank, world=16)
 

@@ -24,10 +24,9 @@ import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import saved_calls
+from tunebook.fleet._farm.clusters import FarmWorker, gpus_here
 from tunebook.fleet._farm.farm import fits
-from tunebook.fleet._farm.on_processes import gpus_here
 from tunebook.fleet._farm.task import Task, describe_worker, tune_call
-from tunebook.fleet._farm.workers import FarmWorker
 
 HERE = Path(__file__).parents[1]
 

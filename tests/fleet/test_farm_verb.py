@@ -23,7 +23,7 @@ import tunebook as tb
 from tunebook import fleet
 from tunebook._cli import main
 from tunebook._selection.persistent_cache import default_book
-from tunebook.fleet._farm.on_processes import LocalProcesses
+from tunebook.fleet._farm.clusters import LocalProcesses
 
 PAGE = HERE.parent / "docs" / "fleet-tuning.md"
 PAGE_BLOCK = re.compile(r"```python title=\"(\S+)\"\n(.*?)```", re.DOTALL)
@@ -43,11 +43,11 @@ def test_each_gpu_has_a_process_and_the_processor_one(gpus):
     cluster = LocalProcesses(1)
     workers = cluster.workers()
     cluster.close(workers)
-    assert sorted(worker.kind.partition(" A")[0] for worker in workers if worker.platform == "gpu") == [
+    assert sorted(worker.kind.partition(" A")[0] for worker in workers if worker.kind.startswith("gpu:")) == [
         "gpu:Made Up 1",
         "gpu:Made Up 3",
     ]
-    assert [worker.platform for worker in workers].count("cpu") == 1
+    assert [worker.kind[:4] for worker in workers].count("cpu:") == 1
     assert len({worker.device for worker in workers}) == len({worker.name for worker in workers}) == 3
 
 

@@ -26,7 +26,7 @@ def test_agreeing_without_a_process_group_says_what_to_call():
 def test_a_store_that_fails_is_a_store_error_that_says_what():
     import torch.distributed as dist
 
-    from tunebook.fleet._agreement.torch_board import TorchBoard
+    from tunebook.fleet._agreement.board import TorchBoard
 
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     board = TorchBoard(dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=1)), rank=1, world=2)

@@ -2,9 +2,9 @@
 
 from tunebook._base.errors import Disagreement as Disagreement
 from tunebook.fleet._agreement.agree import agree as agree
+from tunebook.fleet._agreement.agree import assert_agreement as assert_agreement
 from tunebook.fleet._agreement.board import Board as Board
-from tunebook.fleet._agreement.check import assert_agreement as assert_agreement
-from tunebook.fleet._agreement.torch_board import TorchBoard as TorchBoard
+from tunebook.fleet._agreement.board import TorchBoard as TorchBoard
 from tunebook.fleet._farm.farm import FarmReport as FarmReport
 from tunebook.fleet._farm.farm import FarmResult as FarmResult
 from tunebook.fleet._farm.farm import FarmStep as FarmStep

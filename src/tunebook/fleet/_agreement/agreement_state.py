@@ -21,9 +21,8 @@ from tunebook._code.checksum import candidates_checksum
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import Found, Request, Skipped, key_of
-from tunebook.fleet._agreement.ballot import LogEntry, Vote
 from tunebook.fleet._agreement.board import Board, RetryingBoard
-from tunebook.fleet._agreement.log import Log
+from tunebook.fleet._agreement.log import Log, LogEntry, Vote
 from tunebook.fleet._agreement.round import AgreementOptions, AgreementRound, Position, find_candidate, first_found
 from tunebook.stores import problem_id
 

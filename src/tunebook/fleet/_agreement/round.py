@@ -17,8 +17,8 @@ from tunebook._selection.single_flight import LEASE_S
 from tunebook._selection.tiers import Found, Request, Skipped
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget
-from tunebook.fleet._agreement.ballot import LogEntry, Origin, Share, Vote, contenders, count_votes
 from tunebook.fleet._agreement.board import poll
+from tunebook.fleet._agreement.log import LogEntry, Origin, Share, Vote, contenders, count_votes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,18 +1,286 @@
-"""The table of clusters: the kinds of workers that `over=` can name, and any executor of the user's own."""
+"""Workers, and the kinds of clusters that `over=` can name: processes, Dask, Ray, MPI, and any executor of the user's.
+
+The only seam is `concurrent.futures.Executor`: a cluster returns one `FarmWorker` per executor and device, and replaces
+the workers that it lost. Dask, Ray and MPI are imported when they are named.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Final, NamedTuple
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._base.environment_variables import show_gpu, visible_gpus
 from tunebook._base.errors import DefinitionError, Unsupported, require
-from tunebook.fleet._farm.on_dask import DaskCluster
-from tunebook.fleet._farm.on_processes import LocalProcesses
-from tunebook.fleet._farm.on_ray import RayCluster
-from tunebook.fleet._farm.workers import Cluster, FarmWorker
+from tunebook.fleet._farm.task import describe_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+# How long a worker may take to describe itself: it starts an interpreter first, perhaps on a slow mount.
+_ANSWER_S: Final = 60.0
+
+
+class FarmWorker(NamedTuple):
+    """Tunes one problem at a time on one device. `kind` is the device's; "" is unknown, and fits every problem."""
+
+    name: str
+    executor: Executor
+    device: str = ""
+    kind: str = ""
+
+
+class Cluster:
+    """The workers of a kind. Only one thread calls it.
+
+    A device has one worker, unless `at_once` asks for more: then one compiles while another measures, because workers
+    take turns at measuring (see `_measure.device_lock`).
+    """
+
+    def workers(self) -> list[FarmWorker]:
+        """Return the workers that are available now."""
+        raise NotImplementedError
+
+    def is_gone(self, worker: FarmWorker) -> bool:  # noqa: ARG002 - a default
+        """Whether a busy worker is gone although its future is pending; most executors end the future themselves."""
+        return False
+
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:  # noqa: ARG002 - a default
+        """Return the worker to use after one raised `error` or vanished; None if none is available yet."""
+        return worker
+
+    def close(self, busy: list[FarmWorker]) -> None:
+        """Release all workers, and abandon the tasks of the busy ones."""
+        raise NotImplementedError
+
+
+def find_workers(
+    executors: Mapping[str, Executor], at_once: int, others: Iterable[FarmWorker] = ()
+) -> list[FarmWorker]:
+    """Ask each executor for its devices, and return workers for them: at most `at_once` per device, `others` included.
+
+    An executor that does not answer gets no worker.
+    """
+    futures = {name: executor.submit(describe_worker) for name, executor in executors.items()}
+    wait(futures.values(), timeout=_ANSWER_S)
+    answers = {name: f.result() for name, f in futures.items() if f.done() and not f.cancelled() and not f.exception()}
+    taken, found = Counter(worker.device for worker in others), []
+    # Executors with the fewest devices come first, so that a host's processor goes to a process without a GPU.
+    for name, (host, devices) in sorted(answers.items(), key=lambda item: len(item[1][1])):
+        for kind, physical in devices:
+            device = f"{host} {physical}"
+            if taken[device] < at_once:
+                taken[device] += 1
+                found.append(FarmWorker(name, executors[name], device, kind))
+    return found
+
+
+# ------------------------------------------------------------------------------------------ processes of this machine
+
+
+class LocalProcesses(Cluster):
+    """Processes for each GPU, and for the processor."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        gpus = gpus_here()
+        # The process for the processor must not see a GPU of another process: jax would take most of its memory.
+        devices: list[str | None] = [*gpus, "" if gpus else None]
+        self._gpus = {f"process {n}": gpu for n, gpu in enumerate(devices * at_once)}
+        self._pools: dict[str, ProcessPoolExecutor] = {}
+
+    def workers(self) -> list[FarmWorker]:
+        self._pools = {name: _pool(gpu) for name, gpu in self._gpus.items()}
+        workers = find_workers(self._pools, self._at_once)
+        if not workers:
+            raise Unsupported("no worker process could be started; a script needs `if __name__ == '__main__':`")
+        return workers
+
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:
+        if not isinstance(error, BrokenExecutor):
+            return worker
+        worker.executor.shutdown(wait=False)
+        self._pools[worker.name] = _pool(self._gpus[worker.name])
+        return worker._replace(executor=self._pools[worker.name])
+
+    def close(self, busy: list[FarmWorker]) -> None:
+        working = {worker.name for worker in busy}
+        for name, pool in self._pools.items():
+            processes = list((pool._processes or {}).values())  # noqa: SLF001 - public only since Python 3.14
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes if name in working else ():
+                process.kill()
+
+
+def gpus_here(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = visible_gpus()
+    if visible is not None:
+        return visible
+    try:
+        return [str(number) for number in range(len(list(proc.iterdir())))]
+    except OSError:
+        return []
+
+
+def _pool(gpu: str | None) -> ProcessPoolExecutor:
+    # Spawned: a fork of a process with threads would inherit their locks, and its CUDA context would not work.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_start_worker, initargs=(gpu,))
+
+
+def _start_worker(gpu: str | None) -> None:
+    if gpu is not None:
+        show_gpu(gpu)
+    os.dup2(2, 1)  # the parent's stdout may be JSON: output of kernels goes to stderr
+    # Ctrl-C in the terminal is for the parent, which ends its workers by itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, name="tunebook-parent", daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """End this process when its parent ends: a pool's worker would wait for the next task for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+# --------------------------------------------------------------------------------------------------------------- Dask
+
+
+class DaskCluster(Cluster):
+    """The workers of an existing cluster, one executor each."""
+
+    def __init__(self, address: str, at_once: int = 1) -> None:
+        distributed = require("distributed", extra="dask", feature="over='dask://...'")
+        url = address if "://" in address else f"tcp://{address}"
+        try:
+            self._client: Any = distributed.Client(url, set_as_default=False)
+        except OSError as error:
+            raise Unsupported(f"cannot reach a Dask scheduler at {address}: {error}") from error
+        self._at_once = at_once
+        self._workers: list[FarmWorker] = []
+
+    def workers(self) -> list[FarmWorker]:
+        self._workers = self._find(self._alive())
+        if not self._workers:
+            raise Unsupported(f"{self._client.scheduler.address} has no worker that answers; start some: dask worker")
+        return list(self._workers)
+
+    def is_gone(self, worker: FarmWorker) -> bool:
+        # A task that is bound to one worker waits for ever when that worker is gone: its address may come back.
+        return worker.name not in self._alive()
+
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:  # noqa: ARG002 - the scheduler knows
+        alive = self._alive()
+        if worker.name in alive:
+            return worker
+        self._workers = others = [other for other in self._workers if other != worker]
+        # A nanny starts a new worker under a new address.
+        found = self._find(alive - {other.name for other in others}, others)
+        same = next((other for other in found if other.device == worker.device), None)
+        if same is not None:
+            self._workers.append(same)
+        return same
+
+    def close(self, busy: list[FarmWorker]) -> None:
+        for worker in busy:
+            worker.executor.shutdown(wait=False)
+        self._client.close()
+
+    def _alive(self) -> set[str]:
+        return set(self._client.nthreads())
+
+    def _find(self, addresses: set[str], others: Iterable[FarmWorker] = ()) -> list[FarmWorker]:
+        # Not pure: the same task sent again must run again, and not return the first result.
+        options = {"allow_other_workers": False, "pure": False}
+        executors = {each: self._client.get_executor(workers=[each], **options) for each in addresses}
+        return find_workers(executors, self._at_once, others)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Ray
+
+
+class RayCluster(Cluster):
+    """Actors on an existing cluster, one for each GPU, and one on each node for its processor.
+
+    `address` is "auto", or host and port of the cluster's client server.
+    """
+
+    def __init__(self, address: str, at_once: int = 1) -> None:
+        self._at_once = at_once
+        self._ray: Any = require("ray", extra="ray", feature="over='ray://...'")
+        require("ray.util.scheduling_strategies", extra="ray", feature="over='ray://...'")
+        try:
+            self._ray.init(address if address == "auto" else f"ray://{address}", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # the last if only half of Ray is installed
+            raise Unsupported(f"cannot reach a Ray cluster at {address}: {error}") from error
+        self._placements: dict[str, tuple[float, str | None]] = {}  # GPUs and node of each actor
+
+    def workers(self) -> list[FarmWorker]:
+        gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        self._placements = {f"gpu actor {n}": (1 / self._at_once, None) for n in range(gpus * self._at_once)}
+        for n in range(self._at_once):
+            self._placements |= {f"cpu actor {n} on {node[:8]}": (0.0, node) for node in nodes}
+        actors = {name: ActorExecutor(self._ray, *placement) for name, placement in self._placements.items()}
+        workers = find_workers(actors, self._at_once)
+        for name in actors.keys() - {worker.name for worker in workers}:
+            actors[name].shutdown()
+        if not workers:
+            raise Unsupported("no Ray actor answers: the cluster has no free GPU or processor")
+        return workers
+
+    def replace(self, worker: FarmWorker, error: BaseException) -> FarmWorker | None:
+        if not isinstance(error, self._ray.exceptions.RayActorError):
+            return worker
+        actor = ActorExecutor(self._ray, *self._placements[worker.name])
+        found = find_workers({worker.name: actor}, 1)
+        same = next((other for other in found if other.device == worker.device), None)
+        if same is None:
+            actor.shutdown()
+        return same
+
+    def close(self, busy: list[FarmWorker]) -> None:  # noqa: ARG002 - all end alike
+        # The actors of this program end with its connection, the busy ones too.
+        self._ray.shutdown()
+
+
+class ActorExecutor(Executor):
+    """One actor as an executor."""
+
+    def __init__(self, ray: Any, gpus: float, node: str | None) -> None:
+        options: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
+        if node is not None:
+            affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            options["scheduling_strategy"] = affinity(node, soft=False)
+        self._ray = ray
+        self._actor = ray.remote(_RayActor).options(**options).remote()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function in the actor."""
+        future: Future[Any] = self._actor.call.remote(fn, args, kwargs).future()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - Executor's
+        """End the actor."""
+        self._ray.kill(self._actor)
+
+
+class _RayActor:
+    """Runs in the actor's process."""
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------- MPI, and any executor
 
 
 class GivenExecutor(Cluster):
@@ -32,27 +300,12 @@ class GivenExecutor(Cluster):
             self._executor.shutdown(wait=not busy, cancel_futures=True)
 
 
-def _mpi() -> Cluster:
+def _open_mpi() -> Cluster:
     executor = require("mpi4py.futures", extra="mpi", feature="over='mpi'").MPIPoolExecutor()
     executor.bootup()
     if not executor.num_workers:
         raise Unsupported("MPI has no worker; run: mpiexec -n 5 python -m mpi4py.futures -m tunebook tune ...")
     return GivenExecutor(executor, executor.num_workers, close=True)
-
-
-class ClusterKind(NamedTuple):
-    """How users write a kind of cluster, and how it is opened from the address after "://" and `at_once`."""
-
-    written: tuple[str, ...]
-    open: Callable[[str, int], Cluster]
-
-
-CLUSTERS: Final = {
-    "local": ClusterKind(("local",), lambda _address, at_once: LocalProcesses(at_once)),
-    "dask": ClusterKind(("dask://host:port",), DaskCluster),
-    "ray": ClusterKind(("ray://auto", "ray://host:port"), RayCluster),
-    "mpi": ClusterKind(("mpi",), lambda _address, _at_once: _mpi()),
-}
 
 
 def open_cluster(over: Executor | str | None, at_once: int) -> Cluster:
@@ -62,8 +315,16 @@ def open_cluster(over: Executor | str | None, at_once: int) -> Cluster:
     if isinstance(over, Executor):
         return GivenExecutor(over, at_once)
     name, _, address = (over or "local").partition("://")
-    kind = CLUSTERS.get(name)
-    if kind is None or (not address and "://" in kind.written[0]):
-        known = ", ".join(repr(text) for each in CLUSTERS.values() for text in each.written)
-        raise DefinitionError(f"unknown cluster over={over!r}; use {known}, or an Executor of concurrent.futures")
-    return kind.open(address, at_once)
+    match name:
+        case "local":
+            return LocalProcesses(at_once)
+        case "mpi":
+            return _open_mpi()
+        case "dask" if address:
+            return DaskCluster(address, at_once)
+        case "ray" if address:
+            return RayCluster(address, at_once)
+    raise DefinitionError(
+        f"unknown cluster over={over!r}; use 'local', 'dask://host:port', 'ray://auto', 'ray://host:port', 'mpi', "
+        "or an Executor of concurrent.futures"
+    )

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Problem
     from tunebook._selection.recording import Recording
-    from tunebook.fleet._farm.workers import Cluster, FarmWorker
+    from tunebook.fleet._farm.clusters import Cluster, FarmWorker
     from tunebook.stores import Store
 
 # How often a call is sent out. The second time, because a worker may have died of something else.
-TRIES: Final = 2
+_TRIES: Final = 2
 # How often the parent looks for workers that vanished without an error, and for replacements.
 _LOOK_S: Final = 0.5
 # How long a place may stay without a worker before it is given up: a nanny has a new one within seconds.
@@ -143,10 +143,10 @@ def fits(worker: FarmWorker, workers: Iterable[FarmWorker], device: str) -> bool
     processor, which report an error if they lack it too.
     """
     kinds = {each.kind for each in workers}
-    platform = device.partition(":")[0]
     if not worker.kind or device in kinds:
         return worker.kind in {"", device}
-    return worker.platform == (platform if any(kind.partition(":")[0] == platform for kind in kinds) else "cpu")
+    own, wanted, *others = (kind.partition(":")[0] for kind in (worker.kind, device, *kinds))
+    return own == (wanted if wanted in others else "cpu")
 
 
 class _Farm:
@@ -244,7 +244,7 @@ class _Farm:
         """Queue the task of a lost worker again, or fail it after the last try; the worker awaits replacement."""
         self._vacant[worker] = error, time.monotonic()
         tries = self._tries[task.call.problem]
-        if tries < TRIES:
+        if tries < _TRIES:
             self._waiting.insert(0, task)
             return
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
