@@ -16,7 +16,7 @@ from tunebook import DefinitionError, Space
 from tunebook._base.config_codec import encode
 from tunebook.search import Expression, from_kernel_tuner, read_t1, write_t1
 from tunebook.search._model import product_positions
-from tunebook.search._trial_history import size_pairs
+from tunebook.search._strategy import size_pairs
 
 
 def kinds(space):

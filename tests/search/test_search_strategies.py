@@ -24,9 +24,8 @@ from tunebook.search import (
     check_strategy,
     listed,
 )
-from tunebook.search._model import TimeModel, load_numpy
-from tunebook.search._prior import Prior
-from tunebook.search._trial_history import TrialHistory
+from tunebook.search._model import Prior, TimeModel, load_numpy
+from tunebook.search._strategy import TrialHistory
 from tunebook.testing import StrategyContract
 
 tiles, seconds_of, searched = StrategyContract.space, StrategyContract.seconds_of, StrategyContract.search

@@ -165,7 +165,7 @@ class EntryGuard(Generic[C]):
 
     def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
         """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
-        from tunebook.search._nearest import nearest  # noqa: PLC0415 - loaded late: few policies ask
+        from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
         found = nearest(self._records(call.problem.op), call.problem)
         if found is None:

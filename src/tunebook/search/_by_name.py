@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.errors import DefinitionError
 from tunebook._space.space import Config, Space
 from tunebook.search._guided import Guided
-from tunebook.search._local import Local
-from tunebook.search._protocol import Start
-from tunebook.search._simple import Evolution, Exhaustive, Random
+from tunebook.search._simple import Evolution, Exhaustive, Local, Random
+from tunebook.search._strategy import Start
 
 if TYPE_CHECKING:
     from tunebook._base.vocabulary import StrategyLike
-    from tunebook.search._protocol import Observation, Strategy
+    from tunebook.search._strategy import Observation, Strategy
 
 # A space with at most this many combinations is tried whole: no search could save much.
 SMALL: Final = 64

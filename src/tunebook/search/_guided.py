@@ -6,17 +6,15 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tunebook.search._local import Walker
-from tunebook.search._model import TimeModel, load_numpy
-from tunebook.search._prior import Prior
-from tunebook.search._protocol import Start
-from tunebook.search._trial_history import STRAIGHT, TrialHistory
+from tunebook.search._model import Prior, TimeModel, load_numpy
+from tunebook.search._simple import Walker
+from tunebook.search._strategy import STRAIGHT, Start, TrialHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tunebook._space.space import Config, Point, Space
-    from tunebook.search._protocol import Observation
+    from tunebook.search._strategy import Observation
 
 # Points before the model is asked. Few: where a run costs seconds, eight may be all there is time for. The first point
 # is near the middle of some random points: an extreme value on an axis can be 100 times slower than the best, and cost

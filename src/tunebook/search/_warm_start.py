@@ -1,4 +1,4 @@
-"""A search's start from the book: the times of the same kernel on other shapes and other devices."""
+"""The times of the same kernel on other shapes and devices: where a search starts, or an answer without tuning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
+from tunebook._keys.call_key import spell_out
 from tunebook._statistics.race import typical_s
-from tunebook.search._protocol import Observation, Start
+from tunebook.search._strategy import Observation, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ _READ: Final = 1000
 _RECORDS: Final = 8
 # The assumed worth of another device's choice before any problem was measured on both.
 _UNKNOWN_WORTH: Final = 0.5
+# An answer without tuning comes from this many of the nearest problems.
+_NEIGHBOURS: Final = 3
 
 
 class Times(NamedTuple):
@@ -179,3 +182,36 @@ def _observations(space: Space, times: Times) -> list[Observation]:
     decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
     found = [Observation(config, seconds) for config, seconds in decoded if config is not None]
     return found if len(found) > 1 else []
+
+
+class Nearest(NamedTuple):
+    """The configuration that near problems agree on. `confidence` is the expected part of the best speed, at most 1.
+
+    It is the part that the configuration reached on the near problems, weighted by their distance and device.
+    """
+
+    config: Json
+    confidence: float
+    problem: Problem
+
+    def __str__(self) -> str:
+        near = ", ".join(spell_out(self.problem.call_key))
+        return f"{self.confidence:.0%} of the best speed expected, from the nearest tuned problem ({near})"
+
+
+def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
+    """Return the configuration that did best on the problems nearest to one; None if nothing near was tuned."""
+    near = [source for source in rank_records(records, problem) if source.times.seconds][:_NEIGHBOURS]
+    if not near:
+        return None
+    shares: dict[str, float] = {}
+    total = math.fsum(source.worth for source in near)
+    for source in near:
+        best = next(iter(source.times.seconds.values()))
+        for fp, seconds in source.times.seconds.items():
+            # A record without times holds one choice, which counts as the best there.
+            share = best / seconds if math.isfinite(seconds) else 1.0
+            shares[fp] = shares.get(fp, 0.0) + share * source.worth / total
+    chosen = max(sorted(shares), key=shares.__getitem__)
+    config = next(source.times.configs[chosen] for source in near if chosen in source.times.configs)
+    return Nearest(config, shares[chosen] * near[0].worth, near[0].times.problem)

@@ -29,10 +29,10 @@ which this module itself does not import. For assertion messages with values in 
 
 from tunebook._measure.stopwatch import Stopwatch as Stopwatch
 from tunebook.testing._array_library import ArrayLibraryContract as ArrayLibraryContract
+from tunebook.testing._contracts import AWKWARD_NAMES as AWKWARD_NAMES
+from tunebook.testing._contracts import ReadOnlyStoreContract as ReadOnlyStoreContract
+from tunebook.testing._contracts import StoreContract as StoreContract
+from tunebook.testing._contracts import StrategyContract as StrategyContract
+from tunebook.testing._contracts import example_record as example_record
+from tunebook.testing._contracts import refuses_writes as refuses_writes
 from tunebook.testing._landscape import Landscape as Landscape
-from tunebook.testing._store_contract import AWKWARD_NAMES as AWKWARD_NAMES
-from tunebook.testing._store_contract import ReadOnlyStoreContract as ReadOnlyStoreContract
-from tunebook.testing._store_contract import StoreContract as StoreContract
-from tunebook.testing._store_contract import example_record as example_record
-from tunebook.testing._store_contract import refuses_writes as refuses_writes
-from tunebook.testing._strategy_contract import StrategyContract as StrategyContract

@@ -1,4 +1,4 @@
-"""The history of a search: which points were proposed, which are open, and the times so far."""
+"""The interface of every strategy, and the history that strategies share: taken points, open points, times so far."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 import random
 from bisect import insort
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tunebook._base.errors import DefinitionError
 from tunebook._space.axis import Axis
 from tunebook._space.space import Config, Point, Space
-from tunebook.search._protocol import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from tunebook.search._protocol import Observation
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # How often a random configuration may turn out to be known before the rest is gone through in order.
 _TRIES: Final = 50
@@ -27,6 +24,41 @@ _REMEMBERED: Final = 200_000
 STRAIGHT: Final = 6
 # This many sizes are paired, each with each: 15 products, with which a model is still quick.
 _PAIRED: Final = 6
+
+
+class Observation(NamedTuple):
+    """The seconds of a configuration, or None if it failed. Any unit works, if it is the same for all."""
+
+    config: Mapping[str, Any]
+    seconds: float | None
+
+
+class Start(NamedTuple):
+    """Where a search begins: with `first`; `last` are proposed when nothing else is left.
+
+    `first` are configurations that were fast elsewhere, fastest first; from the seventh on they alternate with the
+    strategy's own proposals. `last` are configurations that failed elsewhere. `elsewhere` are the times of other
+    devices or problems, one list each: a strategy with a model predicts times here from them.
+    """
+
+    first: Sequence[Mapping[str, object]] = ()
+    last: Sequence[Mapping[str, object]] = ()
+    elsewhere: Sequence[Sequence[Observation]] = ()
+
+
+class Strategy(Protocol):
+    """Proposes configurations of a space. `tunebook.testing.StrategyContract` checks an implementation.
+
+    It never proposes a configuration twice, nor an observed one, nor one outside the space. The same seed and the same
+    calls give the same proposals. Observations need not be of its own proposals: to continue an interrupted search, a
+    new strategy observes everything that is known. Not safe to share between threads.
+    """
+
+    def propose(self, n: int) -> list[Config]:
+        """Return the next `n` configurations to measure; fewer only if fewer are left."""
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Learn the times of configurations, in any order."""
 
 
 class TrialHistory:
