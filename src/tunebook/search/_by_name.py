@@ -34,7 +34,14 @@ class Portfolio:
         start: Start = Start(),  # noqa: B008 - immutable
         trials: int | None = None,
     ) -> None:
-        self._strategy: Final[Strategy] = _choose(space, trials)(space, seed=seed, start=start)
+        chosen: type[Exhaustive | Guided | Local | Random]
+        if not isinstance(space, Space) or space.size <= max(SMALL, trials or 0):
+            chosen = Exhaustive  # which refuses a list, and says how to make a space of it
+        elif len(space.grid) == 1 and space.grid[0].kind == "categorical":
+            chosen = Random  # categories have no neighbours
+        else:
+            chosen = Local if find_spec("numpy") is None else Guided
+        self._strategy: Final[Strategy] = chosen(space, seed=seed, start=start)
 
     @property
     def chosen(self) -> str:
@@ -48,14 +55,6 @@ class Portfolio:
     def observe(self, observations: Iterable[Observation]) -> None:
         """Learn the times of configurations, in any order."""
         self._strategy.observe(observations)
-
-
-def _choose(space: Space, trials: int | None) -> type[Exhaustive | Guided | Local | Random]:
-    if not isinstance(space, Space) or space.size <= max(SMALL, trials or 0):
-        return Exhaustive  # which refuses a list, and says how to make a space of it
-    if len(space.grid) == 1 and space.grid[0].kind == "categorical":
-        return Random  # categories have no neighbours
-    return Local if find_spec("numpy") is None else Guided
 
 
 _NAMED: Final[dict[str, Callable[..., Strategy]]] = {

@@ -163,8 +163,9 @@ class Guided:
 
     def _relaunches(self) -> list[Point]:
         """Return points that need no compiling and may be faster than the fastest, the most promising first."""
-        tops = [point for _, point in self._history.ranked[:_RELAUNCHED]]
-        pool = list(dict.fromkeys(p for point in tops for p in self._history.compiled_variations(point)))
+        history = self._history
+        tops = [point for _, point in history.ranked[: _RELAUNCHED if history.shares_programs else 0]]
+        pool = list(dict.fromkeys(p for top in tops for p in history.variations(top) if history.is_compiled(p)))
         if not pool:
             return []
         self._fit()
@@ -226,31 +227,23 @@ class Guided:
         return self._offset + self._prior.predict(points) + self._scale * means, self._scale * deviations
 
     def _fit(self) -> None:
+        """Fit the model to how times differ from the prior's prediction, with mean 0 and variance 1."""
+        history = self._history
         if len(self._fitted) > _FITTED:
-            self._fitted = self._thin()
+            failed, worked = history.failed[-_FAILURES:], [point for _, point in history.ranked]
+            half = (_KEPT - len(failed)) // 2
+            others = history.rng.sample(worked[half:], min(half, len(worked[half:])))
+            self._fitted = [*worked[:half], *others, *failed]
         points = self._fitted
-        times = self._standardise([self._history.values[point] for point in points], points)
-        if len(self._history.values) >= self._next_scaling:
-            self._model.rescale(points, times)
-            self._next_scaling = 2 * len(self._history.values)
-        self._model.fit(points, times)
-
-    def _thin(self) -> list[Point]:
-        """Return some of the points with known times: the fastest, some others, and the last that failed."""
-        failed = self._history.failed[-_FAILURES:]
-        half = (_KEPT - len(failed)) // 2
-        worked = [point for _, point in self._history.ranked]
-        others = worked[half:]
-        return [*worked[:half], *self._history.rng.sample(others, min(half, len(others))), *failed]
-
-    def _standardise(self, values: list[float], points: list[Point]) -> Any:
-        """Return how times differ from the prior's prediction, with mean 0 and variance 1."""
-        ranked = self._history.ranked
-        median = ranked[len(ranked) // 2][0]
-        bad = median + (median - ranked[0][0]) / 2
-        times = self._np.array([min(value, bad) for value in values])
+        fastest, median = history.ranked[0][0], history.ranked[len(history.ranked) // 2][0]
+        bad = median + (median - fastest) / 2
+        times = self._np.array([min(history.values[point], bad) for point in points])
         self._prior.learn(points, times)
         times = times - self._prior.predict(points)
         self._offset = float(times.mean())
         self._scale = max(float(times.std()), _VARY * self._prior.spread) + 1e-9
-        return (times - self._offset) / self._scale
+        times = (times - self._offset) / self._scale
+        if len(history.values) >= self._next_scaling:
+            self._model.rescale(points, times)
+            self._next_scaling = 2 * len(history.values)
+        self._model.fit(points, times)

@@ -70,7 +70,12 @@ def fit(
     """
     if len(examples) < 2 * _FEWEST:
         raise DefinitionError(f"a heuristic needs at least {2 * _FEWEST} tuned problems; there are {len(examples)}")
-    table = _table(examples)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise DefinitionError(f"{name!r} is not a valid name for a function")
+    tried = sorted({config for example in examples for config in example.seconds})
+    # Far behind is far behind: one strange time must not outweigh all other problems.
+    behind = [[min(_regret(config, example), _UNMEASURED) for config in tried] for example in examples]
+    table = _Table(_questions(examples), tried, behind)
     every = range(len(examples))
     tree = _grow(table, every, depth)
     folds = min(_FOLDS, len(examples))
@@ -79,8 +84,13 @@ def fit(
         without = _grow(table, [row for row in every if row % folds != fold], depth)
         missed += [regret_of(without, examples[row]) for row in every if row % folds == fold]
     held_out, regret = fmean(missed), fmean(regret_of(tree, example) for example in examples)
-    source = _write_python(tree, examples, configs, name, held_out)
-    return Fit(tree, source, regret, held_out, len(examples))
+    arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
+    lines = [
+        f"def {name}({', '.join(arguments)}):",
+        f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
+        *_branches(tree, configs, "    "),
+    ]
+    return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples))
 
 
 def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int = 4) -> Fit:
@@ -120,9 +130,6 @@ def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
             yield argument, float(value)
 
 
-# ---------------------------------------------------------------------------------------------------------- learning
-
-
 class _Table(NamedTuple):
     """Problems as rows: their values for each question, and the regret of each configuration."""
 
@@ -131,19 +138,10 @@ class _Table(NamedTuple):
     behind: Sequence[Sequence[float]]
 
 
-def _table(examples: Sequence[Example]) -> _Table:
-    configs = sorted({config for example in examples for config in example.seconds})
-    # Far behind is far behind: one strange time must not outweigh all other problems.
-    behind = [[min(_regret(config, example), _UNMEASURED) for config in configs] for example in examples]
-    return _Table(_questions(examples), configs, behind)
-
-
 def _questions(examples: Sequence[Example]) -> dict[str, list[float]]:
-    """Return the questions of splits by their Python expression: sizes, and products and ratios of two sizes.
-
-    The number of tiles depends on a product, and their shape on a ratio: without these, a tree over the sizes of a
-    matmul was 13 % behind on unseen shapes, and with them 4 %.
-    """
+    """Return the questions of splits by their Python expression: sizes, and products and ratios of two sizes."""
+    # The number of tiles depends on a product, and their shape on a ratio: without these, a tree over the sizes of a
+    # matmul was 13 % behind on unseen shapes, and with them 4 %.
     plain: dict[str, list[float]] = {}
     for name in [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]:
         values = [e.sizes[name] for e in examples]
@@ -158,23 +156,15 @@ def _questions(examples: Sequence[Example]) -> dict[str, list[float]]:
     return asked
 
 
-def choose(tree: Tree, sizes: Mapping[str, float]) -> str:
-    """Return a tree's configuration for a problem."""
-    while isinstance(tree, Split):
-        tree = tree.below if _answer(tree.size, sizes) <= tree.limit else tree.above
-    return tree
-
-
-def _answer(question: str, sizes: Mapping[str, float]) -> float:
-    one, sign, other = question.partition(" * " if " * " in question else " / ")
-    if not sign:
-        return sizes[question]
-    return sizes[one] * sizes[other] if sign == " * " else sizes[one] / sizes[other]
-
-
 def regret_of(tree: Tree, example: Example) -> float:
     """Return how much slower a tree's choice is on a problem than the best measured; 0 if it is the best."""
-    return _regret(choose(tree, example.sizes), example)
+    while isinstance(tree, Split):
+        one, sign, other = tree.size.partition(" * " if " * " in tree.size else " / ")
+        value = example.sizes[one]
+        if sign:
+            value = value * example.sizes[other] if sign == " * " else value / example.sizes[other]
+        tree = tree.below if value <= tree.limit else tree.above
+    return _regret(tree, example)
 
 
 def _regret(config: str, example: Example) -> float:
@@ -226,24 +216,8 @@ def _round_between(low: float, high: float) -> float:
     return middle if low < middle < high else low
 
 
-# ----------------------------------------------------------------------------------------------------------- writing
-
-
-def _write_python(
-    tree: Tree, examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], name: str, held_out: float
-) -> str:
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise DefinitionError(f"{name!r} is not a valid name for a function")
-    arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
-    lines = [
-        f"def {name}({', '.join(arguments)}):",
-        f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
-        *_branches(tree, configs, "    "),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str) -> Iterator[str]:
+    """Yield the lines of a tree as Python."""
     if isinstance(tree, str):
         yield f"{indent}return {dict(configs[tree])!r}"
         return

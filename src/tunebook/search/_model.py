@@ -172,7 +172,7 @@ class TimeModel:
     def _features(self, points: Sequence[Point]) -> tuple[Any, Any]:
         """Return positions in units of the scales, and vectors whose inner products are the similarity of the sums."""
         codes = self._codes(points)
-        return self._places.of(codes) / self._places.per_column(self._scales), self._effects.of(codes)
+        return self._places.of(codes) / self._scales[self._places.table], self._effects.of(codes)
 
     def _kernel(self, ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> Any:
         np = self._np
@@ -191,7 +191,7 @@ class _Columns:
     def __init__(self, np: Any, tables: Sequence[tuple[int, Any]]) -> None:
         self._np = np
         columns = [(number, at, column) for number, (at, table) in enumerate(tables) for column in table.T]
-        self._table = np.array([number for number, _, _ in columns], dtype=np.intp)
+        self.table: Final = np.array([number for number, _, _ in columns], dtype=np.intp)
         self._at = np.array([at for _, at, _ in columns], dtype=np.intp)
         lengths = [len(column) for _, _, column in columns]
         self._start = np.cumsum([0, *lengths])[:-1].astype(np.intp)
@@ -201,16 +201,12 @@ class _Columns:
         """Return the vectors of points, given their rows in each table."""
         return self._values[codes[:, self._at] + self._start]
 
-    def per_column(self, by_table: Any) -> Any:
-        """Return values per table as values per column."""
-        return by_table[self._table]
-
     def apart(self, codes: Any) -> Any:
         """Return the squared distances of all pairs, table by table."""
         np = self._np
         vectors = self.of(codes)
         squared = (vectors[:, None] - vectors[None]) ** 2
-        starts = np.flatnonzero(np.diff(self._table, prepend=-1))
+        starts = np.flatnonzero(np.diff(self.table, prepend=-1))
         return np.moveaxis(np.add.reduceat(squared, starts, axis=2), 2, 0)
 
 

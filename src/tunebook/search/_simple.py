@@ -38,32 +38,22 @@ class Evolution(HistoryStrategy):
     """Keeps the fastest 20; a child takes each axis from one of two parents, and then one or two axes mutate."""
 
     def _next(self) -> Point | None:
-        return self._child() or self._history.random_point()
-
-    def _child(self) -> Point | None:
-        if len(self._history.ranked) < _POPULATION:
-            return None
-        for _ in range(_TRIES):
-            mother, father = self._parent(), self._parent()
-            child = self._mutate([self._history.rng.choice(pair) for pair in zip(mother, father, strict=True)])
-            if self._history.is_open(child):
-                return child
-        return None
+        history, rng, axes = self._history, self._history.rng, self._history.axes
+        for _ in range(_TRIES if len(history.ranked) >= _POPULATION else 0):
+            child = [rng.choice(pair) for pair in zip(self._parent(), self._parent(), strict=True)]
+            for _ in range(rng.randint(1, 2)):
+                at = rng.randrange(len(axes))
+                # A step is more often an improvement than a leap, but only leaps leave a valley.
+                to = list(axes[at].beside(child[at]) if rng.random() < 0.5 else axes[at].others(child[at]))
+                child[at] = rng.choice(to) if to else child[at]
+            if history.is_open(point := tuple(child)):
+                return point
+        return history.random_point()
 
     def _parent(self) -> Point:
         """Return the fastest of a few random points of the population."""
         rng = self._history.rng
         return self._history.ranked[min(rng.randrange(_POPULATION) for _ in range(_TOURNAMENT))][1]
-
-    def _mutate(self, point: list[int]) -> Point:
-        rng, axes = self._history.rng, self._history.axes
-        for _ in range(rng.randint(1, 2)):
-            at = rng.randrange(len(axes))
-            # A step is more often an improvement than a leap, but only leaps leave a valley.
-            to = list(axes[at].beside(point[at]) if rng.random() < 0.5 else axes[at].others(point[at]))
-            if to:
-                point[at] = rng.choice(to)
-        return tuple(point)
 
 
 class Local(HistoryStrategy):
@@ -123,32 +113,26 @@ class Walker:
         if self._untried:
             history.rng.shuffle(self._untried)
             self._untried.sort(key=history.is_compiled)  # taken from the end: compiled programs come first
-            self._near = False
-            return self._untried.pop()
-        if self._near:
+        if self._untried or self._near:
             self._near = False
             return self.next()
         return self._jump()
 
     def _jump(self) -> Point | None:
         """End the walk, and begin another one."""
-        best_value, best = self._history.ranked[0] if self._history.ranked else (math.inf, self._here)
+        history, rng, axes = self._history, self._history.rng, self._history.axes
+        best_value, best = history.ranked[0] if history.ranked else (math.inf, self._here)
         self._reach = 2 if best_value < self._walk_best else self._reach + 1
         self._walk_best = best_value
         self._here_value, self._near = math.inf, True
         if self._reach > _WIDEST or best is None:
             self._reach, self._beginnings = 2, _BEGINNINGS - 1
-            return self._history.random_point()
+            return history.random_point()
+        varied = [at for at, axis in enumerate(axes) if len(axis.values) > 1]
         for _ in range(100):
-            point = self._away_from(best)
-            if self._history.is_open(point):
+            moved = list(best)
+            for at in rng.sample(varied, min(self._reach, len(varied))):
+                moved[at] = rng.choice([i for i in range(len(axes[at].values)) if i != best[at]])
+            if history.is_open(point := tuple(moved)):
                 return point
-        return self._history.random_point()
-
-    def _away_from(self, point: Point) -> Point:
-        rng, axes = self._history.rng, self._history.axes
-        moved = list(point)
-        many = [at for at, axis in enumerate(axes) if len(axis.values) > 1]
-        for at in rng.sample(many, min(self._reach, len(many))):
-            moved[at] = rng.choice([i for i in range(len(axes[at].values)) if i != point[at]])
-        return tuple(moved)
+        return history.random_point()

@@ -189,10 +189,6 @@ class TrialHistory:
         """
         return self._moved(point, Axis.others) + [near for near in self._exchanged(point) if self.is_open(near)]
 
-    def compiled_variations(self, point: Point) -> list[Point]:
-        """Return the variations of a point whose program is compiled already."""
-        return [near for near in self.variations(point) if self.is_compiled(near)] if self.shares_programs else []
-
     def _moved(self, point: Point, moves: Callable[[Axis, int], Iterable[int]]) -> list[Point]:
         return [
             near

@@ -9,16 +9,13 @@ import ast
 import json
 import math
 import operator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import DefinitionError
 from tunebook._space.space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-_Reader: TypeAlias = "Callable[[Any], Any]"
 
 _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -67,7 +64,7 @@ class Expression:
         return f"Expression({self.text!r})"
 
 
-def _reader(node: Any, text: str) -> _Reader:
+def _reader(node: Any, text: str) -> Callable[[Any], Any]:
     """Return a function of a configuration for a part of an expression."""
     match node:
         case ast.Name():
@@ -98,7 +95,10 @@ def _application(node: Any, text: str) -> tuple[Callable[..., Any], Sequence[ast
             return _UNARY[type(node.op)], (node.operand,)
         case ast.Compare():
             tests = [_BINARY[type(op)] for op in node.ops]
-            return partial(_compare, tests), (node.left, *node.comparators)
+            return (
+                lambda *values: all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False)),
+                (node.left, *node.comparators),
+            )
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name], node.args
         case ast.Call():
@@ -109,10 +109,6 @@ def _application(node: Any, text: str) -> tuple[Callable[..., Any], Sequence[ast
         f"the condition {text!r} has a part that is not understood: {ast.unparse(node)!r}. Use arithmetic, "
         f"comparisons, and, or, not, in, and {', '.join(_FUNCTIONS)}; or a function with Space.where"
     )
-
-
-def _compare(tests: Sequence[Callable[[Any, Any], bool]], *values: Any) -> bool:
-    return all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False))
 
 
 def from_kernel_tuner(tune_params: Mapping[str, Iterable[Any]], restrictions: Sequence[str] = ()) -> Space:
@@ -162,16 +158,11 @@ def write_t1(space: Space) -> dict[str, Any]:
             )
         names = [name for name in space.axes if name in constraint.names]
         conditions.append({"Expression": constraint.text, "Parameters": names})
-    parameters = [
-        {"Name": name, "Type": _type_of(name, values), "Values": json.dumps(list(values))}
-        for name, values in space.axes.items()
-    ]
+    parameters = []
+    types = (({int}, "int"), ({str}, "string"), ({int, float}, "float"))
+    for name, values in space.axes.items():
+        kind = next((word for allowed, word in types if {*map(type, values)} <= allowed), None)
+        if kind is None:
+            raise DefinitionError(f"axis {name!r} has values that T1 cannot hold; its types are int, float and string")
+        parameters.append({"Name": name, "Type": kind, "Values": json.dumps(list(values))})
     return {"ConfigurationSpace": {"TuningParameters": parameters, "Conditions": conditions}}
-
-
-def _type_of(name: str, values: Sequence[Any]) -> str:
-    kinds = {type(value) for value in values}
-    for allowed, word in (({int}, "int"), ({str}, "string"), ({int, float}, "float")):
-        if kinds <= allowed:
-            return word
-    raise DefinitionError(f"axis {name!r} has values that T1 cannot hold; its types are int, float and string")

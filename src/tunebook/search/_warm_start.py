@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Problem
     from tunebook._space.space import Space
-
-T = TypeVar("T")
 
 # This many of the fastest of a record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
 # another device than its best.
@@ -92,7 +90,14 @@ def distance(one: str, other: str) -> float:
         leaves = list(zip_longest(_leaves(json.loads(one)), _leaves(json.loads(other)), fillvalue=math.nan))
     except (ValueError, RecursionError):
         return math.inf  # a key_builder may make keys of any form
-    return sum(_doublings(a, b) for a, b in leaves)
+    doublings = 0.0
+    for a, b in leaves:
+        if type(a) is type(b) and a == b:
+            continue
+        if type(a) is not int or type(b) is not int or min(a, b) <= 0:
+            return math.inf
+        doublings += abs(math.log2(a / b))
+    return doublings
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -106,16 +111,8 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(item)
     else:
         # A bucket is written with a mark before its size.
-        number = value[1:] if isinstance(value, str) and value[:1] == "~" and value[1:].isdigit() else None
-        yield int(number) if number is not None else value
-
-
-def _doublings(a: Any, b: Any) -> float:
-    if type(a) is type(b) and a == b:
-        return 0.0
-    if type(a) is not int or type(b) is not int or min(a, b) <= 0:
-        return math.inf
-    return abs(math.log2(a / b))
+        is_bucket = isinstance(value, str) and value[:1] == "~" and value[1:].isdigit()
+        yield int(value[1:]) if is_bucket else value
 
 
 class WarmStartRecord(NamedTuple):
@@ -162,10 +159,15 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
         [config for fp in dict.fromkeys(each) if (config := space.decoded(configs[fp])) is not None]
         for each in (first, last)
     )
-    return Start(first_configs, last_configs, [found for times in useful if (found := _observations(space, times))])
+    elsewhere = []
+    for times in useful:
+        timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
+        decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
+        elsewhere.append([Observation(config, seconds) for config, seconds in decoded if config is not None])
+    return Start(first_configs, last_configs, [found for found in elsewhere if len(found) > 1])  # one tells nothing
 
 
-def thin(ranked: Sequence[T]) -> Sequence[T]:
+def thin(ranked: Sequence[Any]) -> list[Any]:
     """Return the fastest of many, and some of the others, evenly.
 
     >>> len(thin(range(300))), len(thin(range(10_000)))
@@ -174,14 +176,6 @@ def thin(ranked: Sequence[T]) -> Sequence[T]:
     half = _READ // 2
     step = max(1, -(-(len(ranked) - half) // half))
     return [*ranked[:half], *ranked[half::step]]
-
-
-def _observations(space: Space, times: Times) -> list[Observation]:
-    """Return the times of a record, if there are enough of them to compare."""
-    timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
-    decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
-    found = [Observation(config, seconds) for config, seconds in decoded if config is not None]
-    return found if len(found) > 1 else []
 
 
 class Nearest(NamedTuple):

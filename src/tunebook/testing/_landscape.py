@@ -149,7 +149,11 @@ class Landscape:
 
     def _disturbance(self, *, first: bool) -> float:
         now_s = self.elapsed_s
-        factor = self._noise()
+        if self._random.random() < self._tail:
+            noise = self._random.paretovariate(_TAIL_INDEX)
+        else:  # of median 0 and standard deviation 1
+            noise = (self._random.lognormvariate(0.0, _SHAPE) - 1) / _SPREAD
+        factor = max(1 + self._cv * noise, 0.1)  # only a cv beyond 0.7 gets there: every run takes some time
         factor *= 1 + self._drift * min(now_s / self._horizon_s, 1.0)
         factor *= 1 + self._ramp * math.exp(-now_s / self._ramp_s)
         if self._random.random() < self._spikes:
@@ -157,13 +161,6 @@ class Landscape:
         factor *= self._bursts.at(now_s)
         factor *= self._levels.at(now_s)
         return factor * self._first_run if first else factor
-
-    def _noise(self) -> float:
-        """Return a factor of median 1 and of standard deviation `cv`."""
-        if self._random.random() < self._tail:
-            return 1 + self._cv * self._random.paretovariate(_TAIL_INDEX)
-        above = (self._random.lognormvariate(0.0, _SHAPE) - 1) / _SPREAD
-        return max(1 + self._cv * above, 0.1)  # only a cv beyond 0.7 gets there: every run takes some time
 
 
 class _Steps:
