@@ -92,11 +92,9 @@ class Search(NamedTuple):
 
     def begin(self) -> Strategy:
         """Return a new strategy."""
-        if not isinstance(self.strategy, str):
-            made: Strategy = self.strategy(self.space, seed=self.seed, start=self.start)
-            return made
+        make: Callable[..., Strategy] = _NAMED[self.strategy] if isinstance(self.strategy, str) else self.strategy
         options = {"trials": self.trials} if self.strategy == "auto" else {}
-        return _NAMED[self.strategy](self.space, seed=self.seed, start=self.start, **options)
+        return make(self.space, seed=self.seed, start=self.start, **options)
 
 
 def listed(configs: Sequence[Any]) -> Space | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import insort
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 # How often a random configuration may turn out to be known before the rest is gone through in order.
 _TRIES: Final = 50
-# Whether a constraint accepts a point is remembered for this many points: 100 bytes each.
-_REMEMBERED: Final = 200_000
+# Whether a constraint accepts a point is remembered for this many points: 280 bytes each.
+_REMEMBERED: Final = 100_000
 # This many of `Start.first` are proposed one after the other; the rest alternates with the strategy's own proposals.
 # The best of a device are often alike, and if they are bad here, the search must not have to try them all first.
 STRAIGHT: Final = 6
@@ -83,12 +84,12 @@ class TrialHistory:
         self._held_back = {point for config in start.last if (point := space.point(config)) is not None}
         self._first = [point for config in start.first if (point := space.point(config)) is not None]
         self._asked = 0
-        self._accepted: dict[Point, bool] = {}
         self._exchanges = [
             (one, other, {size: at for at, size in enumerate(self.axes[other].values)})
             for one, other in size_pairs(self.axes)
         ]
         self._rest: Iterator[Config] | None = None
+        self._accepts = lru_cache(_REMEMBERED)(lambda point: space.at(point) is not None)
 
     def add(self, observations: Iterable[Observation]) -> list[Point]:
         """Add observations, and return the points that are new; configurations outside the space are ignored."""
@@ -125,15 +126,6 @@ class TrialHistory:
 
     def _is_untried(self, point: Point | None) -> bool:
         return point is not None and point not in self.taken and point not in self._held_back
-
-    def _accepts(self, point: Point) -> bool:
-        """Whether the constraints accept a point."""
-        accepted = self._accepted.get(point)
-        if accepted is None:
-            accepted = self.space.at(point) is not None
-            if len(self._accepted) < _REMEMBERED:
-                self._accepted[point] = accepted
-        return accepted
 
     def propose(self, n: int, find: Callable[[], Point | None]) -> list[Config]:
         """Return the next `n` configurations, of `Start.first` or found by `find`; fewer if none is left."""

@@ -41,14 +41,8 @@ def example_record(
     measured = Measurement(chosen, "f1", "c0de", "hot", "python 3.11", samples_s=(1.5e-3, 1.25e-3), when=1.0)
     failure = Failure(kind="compile", message="no such block", expires=2.5)
     failed = measured._replace(config={"block": 0}, fingerprint="f2", samples_s=(), failure=failure, compile_s=0.5)
-    head = Head(
-        problem=Problem(device, op, call_key),
-        config=chosen,
-        checksum="abc",
-        origin="tuned",
-        environment="python 3.11",
-        generation=generation,
-    )
+    problem, environment = Problem(device, op, call_key), measured.environment
+    head = Head(problem, chosen, "abc", "tuned", environment=environment, generation=generation)
     return Record(head, Body(measurements=(measured, failed), provenance={"when": 1.0, "host": "here"}))
 
 

@@ -113,9 +113,7 @@ class TorchBoard:
     """
 
     def __init__(self, store: Any, *, rank: int, world: int) -> None:
-        self._store = store
-        self.rank = rank
-        self.world = world
+        self._store, self.rank, self.world = store, rank, world
         self.where = f"torch.distributed's {type(store).__name__}"
 
     def first(self, key: str, value: str) -> str:
@@ -168,8 +166,7 @@ class RedisBoard:
 
     def __init__(self, url: str, *, job: str, rank: int, world: int) -> None:
         self._redis: Any = require("redis", extra="redis", feature="agreement over Redis")
-        self.rank = rank
-        self.world = world
+        self.rank, self.world = rank, world
         self._prefix = f"tunebook:{job}:"
         self._quick = self._client(url, _ANSWER_S)
         self._blocking = self._client(url, _BLOCK_S + _ANSWER_S)

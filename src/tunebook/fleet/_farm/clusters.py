@@ -80,9 +80,6 @@ def find_workers(
     return found
 
 
-# ------------------------------------------------------------------------------------------ processes of this machine
-
-
 class LocalProcesses(Cluster):
     """Processes for each GPU, and for the processor."""
 
@@ -151,9 +148,6 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-# --------------------------------------------------------------------------------------------------------------- Dask
-
-
 class DaskCluster(Cluster):
     """The workers of an existing cluster, one executor each."""
 
@@ -202,9 +196,6 @@ class DaskCluster(Cluster):
         options = {"allow_other_workers": False, "pure": False}
         executors = {each: self._client.get_executor(workers=[each], **options) for each in addresses}
         return find_workers(executors, self._at_once, others)
-
-
-# ---------------------------------------------------------------------------------------------------------------- Ray
 
 
 class RayCluster(Cluster):
@@ -280,14 +271,8 @@ class _RayActor:
         return function(*args, **kwargs)
 
 
-# ---------------------------------------------------------------------------------------------- MPI, and any executor
-
-
 class GivenExecutor(Cluster):
-    """An executor whose devices are unknown: it gets `at_once` problems at a time.
-
-    The executor decides which worker gets a problem. Two problems on one device take turns there.
-    """
+    """An executor, which decides itself where a problem runs: it gets `at_once` problems at a time."""
 
     def __init__(self, executor: Executor, at_once: int, *, close: bool = False) -> None:
         self._executor, self._at_once, self._close = executor, at_once, close
@@ -298,14 +283,6 @@ class GivenExecutor(Cluster):
     def close(self, busy: list[FarmWorker]) -> None:
         if self._close:
             self._executor.shutdown(wait=not busy, cancel_futures=True)
-
-
-def _open_mpi() -> Cluster:
-    executor = require("mpi4py.futures", extra="mpi", feature="over='mpi'").MPIPoolExecutor()
-    executor.bootup()
-    if not executor.num_workers:
-        raise Unsupported("MPI has no worker; run: mpiexec -n 5 python -m mpi4py.futures -m tunebook tune ...")
-    return GivenExecutor(executor, executor.num_workers, close=True)
 
 
 def open_cluster(over: Executor | str | None, at_once: int) -> Cluster:
@@ -319,7 +296,11 @@ def open_cluster(over: Executor | str | None, at_once: int) -> Cluster:
         case "local":
             return LocalProcesses(at_once)
         case "mpi":
-            return _open_mpi()
+            executor = require("mpi4py.futures", extra="mpi", feature="over='mpi'").MPIPoolExecutor()
+            executor.bootup()
+            if not executor.num_workers:
+                raise Unsupported("MPI has no worker; run: mpiexec -n 5 python -m mpi4py.futures -m tunebook tune ...")
+            return GivenExecutor(executor, executor.num_workers, close=True)
         case "dask" if address:
             return DaskCluster(address, at_once)
         case "ray" if address:
