@@ -122,18 +122,14 @@ class Guided:
         drawn = self._draw() if len(self._history.taken) < _BLIND else []
         if not drawn:
             return self._history.random_point()
-        round_ = self._roundest(drawn)
+        powers = [(at, flags) for at, axis in enumerate(self._history.axes) if (flags := axis.powers_of_two())]
+        counts = [sum(flags[point[at]] for at, flags in powers) for point in drawn]
+        least = sorted(counts, reverse=True)[:_ROUNDEST][-1]
+        round_ = [point for point, count in zip(drawn, counts, strict=True) if count >= least]
         if not self._history.taken:
             return self._model.middle(round_)
         # The point that differs from the nearest taken one on most axes.
         return max(round_, key=lambda point: min(sum(map(operator.ne, point, t)) for t in self._history.taken))
-
-    def _roundest(self, points: list[Point]) -> list[Point]:
-        """Return the points with most powers of two, and all that have as many as the last of them."""
-        powers = [(at, flags) for at, axis in enumerate(self._history.axes) if (flags := axis.powers_of_two())]
-        counts = [sum(flags[point[at]] for at, flags in powers) for point in points]
-        least = sorted(counts, reverse=True)[:_ROUNDEST][-1]
-        return [point for point, count in zip(points, counts, strict=True) if count >= least]
 
     def _best_points(self, many: int) -> list[Point]:
         """Fit the model, and return the most promising of some open points."""

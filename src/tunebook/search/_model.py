@@ -285,11 +285,9 @@ class Prior:
         return [self._listed[int(at)] for at in order]
 
     def representatives(self) -> list[Point]:
-        """Return the points that are the fastest elsewhere, in sum, for some pair of values on two axes.
-
-        They differ more than the fastest points do: among the best ten of a device nine are often the same but for one
-        axis, and none of them is in the region that is faster here.
-        """
+        """Return the points that are the fastest elsewhere, in sum, for some pair of values on two axes."""
+        # They differ more than the fastest points do: among the best ten of a device nine are often the same but for
+        # one axis, and none of them is in the region that is faster here.
         known = list(dict.fromkeys(point for source in self._sources for point in source.known))
         if not known:
             return []
@@ -304,11 +302,8 @@ class Prior:
         return list(dict.fromkeys(best.values()))
 
     def differences(self) -> list[tuple[list[Point], Any]]:
-        """Return how sources differ from one another at points where one is fast; for a single source, how it varies.
-
-        Differences between sources show along which axes, and over which distances, times here may differ from the
-        prediction.
-        """
+        """Return how sources differ from one another at points where one is fast; for a single source, how it varies."""
+        # It shows along which axes, and over which distances, times here may differ from the prediction.
         pairs = list(combinations(self._sources, 2))
         if len(pairs) > _COMPARED:
             pairs = self._rng.sample(pairs, _COMPARED)

@@ -174,12 +174,19 @@ class TrialHistory:
         return self._moved(point, Axis.beside)
 
     def variations(self, point: Point) -> list[Point]:
-        """Return the open points that differ in a single axis, or in two sizes with the same product.
-
-        The best points often have the same number of threads, or of elements in a tile, in other forms: 32 x 32,
-        64 x 16 and 128 x 8. Changes of a single axis lead from form to form only through slow or invalid points.
-        """
-        return self._moved(point, Axis.others) + [near for near in self._exchanged(point) if self.is_open(near)]
+        """Return the open points that differ in a single axis, or in two sizes with the same product."""
+        found = self._moved(point, Axis.others)
+        # The best points often have the same number of threads, or of elements in a tile, in other forms: 32 x 32,
+        # 64 x 16 and 128 x 8. Changes of a single axis lead from form to form only through slow or invalid points.
+        for one, other, index_of in self._exchanges:
+            sizes = self.axes[one].values
+            product = sizes[point[one]] * self.axes[other].values[point[other]]
+            for index in self.axes[one].others(point[one]):
+                near = list(point)
+                near[one], near[other] = index, index_of.get(product / sizes[index], -1)
+                if near[other] >= 0 and self.is_open(tuple(near)):
+                    found.append(tuple(near))
+        return found
 
     def _moved(self, point: Point, moves: Callable[[Axis, int], Iterable[int]]) -> list[Point]:
         return [
@@ -189,24 +196,11 @@ class TrialHistory:
             if self.is_open(near := (*point[:at], index, *point[at + 1 :]))
         ]
 
-    def _exchanged(self, point: Point) -> Iterator[Point]:
-        for one, other, index_of in self._exchanges:
-            sizes = self.axes[one].values
-            product = sizes[point[one]] * self.axes[other].values[point[other]]
-            for index in self.axes[one].others(point[one]):
-                partner = index_of.get(product / sizes[index])
-                if partner is not None:
-                    near = list(point)
-                    near[one], near[other] = index, partner
-                    yield tuple(near)
-
 
 def size_pairs(axes: Sequence[Axis]) -> list[tuple[int, int]]:
-    """Return all pairs of axes of sizes, whose product matters too: threads in a block, or elements in a tile.
-
-    Of many sizes, the sizes with most values are paired.
-    """
+    """Return all pairs of axes of sizes, whose product matters too: threads in a block, or elements in a tile."""
     sizes = [at for at, axis in enumerate(axes) if axis.kind == "log"]
+    # Of many sizes, the sizes with most values are paired.
     chosen = sorted(sizes, key=lambda at: -len(axes[at].values))[:_PAIRED]
     return list(combinations(sorted(chosen), 2))
 

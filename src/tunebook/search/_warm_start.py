@@ -115,15 +115,11 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield int(value[1:]) if is_bucket else value
 
 
-class WarmStartRecord(NamedTuple):
-    """A record that may help, and its worth: its device's worth here, halved with every doubling of a size."""
+def rank_records(records: Iterable[Record], problem: Problem) -> list[tuple[Times, float]]:
+    """Return the times of a kernel's other problems and their worth for a problem, the most helpful first.
 
-    times: Times
-    worth: float
-
-
-def rank_records(records: Iterable[Record], problem: Problem) -> list[WarmStartRecord]:
-    """Return the records of a kernel that tell about a problem, the most helpful first."""
+    The worth is that of the device's choices here, halved with every doubling of a size.
+    """
     by_device: dict[str, list[Times]] = defaultdict(list)
     for record in records:
         try:
@@ -139,8 +135,8 @@ def rank_records(records: Iterable[Record], problem: Problem) -> list[WarmStartR
         for times in all_times:
             far = distance(times.problem.call_key, problem.call_key)
             if times.problem != problem and math.isfinite(far):
-                found.append(WarmStartRecord(times, device_worth * 2.0**-far))
-    found.sort(key=lambda record: (-record.worth, record.times.problem))
+                found.append((times, device_worth * 2.0**-far))
+    found.sort(key=lambda record: (-record[1], record[0].problem))
     return found
 
 
@@ -149,7 +145,7 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
 
     Candidates that failed in one record and were measured in none come last.
     """
-    useful = [record.times for record in rank_records(records, problem)[:_RECORDS]]
+    useful = [times for times, _ in rank_records(records, problem)[:_RECORDS]]
     ranked = [list(times.seconds)[:FROM_EACH] for times in useful]
     configs = {fp: config for times in reversed(useful) for fp, config in times.configs.items()}
     first = [fp for place in zip_longest(*ranked) for fp in place if fp is not None]
@@ -195,17 +191,18 @@ class Nearest(NamedTuple):
 
 def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
     """Return the configuration that did best on the problems nearest to one; None if nothing near was tuned."""
-    near = [source for source in rank_records(records, problem) if source.times.seconds][:_NEIGHBOURS]
+    near = [(times, worth) for times, worth in rank_records(records, problem) if times.seconds][:_NEIGHBOURS]
     if not near:
         return None
     shares: dict[str, float] = {}
-    total = math.fsum(source.worth for source in near)
-    for source in near:
-        best = next(iter(source.times.seconds.values()))
-        for fp, seconds in source.times.seconds.items():
+    total = math.fsum(worth for _, worth in near)
+    for times, worth in near:
+        best = next(iter(times.seconds.values()))
+        for fp, seconds in times.seconds.items():
             # A record without times holds one choice, which counts as the best there.
             share = best / seconds if math.isfinite(seconds) else 1.0
-            shares[fp] = shares.get(fp, 0.0) + share * source.worth / total
+            shares[fp] = shares.get(fp, 0.0) + share * worth / total
     chosen = max(sorted(shares), key=shares.__getitem__)
-    config = next(source.times.configs[chosen] for source in near if chosen in source.times.configs)
-    return Nearest(config, shares[chosen] * near[0].worth, near[0].times.problem)
+    config = next(times.configs[chosen] for times, _ in near if chosen in times.configs)
+    nearest_times, nearest_worth = near[0]
+    return Nearest(config, shares[chosen] * nearest_worth, nearest_times.problem)

@@ -41,8 +41,10 @@ def example_record(
     measured = Measurement(chosen, "f1", "c0de", "hot", "python 3.11", samples_s=(1.5e-3, 1.25e-3), when=1.0)
     failure = Failure(kind="compile", message="no such block", expires=2.5)
     failed = measured._replace(config={"block": 0}, fingerprint="f2", samples_s=(), failure=failure, compile_s=0.5)
-    problem, environment = Problem(device, op, call_key), measured.environment
-    head = Head(problem, chosen, "abc", "tuned", environment=environment, generation=generation)
+    problem = Problem(device, op, call_key)
+    head = Head(
+        problem=problem, config=chosen, checksum="abc", origin="tuned", environment="python 3.11", generation=generation
+    )
     return Record(head, Body(measurements=(measured, failed), provenance={"when": 1.0, "host": "here"}))
 
 
@@ -92,7 +94,7 @@ class ReadOnlyStoreContract:
     def test_items_yields_every_record_once(self, tmp_path: Path) -> None:
         records = [example_record(op=f"op{n % 3}", call_key=str(n), config=n) for n in range(50)]
         found = list(self.fill(tmp_path, records).items())
-        assert sorted(found, key=_call_number) == records
+        assert sorted(found, key=lambda record: int(record.problem.call_key)) == records
 
     def test_a_record_without_a_decision_is_kept_and_says_so(self, tmp_path: Path) -> None:
         decided = example_record()
@@ -217,7 +219,7 @@ class StoreContract(ReadOnlyStoreContract):
         records = [example_record(call_key=str(n), config=n) for n in range(40)]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(store.put, records))
-        assert sorted(store.items(), key=_call_number) == records
+        assert sorted(store.items(), key=lambda record: int(record.problem.call_key)) == records
 
     def test_an_invalid_record_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
         store = self.fill(tmp_path, [example_record(config="before")])
@@ -261,10 +263,6 @@ def refuses_writes(store: Store) -> bool:
         else:
             return False
     return True
-
-
-def _call_number(record: Record) -> int:
-    return int(record.problem.call_key)
 
 
 class StrategyContract:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from tunebook._base.errors import CompileError, DefinitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 # Noise has the shape of a log-normal: runs bunch up just below the median, none is much faster, and a few are far
 # slower. With 0.6 its skewness is 2.3, near an exponential's (2), but without the exponential's hard lower edge: with
@@ -214,10 +214,7 @@ def _make_up_costs(count: int, random: Random) -> dict[Hashable, float]:
 
 
 def _check(
-    costs: Mapping[Hashable, float],
-    failures: Mapping[Hashable, Exception],
-    parts: Mapping[str, float],
-    levels: Sequence[float],
+    costs: Mapping[Hashable, float], failures: Iterable[Hashable], parts: Mapping[str, float], levels: Sequence[float]
 ) -> None:
     if not costs or not all(math.isfinite(cost) and cost > 0 for cost in costs.values()):
         raise DefinitionError(f"a landscape needs at least one configuration, each with its seconds > 0; got {costs!r}")

@@ -21,7 +21,6 @@ P = ParamSpec("P")
 
 # A server that restarts is back by then. An outage costs the first problem this long, and later problems nothing.
 _RETRY_S: Final = 3.0
-_PAUSES_S: Final = (0.05, 0.5)
 # Keys on a Redis server are kept longer than jobs run, so that a rank which joins late finds the decisions; but a
 # server is not filled for ever.
 _KEPT_S: Final = 30 * 24 * 3600
@@ -78,7 +77,7 @@ class RetryingBoard:
 def _retrying(call: Callable[P, T]) -> Callable[P, T]:
     def retry(*args: P.args, **kwargs: P.kwargs) -> T:
         gives_up_s = time.monotonic() + _RETRY_S
-        pause_s, longest_s = _PAUSES_S
+        pause_s = 0.05
         while True:
             try:
                 return call(*args, **kwargs)
@@ -86,16 +85,14 @@ def _retrying(call: Callable[P, T]) -> Callable[P, T]:
                 if time.monotonic() + pause_s > gives_up_s:
                     raise
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
+            pause_s = min(2 * pause_s, 0.5)
 
     return retry
 
 
 def poll(look: Callable[[], T | None], timeout_s: float) -> T | None:
-    """Call `look` until it returns a value, ever less often; None after the timeout.
-
-    A value is noticed late by at most a tenth of the time waited so far: a wait ten times as long costs 24 more calls.
-    """
+    """Call `look` until it returns a value, ever less often; None after the timeout."""
+    # A value is noticed late by at most a tenth of the time waited: a wait ten times as long costs 24 more calls.
     began_s = time.monotonic()
     while (found := look()) is None:
         waited_s = time.monotonic() - began_s
@@ -107,10 +104,7 @@ def poll(look: Callable[[], T | None], timeout_s: float) -> T | None:
 
 @final
 class TorchBoard:
-    """A `torch.distributed` store of the job, or of a group of ranks that agree among themselves.
-
-    It polls: the store's own wait occupies the job's one connection, and prints two lines when it times out.
-    """
+    """A `torch.distributed` store of the job, or of a group of ranks that agree among themselves."""
 
     def __init__(self, store: Any, *, rank: int, world: int) -> None:
         self._store, self.rank, self.world = store, rank, world
@@ -120,6 +114,7 @@ class TorchBoard:
         return self._call(self._store.compare_set, key, "", value).decode()  # type: ignore[no-any-return] # bytes
 
     def wait(self, key: str, timeout_s: float) -> str | None:
+        # The store's own wait occupies the job's one connection, and prints two lines when it times out.
         return poll(lambda: self._get(key), timeout_s)
 
     def post(self, topic: str, value: str) -> None:
@@ -158,11 +153,7 @@ def torch_board() -> TorchBoard:
 
 @final
 class RedisBoard:
-    """The keys of a job on a Redis or Valkey server.
-
-    A value is the only entry of a stream, under an id that can be added once: any number of clients can wait at a
-    stream in one command.
-    """
+    """The keys of a job on a Redis or Valkey server."""
 
     def __init__(self, url: str, *, job: str, rank: int, world: int) -> None:
         self._redis: Any = require("redis", extra="redis", feature="agreement over Redis")
@@ -174,6 +165,7 @@ class RedisBoard:
         self.where = f"Redis at {at.get('host') or at.get('path')}"
 
     def first(self, key: str, value: str) -> str:
+        # A value is the only entry of a stream, because any number of clients can wait at a stream in one command.
         # The first command fails if the stream has its entry already.
         _, entries, _ = self._send(key, ("xadd", {"v": value}, "1-1"), ("xrange", "-", "+", 1))
         return str(entries[0][1]["v"])

@@ -159,23 +159,23 @@ class Log:
     def post_part(self, problem: Problem, measurements: tuple[Measurement, ...]) -> None:
         """Send this rank's measurements to the leader."""
         head = Head(problem=problem, config=None, checksum="", origin="tuned")
-        record = _record_text(Record(head, Body(measurements=measurements)))
-        self.board.post(f"{self._name}/parts", f"{self.board.rank} {record}")
+        record = Record(head, Body(measurements=measurements))
+        self.board.post(f"{self._name}/parts", f"{self.board.rank} {canonical_json([*record.to_fields()])}")
 
     def parts(self) -> dict[int, tuple[Measurement, ...]]:
         """Return the measurements so far by rank."""
         texts = (text.partition(" ") for text in self.board.posted(f"{self._name}/parts"))
-        return {int(rank): _record_from(record).body.measurements for rank, _, record in texts}
+        return {int(rank): Record.from_fields(*json.loads(text)).body.measurements for rank, _, text in texts}
 
     def publish_record(self, record: Record) -> None:
         """Send the leader's record to the other ranks, for their books."""
-        text = _record_text(record)
+        text = canonical_json([*record.to_fields()])
         if len(text) <= _LONGEST_RECORD:
             self.board.first(f"{self._name}/record", text)
 
     def published_record(self) -> Record | None:
         text = self.board.wait(f"{self._name}/record", 0.0)
-        return None if text is None else _record_from(text)
+        return None if text is None else Record.from_fields(*json.loads(text))
 
     @contextmanager
     def heartbeat(self, turn: int, lease_s: float) -> Iterator[None]:
@@ -210,11 +210,3 @@ class Log:
             return time.monotonic() - seen_s
 
         return silent_s
-
-
-def _record_text(record: Record) -> str:
-    return canonical_json([*record.to_fields()])
-
-
-def _record_from(text: str) -> Record:
-    return Record.from_fields(*json.loads(text))

@@ -62,12 +62,10 @@ class Cluster:
 def find_workers(
     executors: Mapping[str, Executor], at_once: int, others: Iterable[FarmWorker] = ()
 ) -> list[FarmWorker]:
-    """Ask each executor for its devices, and return workers for them: at most `at_once` per device, `others` included.
-
-    An executor that does not answer gets no worker.
-    """
+    """Ask executors for their devices, and return workers for them: at most `at_once` per device, `others` included."""
     futures = {name: executor.submit(describe_worker) for name, executor in executors.items()}
     wait(futures.values(), timeout=_ANSWER_S)
+    # An executor that does not answer gets no worker.
     answers = {name: f.result() for name, f in futures.items() if f.done() and not f.cancelled() and not f.exception()}
     taken, found = Counter(worker.device for worker in others), []
     # Executors with the fewest devices come first, so that a host's processor goes to a process without a GPU.
@@ -199,10 +197,7 @@ class DaskCluster(Cluster):
 
 
 class RayCluster(Cluster):
-    """Actors on an existing cluster, one for each GPU, and one on each node for its processor.
-
-    `address` is "auto", or host and port of the cluster's client server.
-    """
+    """Actors on the cluster at "auto" or host:port: one for each GPU, and one on each node for its processor."""
 
     def __init__(self, address: str, at_once: int = 1) -> None:
         self._at_once = at_once

@@ -107,7 +107,8 @@ def tune_recording(
     evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the device's name, as in
     "h200". A `dry_run` measures nothing: calls that it would tune are "new".
     """
-    calls = [call for call in saved_calls(recording) if _is_selected(call, kernel, device)]
+    on_device = [c for c in saved_calls(recording) if fnmatchcase(c.problem.device.lower(), f"*{device.lower()}*")]
+    calls = [c for c in on_device if any(fnmatchcase(name, kernel) for name in names_of(c.problem.op))]
     if not calls:
         return FarmReport((), 0.0)
     path: str | None = None
@@ -118,11 +119,6 @@ def tune_recording(
     known = _known_records(store, calls)
     tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=path, dry=dry_run) for call in calls]
     return _Farm(open_cluster(over, at_once), store, parse_budget(budget), on_step, tasks).run()
-
-
-def _is_selected(call: SavedCall, kernel: str, device: str) -> bool:
-    named = any(fnmatchcase(name, kernel) for name in names_of(call.problem.op))
-    return named and fnmatchcase(call.problem.device.lower(), f"*{device.lower()}*")
 
 
 def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tuple[str, str], tuple[bytes, ...]]:
@@ -137,15 +133,13 @@ def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tupl
 
 
 def fits(worker: FarmWorker, workers: Iterable[FarmWorker], device: str) -> bool:
-    """Whether a worker may tune a problem of a device: a worker with that kind if one exists, else with that platform.
-
-    A platform that no worker reports (only NVIDIA's GPUs are found without a framework) goes to the workers for a
-    processor, which report an error if they lack it too.
-    """
+    """Whether a worker may tune a problem of a device: a worker with that kind if one exists, else with that platform."""
     kinds = {each.kind for each in workers}
     if not worker.kind or device in kinds:
         return worker.kind in {"", device}
     own, wanted, *others = (kind.partition(":")[0] for kind in (worker.kind, device, *kinds))
+    # A platform that no worker reports (only NVIDIA's GPUs are found without a framework) goes to the workers for a
+    # processor, which report an error if they lack it too.
     return own == (wanted if wanted in others else "cpu")
 
 

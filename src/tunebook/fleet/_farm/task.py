@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from tunebook._api.executor import Executor
 from tunebook._api.function_kernel import FunctionKernel
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Kernel
 
 Status: TypeAlias = Literal["tuned", "known", "new", "failed", "skipped"]
-
-_SCRIPT: Final = "__main__"
 
 
 class Task(NamedTuple):
@@ -67,10 +65,8 @@ class TaskOutcome(NamedTuple):
 
 
 def describe_worker() -> tuple[str, list[tuple[str, str]]]:
-    """Return this worker's host, and the devices that it measures on by default as (kind, physical device).
-
-    Of several GPUs only the first counts, because frameworks put arrays there.
-    """
+    """Return this worker's host, and the devices that it measures on by default as (kind, physical device)."""
+    # Of several GPUs only the first counts, because frameworks put arrays there.
     gpus = [(f"gpu:{' '.join(name.split())}", physical_name("gpu", 0)) for name in cuda_names()[:1]]
     return f"{os.uname().nodename} {this_process().host}", [*gpus, (host_cpu(), "cpu")]
 
@@ -116,12 +112,12 @@ def _find_kernel(task: Task) -> Kernel[Any, Any]:
     for name in task.modules:
         _import(name, op)
     kernel = live_kernel(op, module)
-    if kernel is None and module != _SCRIPT:
+    if kernel is None and module != "__main__":
         _import(module, op)
         kernel = live_kernel(op, module)
     if kernel is not None:
         return kernel
-    if module == _SCRIPT:
+    if module == "__main__":
         name = op.partition(".")[0]
         raise Unsupported(
             f"{op} was recorded in a script. If importing the script does not run it (its work is below "
