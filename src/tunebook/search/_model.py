@@ -302,7 +302,7 @@ class Prior:
         return list(dict.fromkeys(best.values()))
 
     def differences(self) -> list[tuple[list[Point], Any]]:
-        """Return how sources differ from one another at points where one is fast; for a single source, how it varies."""
+        """Return how pairs of sources differ at points where one is fast; for a single source, how it varies."""
         # It shows along which axes, and over which distances, times here may differ from the prediction.
         pairs = list(combinations(self._sources, 2))
         if len(pairs) > _COMPARED:

@@ -91,12 +91,9 @@ class NoDecision(NamedTuple):
 
 
 def count_votes(votes: Mapping[int, Vote], *, by: str, parts: int = 1) -> LogEntry | NoDecision:
-    """Return the entry that follows from the votes; `parts` is among how many ranks the work can be split.
-
-    A known configuration wins over tuning, and the lowest rank over the others. Ranks with different candidates cannot
-    share a configuration.
-    """
+    """Return the entry that follows from the votes; `parts` is among how many ranks the work can be split."""
     in_order = [votes[rank] for rank in sorted(votes)]
+    # Ranks with different candidates cannot share a configuration.
     different = [vote.rank for vote in in_order if vote.candidates != in_order[0].candidates]
     if different:
         return NoDecision(f"{list_ranks(different)} and rank {in_order[0].rank} have different candidates", warn=True)

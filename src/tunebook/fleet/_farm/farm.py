@@ -133,7 +133,7 @@ def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tupl
 
 
 def fits(worker: FarmWorker, workers: Iterable[FarmWorker], device: str) -> bool:
-    """Whether a worker may tune a problem of a device: a worker with that kind if one exists, else with that platform."""
+    """Whether a worker may tune a problem of a device: it has that kind, or that platform if no worker has the kind."""
     kinds = {each.kind for each in workers}
     if not worker.kind or device in kinds:
         return worker.kind in {"", device}
