@@ -200,9 +200,8 @@ class AutotuneTier(Tier[C]):
         """Measure the finalists of an entry again though it may be trusted; tune if it is missing or beaten."""
         with self._turn_on_demand(request, "verify") as turn:
             if turn.leads:
-                turn.result = self._tune(
-                    request, self._book.find(request), turn.generation, budget, on_step, again=True
-                )
+                entry = self._book.find(request)
+                turn.result = self._tune(request, entry, turn.generation, budget, on_step, again=True)
         return cast("Verified[C]", turn.result)
 
     def tune_together(

@@ -236,11 +236,11 @@ class Heuristics(Tier[C]):
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        if request.policy.cache_miss_fallback == "nearest" and request.mode != "off":
-            if (near := self._parts.book.nearest(request)) is not None:
-                found, guess = near
-                request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
-                return Found(config=found, event="heuristics", guess=guess)
+        asks = request.policy.cache_miss_fallback == "nearest" and request.mode != "off"
+        if asks and (near := self._parts.book.nearest(request)) is not None:
+            found, guess = near
+            request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
+            return Found(config=found, event="heuristics", guess=guess)
         config = request.kernel.heuristic(request.inv)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
 
