@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from tunebook._memo.context_stack import overlay_cache as overlay_cache
     from tunebook._report import metrics as metrics
     from tunebook._report import report as report
-    from tunebook._selection.background_queue import wait_for_background as wait_for_background
+    from tunebook._selection.deferred_tuning import wait_for_background as wait_for_background
     from tunebook._selection.persistent_cache import PersistentCache as PersistentCache
     from tunebook._selection.recording import Recording as Recording
     from tunebook._selection.recording import clear_invocations as clear_invocations
@@ -111,7 +111,7 @@ _NAMES = {
     "_memo.context_stack": "overlay_cache",
     "_report": "report",
     "_report.metrics": "metrics",
-    "_selection.background_queue": "wait_for_background",
+    "_selection.deferred_tuning": "wait_for_background",
     "_selection.persistent_cache": "PersistentCache",
     "_selection.recording": "clear_invocations get_invocations record record_invocation Recording",
     "_selection.selector": "ConfigSelectorChain policy_override",

@@ -19,7 +19,7 @@ from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, not
 
 import tunebook as tb
 from tunebook._memo.answer_memo import EPOCH
-from tunebook._selection.background_queue import Background
+from tunebook._selection.deferred_tuning import Background
 from tunebook._selection.selector import local_tiers
 
 SCRIPT = Path(__file__).parents[1] / "background_process.py"
@@ -558,7 +558,7 @@ IN_A_POOL = """
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from tunebook._selection.background_queue import BACKGROUND
+from tunebook._selection.deferred_tuning import BACKGROUND
 
 started = threading.Event()
 

@@ -22,13 +22,14 @@ from tunebook._selection.trusted_entries import (
     verdict_of,
 )
 from tunebook._statistics.decide import OBJECTIVES
+from tunebook._statistics.race import valid_samples_s
 from tunebook._tuning.progress import seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
+    from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.decide import Ranked, Verdict
@@ -93,7 +94,11 @@ class Explanation:
 
     def lines(self) -> list[ExplanationLine]:
         """Return the explanation line by line."""
-        return [*self._call(), *self._answer(), *self._measured(), *self._near()]
+        title = ExplanationLine("title", f"{self.problem.op} on {self.problem.device}")
+        call = [ExplanationLine("item", line) for line in spell_out(self.problem.call_key)]
+        near = [ExplanationLine("item", "; ".join(miss.differences)) for miss in self.near_misses]
+        heading = [ExplanationLine("section", "near misses:")] if near else []
+        return [title, *call, *self._answer(), *self._measured(), *heading, *near]
 
     def _repr_html_(self) -> str:
         from html import escape  # noqa: PLC0415 - 1.5 ms that only notebooks need to pay
@@ -104,17 +109,15 @@ class Explanation:
     def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first."""
         groups: dict[str, tuple[str, list[str]]] = {}
-        for m in self.failures:
-            reason = _reason(m.failure)
+        for m, failure in ((m, m.failure) for m in self.failures if m.failure is not None):
+            reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
+            if failure.expires is not None:
+                reason += f" (remembered until {_day(failure.expires)})"
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
             _, configs = groups.setdefault(re.sub(r"\d+", "#", reason), (reason, []))
             configs.append(_readable(m.config))
         found = [FailureGroup(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
         return tuple(sorted(found, key=lambda failed: -len(failed.configs)))
-
-    def _call(self) -> Iterable[ExplanationLine]:
-        yield ExplanationLine("title", f"{self.problem.op} on {self.problem.device}")
-        yield from (ExplanationLine("item", line) for line in spell_out(self.problem.call_key))
 
     def _answer(self) -> Iterable[ExplanationLine]:
         selection = self.selection
@@ -157,11 +160,12 @@ class Explanation:
             yield _item("runner-up", f"{_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x")
             yield _item("slowest", f"{_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x")
             yield from _spread(verdict.winner, others[0])
-        tied = (
-            "" if len(verdict.tied) == 1 else f"; {len(verdict.tied)} cannot be told apart, within {verdict.band:.1%}"
-        )
+        many = len(verdict.tied)
+        tied = "" if many == 1 else f"; {many} cannot be told apart, within {verdict.band:.1%}"
         if record.head.origin == "pinned":
-            yield _item("pinned", f"by hand: {_readable(record.head.config)}{_beside(record, verdict)}")
+            own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
+            beside = f", measured at {own[0] / verdict.winner.value_s:.2f} x of the winner" if own else ""
+            yield _item("pinned", f"by hand: {_readable(record.head.config)}{beside}")
         else:
             name = verdict.objective
             by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
@@ -175,25 +179,8 @@ class Explanation:
             yield _item("verified", f"the finalists were measured again; the others only before, {under}")
         if facts.get("complete") is False:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
-        if disturbances := disturbances_of(body):
-            said = "; ".join(disturbances)
-            yield _item("disturbed", f"{said}. A tuning on quiet ground replaces it: tunebook.tune(...)")
-
-    def _near(self) -> Iterable[ExplanationLine]:
-        if self.near_misses:
-            yield ExplanationLine("section", "near misses:")
-        for miss in self.near_misses:
-            yield ExplanationLine("item", "; ".join(miss.differences))
-
-
-# ------------------------------------------------------------------------------------------------------------- words
-
-
-def _reason(failure: Failure | None) -> str:
-    if failure is None:
-        return ""
-    reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
-    return reason if failure.expires is None else f"{reason} (remembered until {_day(failure.expires)})"
+        if disturbances := "; ".join(disturbances_of(body)):
+            yield _item("disturbed", f"{disturbances}. A tuning on quiet ground replaces it: tunebook.tune(...)")
 
 
 def _day(when: object) -> str:
@@ -219,20 +206,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _ranked(ranked: Ranked) -> str:
-    samples = sorted(ranked.measurement.valid_samples_s)
+    samples = sorted(valid_samples_s(ranked.measurement))
     more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
     return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config)}"
 
 
-def _beside(record: Record, verdict: Verdict) -> str:
-    """Return how the configuration of a record was measured, beside the winner."""
-    own = [r for r in verdict.ranking if r.measurement.config == record.head.config]
-    return f", measured at {own[0].value_s / verdict.winner.value_s:.2f} x of the winner" if own else ""
-
-
 def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[ExplanationLine]:
     """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
-    pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
+    pair = [sorted(valid_samples_s(ranked.measurement)) for ranked in (winner, runner_up)]
     low = min(samples[0] for samples in pair)
     # An interrupted sample would squeeze all others into the first bar; slower samples are in the last.
     high = max(samples[len(samples) * 9 // 10] for samples in pair)
@@ -262,19 +243,17 @@ def explain_call(
     selection = selector.preview(inv, kernel)
     problem = selection.problem
     here = kernel.environment(inv)
-    record = None if selector.persistent is None else selector.persistent.read(problem)
+    others: list[tuple[Problem, str]] = []
+    record = None
+    if selector.persistent is not None:
+        from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - only explanations list a book
+
+        record = selector.persistent.read(problem)
+        others = _entries(Catalogue(selector.persistent.store), problem.op)
+        others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
     body = Body() if record is None else body_of(record)
     measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
-    others = [] if selector.persistent is None else _known_to(selector, problem.op)
     return _explained(selection, record, measured or measured_for_choice(body), here, others)
-
-
-def _known_to(selector: ConfigSelectorChain[Any], op: str) -> list[tuple[Problem, str]]:
-    from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - only explanations list a book
-
-    store = None if selector.persistent is None else selector.persistent.store
-    written = [] if store is None else _entries(Catalogue(store), op)
-    return [*written, *((known, "") for known in selector.cache.keys())]  # noqa: SIM118 - no dict
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
@@ -297,13 +276,20 @@ def _explained(
 ) -> Explanation:
     verdict = None if record is None else verdict_of(record, measured)
     there = "" if verdict is None else verdict.winner.measurement.environment
+    problem, misses = selection.problem, dict[object, NearMiss]()
+    for other, environment in others:
+        if other.op == problem.op and other != problem and other not in misses:
+            device = [] if other.device == problem.device else [f"device {other.device} here {problem.device}"]
+            keys = explain_difference(other.call_key, problem.call_key)
+            misses[other] = NearMiss(other, (*device, *keys, *versions_differ(environment, here)))
+    nearest = sorted(misses.values(), key=lambda miss: (len(miss.differences), miss.problem))[:_NEAREST]
     return Explanation(
-        problem=selection.problem,
+        problem=problem,
         selection=selection,
         record=record,
         verdict=verdict,
         failures=tuple(m for m in measured if m.failure is not None),
-        near_misses=_near_misses(selection.problem, here, others),
+        near_misses=tuple(nearest),
         environment=here,
         differences=versions_differ(there, here),
     )
@@ -328,17 +314,3 @@ def _entries(catalogue: Catalogue, op: str) -> list[tuple[Problem, str]]:
         return []  # the lookup has warned about it
     heads = [record.head for entry in listed if (record := entry.record()) is not None]
     return [(head.problem, head.environment) for head in heads if head.decided]
-
-
-def _near_misses(problem: Problem, here: str, others: Iterable[tuple[Problem, str]]) -> tuple[NearMiss, ...]:
-    misses: dict[Problem, NearMiss] = {}
-    for other, environment in others:
-        if other.op == problem.op and other != problem and other not in misses:
-            differences = (*_differences(other, problem), *versions_differ(environment, here))
-            misses[other] = NearMiss(other, differences)
-    return tuple(sorted(misses.values(), key=lambda miss: (len(miss.differences), miss.problem))[:_NEAREST])
-
-
-def _differences(there: Problem, here: Problem) -> tuple[str, ...]:
-    device = [] if there.device == here.device else [f"device {there.device} here {here.device}"]
-    return (*device, *explain_difference(there.call_key, here.call_key))

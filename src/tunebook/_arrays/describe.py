@@ -44,9 +44,6 @@ _ATOMS: Final = frozenset({bool, int, float, complex, str, bytes, NoneType, type
 _SAME_PLATFORM: Final = {"cuda": "gpu", "rocm": "gpu", "hip": "gpu", "mps": "gpu", "metal": "gpu", "xpu": "gpu"}
 
 
-# ------------------------------------------------------------------------------------------------------------ walking
-
-
 def is_array(x: object) -> bool:
     """Return whether this has a shape and a dtype, or is of a registered class; numpy's scalars are not arrays."""
     # A tuple: the module numpy has a `shape` and a `dtype` too.
@@ -184,16 +181,13 @@ class DeviceOrdinals:
     __slots__ = ("_seen",)
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], list[str]] = {}
+        self._seen: dict[tuple[str, str], dict[str, int]] = {}
 
     def label(self, library: str, device: object) -> str:
         """Return the platform of a device, with its number if the call has met another device of that platform."""
         platform = platform_of(device)
-        seen = self._seen.setdefault((library, platform), [])
-        name = str(device)
-        if name not in seen:
-            seen.append(name)
-        ordinal = seen.index(name)
+        seen = self._seen.setdefault((library, platform), {})
+        ordinal = seen.setdefault(str(device), len(seen))
         return f"{platform}#{ordinal}" if ordinal else platform
 
 
@@ -218,21 +212,14 @@ def platform_of(device: object) -> str:
     """Return "cpu", "gpu", "tpu" or the library's own word for a device object of any library; "" if unknown."""
     if device is None:
         return ""
-    if isinstance(device, str):
-        return _platform_name(device.partition(":")[0])
-    members = members_of(device)
+    members = () if isinstance(device, str) else members_of(device)
     if members:
         return platform_of(members[0])
-    for attribute in ("platform", "type"):  # jax, torch
-        word = getattr(device, attribute, None)
+    named = device.partition(":")[0] if isinstance(device, str) else None
+    for word in (named, getattr(device, "platform", None), getattr(device, "type", None)):  # jax, torch
         if isinstance(word, str):
-            return _platform_name(word)
+            return _SAME_PLATFORM.get(word.lower(), word.lower())
     return library_named(root_module(device.__class__)).platform(device)  # a weak proxy has its referent's __class__
-
-
-def _platform_name(word: str) -> str:
-    word = word.lower()
-    return _SAME_PLATFORM.get(word, word)
 
 
 def members_of(device: object) -> list[Any]:
@@ -252,10 +239,8 @@ def devices_in(args: object) -> Iterator[object]:
 
 
 def device_of(args: object) -> object | None:
-    """Return the device of the first array in `args`, however deep in containers; an accelerator before the host.
-
-    A kernel that gets its lengths from numpy and its data on a GPU runs on the GPU. None: no array has a device.
-    """
+    """Return the device of the first array in `args`, an accelerator before the host; None if no array has a device."""
+    # A kernel that gets its lengths from numpy and its data on a GPU runs on the GPU.
     host: object | None = None
     for device in devices_in(args):
         if platform_of(device) != "cpu":

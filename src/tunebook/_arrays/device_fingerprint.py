@@ -23,14 +23,14 @@ _COMPUTE_FLAG: Final = re.compile(
     r"(sse|ssse|avx|fma|f16c|amx|bmi|popcnt|aes|sha|gfni|vaes|vpclmul|neon|asimd|sve|sme|bf16|i8mm|fphp|fp$|pmull|rv\d)"
 )
 
-_FIELDS: Final = (  # x86, ARM, POWER, RISC-V
-    ("vendor", ("vendor_id", "CPU implementer")),
-    ("name", ("model name", "Processor", "cpu", "uarch")),
-    ("family", ("cpu family", "CPU architecture")),
-    ("model", ("model", "CPU part")),
-    ("stepping", ("stepping", "CPU variant")),
-    ("flags", ("flags", "Features", "isa")),
-)
+_FIELDS: Final = {  # x86, ARM, POWER, RISC-V
+    "vendor": ("vendor_id", "CPU implementer"),
+    "name": ("model name", "Processor", "cpu", "uarch"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU variant"),
+    "flags": ("flags", "Features", "isa"),
+}
 
 
 def device_fingerprint(device: object = None) -> str:
@@ -60,12 +60,11 @@ def _hardware_name(device: Any) -> str:
         name = getattr(device, attribute, None)
         if isinstance(name, (str, bytes)):
             return _text(name)
-    found = library_named(root_module(type(device))).hardware(device)
+    kind = type(device)
+    found = library_named(root_module(kind)).hardware(device)
     if found is None:
-        kind = type(device)
-        raise DefinitionError(
-            f"cannot name the hardware of a {kind.__module__}.{kind.__qualname__}; pass its name instead"
-        )
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise DefinitionError(f"cannot name the hardware of a {name}; pass its name instead")
     return _text(found)
 
 
@@ -74,25 +73,17 @@ def _text(name: str | bytes) -> str:
     return " ".join(text.replace("\0", " ").split())
 
 
-# --------------------------------------------------------------------------------------------------------- the host
-
-
 @cache
 def host_cpu() -> str:
     """Return the fingerprint of this machine's processor; read once per process."""
     import platform  # noqa: PLC0415 - 1.3 ms of every import, and many processes never tune
 
-    return cpu_fingerprint(_cpuinfo(), platform.machine(), os.cpu_count() or 1)
-
-
-def _cpuinfo() -> str:
     try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         # macOS and Windows. The processor's own words: "Intel64 Family 6 Model 142 Stepping 10, GenuineIntel".
-        import platform  # noqa: PLC0415 - loaded late: 1.3 ms
-
-        return f"model name: {platform.processor()}"
+        cpuinfo = f"model name: {platform.processor()}"
+    return cpu_fingerprint(cpuinfo, platform.machine(), os.cpu_count() or 1)
 
 
 def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
@@ -101,7 +92,13 @@ def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
     >>> cpu_fingerprint("vendor_id : GenuineIntel\nmodel name : Xeon(R) 2.0GHz\nflags : avx2 fma", "x86_64", 4)
     'cpu:GenuineIntel Xeon(R) 2.0GHz x86_64 4 cores isa-e3199c86'
     """
-    found = _cpu_fields(cpuinfo)
+    values: dict[str, dict[str, None]] = {}  # of all cores: a phone has two or three kinds of them
+    for line in cpuinfo.splitlines():
+        key, colon, value = line.partition(":")
+        if colon and value.strip():
+            values.setdefault(key.strip(), {})[_text(value)] = None
+    present = {name: next((key for key in keys if key in values), None) for name, keys in _FIELDS.items()}
+    found = {name: "+".join(values[key]) for name, key in present.items() if key is not None}
     flags = sorted(flag for flag in found.pop("flags", "").split() if _COMPUTE_FLAG.match(flag))
     isa = blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
     numbers = "/".join(found[name] for name in ("family", "model", "stepping") if name in found)
@@ -109,38 +106,19 @@ def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
     return "cpu:" + " ".join(word for word in words if word)
 
 
-def _cpu_fields(cpuinfo: str) -> dict[str, str]:
-    """Return each field's values, of all cores: a phone has two or three kinds of them."""
-    values: dict[str, dict[str, None]] = {}
-    for line in cpuinfo.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and value.strip():
-            values.setdefault(key.strip(), {})[_text(value)] = None
-    named = {name: next((key for key in keys if key in values), None) for name, keys in _FIELDS}
-    return {name: "+".join(values[key]) for name, key in named.items() if key is not None}
-
-
-# -------------------------------------------------------------------------------------------------- the environment
-
-
 def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the software that a measurement depends on: Python, and the named libraries if they are loaded.
 
-    `extra` adds facts that only the caller knows, for example a compiler's version. tunebook itself is left out: a new
-    release of it does not make a kernel faster.
+    `extra` adds facts that only the caller knows, for example a compiler's version. tunebook itself is left out.
     """
-    found = {"python": f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"}
-    for name in libraries:
-        found[name] = library_version(name)
-    return {**found, **(extra or {})}
+    python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+    return {"python": python, **{name: library_version(name) for name in libraries}, **(extra or {})}
 
 
 def driver_of(device: object) -> Mapping[str, str]:
     """Return the version of a device's driver, which is software too; empty for the host's processor."""
     own = library_named(root_module(type(device))).driver(device)
-    if own is not None:
-        return own
-    return nvidia_driver() if platform_of(device) == "gpu" else {}
+    return own if own is not None else nvidia_driver() if platform_of(device) == "gpu" else {}
 
 
 @cache

@@ -9,13 +9,16 @@ first array of their library appears; `import tunebook` imports none of them.
 from __future__ import annotations
 
 import importlib
+import operator
+import re
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from tunebook._base.errors import DefinitionError, UnkeyableError
+from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -92,27 +95,18 @@ def layout_class(shape: Sequence[int], strides: Sequence[int], itemsize: int) ->
     if 0 in shape or not real:
         return "C"
     order = sorted(real, key=lambda i: (-abs(strides[i]), i))
-    if _is_dense(order, shape, strides, itemsize):
+    dense = accumulate((shape[i] for i in reversed(order)), operator.mul, initial=itemsize)
+    if all(strides[i] == expected for i, expected in zip(reversed(order), dense, strict=False)):
         if order == real:
             return "C"
         return "F" if order == real[::-1] else "P" + _join(map(str, order), len(shape))
     marks = {i: "*" if strides[i] == 0 else "-" if strides[i] < 0 else "" for i in order}
     smallest = min((abs(strides[i]) for i in order if strides[i]), default=itemsize)
-    gaps = "g" if smallest > itemsize else ""
-    return "S" + _join((f"{marks[i]}{i}" for i in order), len(shape)) + gaps
+    return "S" + _join((f"{marks[i]}{i}" for i in order), len(shape)) + ("g" if smallest > itemsize else "")
 
 
 def _join(dimensions: Iterable[str], rank: int) -> str:
     return ("" if rank <= 10 else ".").join(dimensions)  # "P0.10.1": beyond ten dimensions they have two digits
-
-
-def _is_dense(order: Sequence[int], shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    expected = itemsize
-    for i in reversed(order):
-        if strides[i] != expected:
-            return False
-        expected *= shape[i]
-    return True
 
 
 def _put_back_immutable(x: Any, _copy: Any) -> None:
@@ -286,7 +280,6 @@ _ADAPTERS: Final = {
     "pyopencl": "tunebook.adapters.opencl",
     "torch": "tunebook.adapters.torch",
 }
-_SAME_LIBRARY: Final = {"jaxlib": "jax"}  # an array's class lives in jaxlib, its tracer's in jax
 _known: Final[dict[str, ArrayLibrary]] = {}
 _listed: Final[dict[type, ArrayLibrary]] = {}  # the `classes` of records
 _by_class: Final[dict[type, ArrayLibrary]] = {}  # the classes seen so far
@@ -311,7 +304,7 @@ def register_array_library(library: ArrayLibrary) -> None:
 def root_module(kind: type) -> str:
     """Return the name of the library that a class belongs to."""
     root = kind.__module__.partition(".")[0]
-    return _SAME_LIBRARY.get(root, root)
+    return "jax" if root == "jaxlib" else root  # an array's class lives in jaxlib, its tracer's in jax
 
 
 def library_named(name: str) -> ArrayLibrary:
@@ -359,3 +352,75 @@ def hot_names() -> dict[str, object]:
     if compilers:
         names["_tb_compiling"] = compilers[0] if len(compilers) == 1 else lambda: any(each() for each in compilers)
     return names
+
+
+# ------------------------------------------------------------------------- arrays made up from their specs, for tuning
+
+
+def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
+    """Return a concrete array for a spec, filled with harmless values; the same values for the same seed."""
+    make = library_named(spec.library).make
+    if make is None:
+        makers = sorted(library.name for library in loaded_libraries() if library.make is not None)
+        raise Unsupported(
+            f"cannot make an array of {spec.library!r} from its description; there are makers for {makers}. Pass live "
+            "arrays, or give the library's ArrayLibrary record a make function"
+        )
+    return make(spec, rng_seed)
+
+
+def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:
+    """Return `n` harmless values of a numpy dtype."""
+    if dtype.names is not None:
+        records = np.zeros(n, dtype)
+        for name in dtype.names:
+            records[name] = fill(np, dtype[name].base, records[name].size, rng).reshape(records[name].shape)
+        return records
+    if dtype.kind == "b":
+        return rng.integers(0, 2, n).astype(dtype)
+    if dtype.kind in "iu":
+        return rng.integers(1, 4, n).astype(dtype)  # 1 to 3: fit to divide by, and an index into nearly anything
+    if dtype.kind == "c":
+        return (_floats(np, n, rng) + 1j * _floats(np, n, rng)).astype(dtype)
+    if dtype.kind == "f" or dtype.type.__module__ == "ml_dtypes":
+        return _floats(np, n, rng).astype(dtype)
+    raise Unsupported(f"cannot make up values of dtype {dtype}; pass a live array instead of a description")
+
+
+def _floats(np: Any, n: int, rng: Any) -> Any:
+    # Away from zero, where kernels divide, and where sparse or denormal fast paths would flatter a candidate.
+    values = rng.standard_normal(n)
+    return values + np.copysign(0.25, values)
+
+
+def strides_for(layout: str, shape: Sequence[int]) -> tuple[list[int], int, int]:
+    """Return strides, offset of the first element and buffer size, in elements, for an array of a layout class.
+
+    >>> strides_for("F", (4, 8))
+    ([1, 4], 0, 32)
+    """
+    stride, pitch = 2 if layout.endswith("g") else 1, 8 if layout.startswith("S") else 0  # 8: so that it is not dense
+    strides, offset, last = [1] * len(shape), 0, 0
+    for mark, i in reversed(_dimension_order(layout, shape)):
+        if mark == "*":
+            strides[i] = 0
+            continue
+        reach = (shape[i] - 1) * stride
+        strides[i] = -stride if mark == "-" else stride
+        offset += reach if mark == "-" else 0
+        last += max(reach, 0)
+        stride = stride * max(shape[i], 1) + pitch
+    return strides, offset, last + 1
+
+
+def _dimension_order(layout: str, shape: Sequence[int]) -> list[tuple[str, int]]:
+    real = [i for i, n in enumerate(shape) if n > 1]
+    if layout == "C":
+        return [("", i) for i in real]
+    if layout == "F":
+        return [("", i) for i in reversed(real)]
+    digits = r"\d" if len(shape) <= 10 else r"\d+"
+    order = [(mark, int(i)) for mark, i in re.findall(rf"([*-]?)({digits})", layout)]
+    if layout[:1] not in ("P", "S") or sorted(i for _, i in order) != real:
+        raise DefinitionError(f"layout {layout!r} does not describe an array of shape {tuple(shape)}")
+    return order

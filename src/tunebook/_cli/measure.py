@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tunebook._api.function_kernel import FunctionKernel
-from tunebook._arrays.library import ArraySpec
-from tunebook._arrays.synthesize import materialise
+from tunebook._arrays.library import ArraySpec, materialise
 from tunebook._base.errors import TunebookError, UnkeyableError, Unsupported
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, find, key_text, named
 from tunebook._cli._filters import FILTERS, book_of, filters_of, open_book

@@ -4,8 +4,8 @@
  * of the 0.7 us that a tuned call takes. Here the same facts are copied from the arrays' own structs in 0.04 us. jax
  * arrays are asked as in Python, which is what most of the 0.3 us of a call with three of them goes to.
  *
- * No numpy headers: the fields read here are where they are in every numpy 1.x and 2.x (`accelerator.py` asks which
- * major version it is), and headers would make numpy a build dependency. The limited API: one build for every CPython
+ * No numpy headers: the fields read here are where they are in every numpy 1.x and 2.x (`adapters/numpy.py` asks
+ * which major version it is), and headers would make numpy a build dependency. The limited API: one build for every CPython
  * from 3.11 on, and it costs no speed. It needs the GIL: without one, another thread may reshape an array meanwhile.
  */
 #define PY_SSIZE_T_CLEAN
@@ -239,7 +239,7 @@ static int pack_settings(Packing *to)
 
 /* Return the key of a call, or NULL: with an error set if there is no memory for it, and with none if an argument cannot
  * be packed. */
-static inline PyObject *key_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count, int layout)
+static inline PyObject *pack(PyObject *self, PyObject *const *arguments, Py_ssize_t count, int layout)
 {
     char packed[CAPACITY];
     PyObject *jax = PyTuple_GetItem(self, 1);
@@ -267,56 +267,44 @@ static PyObject *or_none(PyObject *found)
     return found;
 }
 
-static inline PyObject *pack(PyObject *self, PyObject *const *arguments, Py_ssize_t count, int layout)
-{
-    return or_none(key_of(self, arguments, count, layout));
-}
-
 /* What a memo has for a call, or else what a function says about its key. The lookup is in here because calling `memo.get`
  * from Python takes another 30 ns. */
 static inline PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count, int layout)
 {
-    PyObject *key = key_of(self, arguments, count, layout);
+    PyObject *key = pack(self, arguments, count, layout);
     PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(PyTuple_GetItem(self, 2), key);
     if (found != NULL)
         Py_IncRef(found);
     else if (key != NULL && PyErr_Occurred() == NULL)
         found = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 3), key, NULL);
     Py_DecRef(key); /* which does nothing with NULL */
-    return or_none(found);
+    return found;
 }
 
-static PyObject *pack_with_layout(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+/* A function of the table below, with the layout as a constant: the compiler makes a copy of the whole for each. */
+#define METHOD(NAME, function, layout, text) \
+    static PyObject *function##_##layout(PyObject *self, PyObject *const *arguments, Py_ssize_t count) \
+    { \
+        return or_none(function(self, arguments, count, layout)); \
+    } \
+    static PyMethodDef NAME = { \
+        #function, (PyCFunction)(void (*)(void))function##_##layout, METH_FASTCALL, PyDoc_STR(text)}
+
+#define PACKS "Return bytes that are equal for two calls only if their arguments are; None if one cannot be packed."
+#define FINDS "Return the entry under the packed arguments; None without one, or if an argument cannot be packed."
+METHOD(WITH_LAYOUT, pack, 1, PACKS);
+METHOD(WITHOUT_LAYOUT, pack, 0, PACKS);
+METHOD(FIND_WITH_LAYOUT, find, 1, FINDS);
+METHOD(FIND_WITHOUT_LAYOUT, find, 0, FINDS);
+
+/* Return a function whose `self` is a tuple of the objects that it needs: they live as long as the function, and there
+ * is no state to set up. It takes the reference to the tuple. */
+static PyObject *function_of(PyMethodDef *method, PyObject *self)
 {
-    return pack(self, arguments, count, 1);
+    PyObject *made = self == NULL ? NULL : PyCFunction_NewEx(method, self, NULL);
+    Py_DecRef(self); /* which does nothing with NULL */
+    return made;
 }
-
-static PyObject *pack_without_layout(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
-{
-    return pack(self, arguments, count, 0);
-}
-
-static PyObject *find_with_layout(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
-{
-    return find(self, arguments, count, 1);
-}
-
-static PyObject *find_without_layout(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
-{
-    return find(self, arguments, count, 0);
-}
-
-#define PACK(function) {"pack", (PyCFunction)(void (*)(void))(function), METH_FASTCALL, \
-    PyDoc_STR("Return bytes that are equal for two calls only if their arguments are; None if one cannot be packed.")}
-
-static PyMethodDef WITH_LAYOUT = PACK(pack_with_layout);
-static PyMethodDef WITHOUT_LAYOUT = PACK(pack_without_layout);
-
-#define FIND(function) {"find", (PyCFunction)(void (*)(void))(function), METH_FASTCALL, \
-    PyDoc_STR("Return what is found under the packed arguments; None if nothing, or if one cannot be packed.")}
-
-static PyMethodDef FIND_WITH_LAYOUT = FIND(find_with_layout);
-static PyMethodDef FIND_WITHOUT_LAYOUT = FIND(find_without_layout);
 
 static PyObject *packer(PyObject *module, PyObject *arguments)
 {
@@ -331,13 +319,7 @@ static PyObject *packer(PyObject *module, PyObject *arguments)
         return PyErr_Format(PyExc_TypeError, "packer takes numpy's ndarray class, or None; got %R", ndarray);
     if (jax != Py_None && !(PyTuple_Check(jax) && PyTuple_Size(jax) >= 5 && PyList_Check(PyTuple_GetItem(jax, 4))))
         return PyErr_Format(PyExc_TypeError, "packer takes five things or more about jax, or None; got %R", jax);
-    /* They are the function's `self`: they live as long as the function, and there is no state to set up. */
-    PyObject *self = PyTuple_Pack(2, ndarray, jax);
-    if (self == NULL)
-        return NULL;
-    PyObject *made = PyCFunction_NewEx(layout ? &WITH_LAYOUT : &WITHOUT_LAYOUT, self, NULL);
-    Py_DecRef(self);
-    return made;
+    return function_of(layout ? &WITH_LAYOUT : &WITHOUT_LAYOUT, PyTuple_Pack(2, ndarray, jax));
 }
 
 static PyObject *finder(PyObject *module, PyObject *arguments)
@@ -352,11 +334,7 @@ static PyObject *finder(PyObject *module, PyObject *arguments)
         return PyErr_Format(PyExc_TypeError, "finder takes what packer returned; got %R", packing);
     PyObject *of = PyCFunction_GetSelf(packing);
     PyObject *self = PyTuple_Pack(4, PyTuple_GetItem(of, 0), PyTuple_GetItem(of, 1), memo, otherwise);
-    if (self == NULL)
-        return NULL;
-    PyObject *made = PyCFunction_NewEx(layout ? &FIND_WITH_LAYOUT : &FIND_WITHOUT_LAYOUT, self, NULL);
-    Py_DecRef(self);
-    return made;
+    return function_of(layout ? &FIND_WITH_LAYOUT : &FIND_WITHOUT_LAYOUT, self);
 }
 
 static PyMethodDef FUNCTIONS[] = {

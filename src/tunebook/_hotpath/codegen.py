@@ -53,8 +53,8 @@ class Signature:
     """The author's parameters, and the source of the functions generated from them."""
 
     def __init__(self, implementation: Callable[..., Any]) -> None:
-        self.name = implementation.__name__ if implementation.__name__.isidentifier() else "kernel"
-        self.name = f"{self.name}_" if keyword.iskeyword(self.name) else self.name
+        name = implementation.__name__ if implementation.__name__.isidentifier() else "kernel"
+        self.name = f"{name}_" if keyword.iskeyword(name) else name
         self.parameters = [p for p in inspect.signature(implementation).parameters.values() if p.name != "config"]
         self.names = tuple(p.name for p in self.parameters)
         self.defaults = {f"_tb_default_{p.name}": p.default for p in self.parameters if p.default is not p.empty}
@@ -72,7 +72,11 @@ class Signature:
         arguments = ", ".join(self.names)
         run = f"return _tb_impl({self._forwarded('_tb_found')})"
         exact = "".join(f"{reader.exact.format(n)}, " for n, reader in used.items())
-        lookup, fast_key = _packed_lookup(used, run) if packed else _plain_lookup(used, run)
+        if packed:  # the accelerator's bytes are exact, and need no guards
+            lookup = [f"_tb_found = _tb_find({', '.join(used)})", "if _tb_found is not None:", f" {run}"]
+            fast_key = f"_tb_pack({', '.join(used)})"
+        else:
+            lookup, fast_key = _plain_lookup(used, run)
         if used and not readers:
             lookup = []  # before the first call there is nothing to find, and torch's compiler need not read it
         elif compiled and any(reader.traced for reader in used.values()):
@@ -102,9 +106,8 @@ class Signature:
             if p.kind is p.KEYWORD_ONLY and not starred:
                 parts.append("*")
             starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
-            star = _STARS.get(p.kind, "")
             default = "" if p.default is p.empty else f"=_tb_default_{p.name}"
-            parts.append(f"{star}{p.name}{default}")
+            parts.append(f"{_STARS.get(p.kind, '')}{p.name}{default}")
         if self.parameters and self.parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
             parts.append("/")
         tail = [] if starred else ["*"]
@@ -146,24 +149,8 @@ def _plain_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[st
     return lookup, f"({fast}) if {guard} and not ({refused or False}) else None"
 
 
-def _packed_lookup(used: Mapping[str, ArgumentReader], run: str) -> tuple[list[str], str]:
-    """Return the lines that look an answer up by the accelerator's bytes, and the expression for them.
-
-    The bytes are exact, and need no guards.
-    """
-    lookup = [
-        f"_tb_found = _tb_find({', '.join(used)})",
-        "if _tb_found is not None:",
-        f" {run}",
-    ]
-    return lookup, f"_tb_pack({', '.join(used)})"
-
-
 def _positional_twin(implementation: Callable[..., Any]) -> FunctionType | None:
-    """Return the author's function with its keyword-only parameters made positional, if it is a plain one.
-
-    A call by position is 10 ns faster than one with a keyword, which is 2 % of a whole tuned call.
-    """
+    """Return the author's function with its keyword-only parameters made positional, 10 ns faster, if it is plain."""
     if type(implementation) is not FunctionType:
         return None
     code = implementation.__code__
@@ -171,13 +158,10 @@ def _positional_twin(implementation: Callable[..., Any]) -> FunctionType | None:
     kinds = inspect.signature(implementation).parameters.values()
     if starred or [p.name for p in kinds][-1:] != ["config"]:
         return None
-    return FunctionType(
-        code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0, co_posonlyargcount=0),
-        implementation.__globals__,
-        implementation.__name__,
-        None,
-        implementation.__closure__,
-    )
+    count = code.co_argcount + code.co_kwonlyargcount
+    code = code.replace(co_argcount=count, co_kwonlyargcount=0, co_posonlyargcount=0)
+    f = implementation
+    return FunctionType(code, f.__globals__, f.__name__, None, f.__closure__)
 
 
 # --------------------------------------------------------------------------------------------------- the accelerator
@@ -198,10 +182,7 @@ def find_pack(*, layout: bool) -> Pack | None:
 
 
 def finder_of(pack: Pack, memo: dict[Any, Any], otherwise: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """Return the function that looks up the arguments of a call by the key that `pack` makes, or returns None.
-
-    It looks in the memo first, and then asks `otherwise(key)`.
-    """
+    """Return the function that looks arguments up in a memo by the key that `pack` makes; else it asks `otherwise`."""
     from tunebook._hotpath._packed import finder  # noqa: PLC0415 - built, because there is a `pack`
 
     return finder(pack, memo, otherwise)

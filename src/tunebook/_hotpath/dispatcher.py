@@ -49,7 +49,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.selector import event_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from tunebook._arrays.library import ArgumentReader
     from tunebook._hotpath.codegen import Pack
@@ -58,10 +58,7 @@ if TYPE_CHECKING:
 
 
 class MemoisedAnswer(NamedTuple):
-    """A memoised answer; `tell`, if there are listeners, tells them that it was given once more.
-
-    A new listener makes the memo forget all answers, so an answer always has the listeners of its selector.
-    """
+    """A memoised answer. `tell` tells the listeners, if any; a new listener makes the memo forget all answers."""
 
     config: Any
     tell: Callable[[], object] | None
@@ -73,27 +70,22 @@ def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]
     data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
     event = "cache_hit" if in_memory else selection.event
     calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
-    return MemoisedAnswer(selection.config, _in_turn(calls) if len(calls) > 1 else next(iter(calls), None))
+
+    def tell_all() -> None:
+        for call in calls:
+            call()
+
+    return MemoisedAnswer(selection.config, tell_all if len(calls) > 1 else next(iter(calls), None))
 
 
 @cache
 def _call_maker(names: tuple[str, ...]) -> Callable[..., Callable[[], object]]:
-    """Return a function that makes the call which tells a listener an event, with data of these names.
-
-    Generated, because `listener(event, **data)` takes 120 ns more than names that are written out: a fifth of the call.
-    """
+    """Return a function that makes the call which tells a listener an event, with data of these names."""
+    # Generated, because `listener(event, **data)` takes 120 ns more than names that are written out: a fifth of a call.
     passed = ", ".join(f"{name}={name}" for name in names)
     source = f"lambda listener, event, {', '.join(names)}: lambda: listener(event, {passed})"
     made: Callable[..., Callable[[], object]] = eval(source)  # noqa: S307 - names of our own events
     return made
-
-
-def _in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
-    def tell() -> None:
-        for call in calls:
-            call()
-
-    return tell
 
 
 def flatten(value: Any) -> list[Any]:
@@ -138,12 +130,8 @@ class Dispatcher:
         as_config: Callable[[object], object],
     ) -> None:
         """`names` are the parameters that count; the callables take one argument per parameter of the function."""
-        self._implementation = implementation
-        self._names = frozenset(names)
-        self._layout = layout
-        self._select, self._observe = select, observe
-        self._selector = selector
-        self._as_config = as_config
+        self._implementation, self._names, self._layout = implementation, frozenset(names), layout
+        self._select, self._observe, self._selector, self._as_config = select, observe, selector, as_config
         self._answers = Answers()
         self._readers: dict[str, ArgumentReader] = {}
         self._classes: dict[str, type] = {}
@@ -167,8 +155,7 @@ class Dispatcher:
             "_tb_leaf": fast_key_of,
             **self._seen(),
         }
-        compiled = "_tb_compiling" in namespace
-        packed = self._pack is not None
+        packed, compiled = self._pack is not None, "_tb_compiling" in namespace
         source = self._signature.source(self._readers, self._names, packed=packed, compiled=compiled)
         exec(compile(source, f"<tunebook {self._signature.name}>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return _Generated(*(namespace[name] for name in _Generated._fields))
@@ -185,8 +172,14 @@ class Dispatcher:
             before = self._form()
             used = {n: x for n, x in zip(self._signature.names, arguments, strict=True) if n in self._names}
             for name, value in used.items():
-                self._note_kind(name, value)
-            self._note_packing(used.values())
+                reader = reader_for(value, layout=self._layout)
+                known = self._readers.setdefault(name, reader)
+                fixed = self._classes.setdefault(name, type(value)) if "{1}" in reader.guard else type(value)
+                if known != reader or fixed is not type(value):
+                    self._readers[name] = ANY
+            pack = find_pack(layout=self._layout) if self._packs else None
+            self._packs = pack is not None and pack(*used.values()) is not None
+            self._pack = pack if self._packs else None
             if before == self._form():
                 return
             self._generated = self._generate()
@@ -198,18 +191,6 @@ class Dispatcher:
     def _form(self) -> object:
         """Return the form of the keys: packed keys have one form for arguments of any kind."""
         return self._pack or dict(self._readers)
-
-    def _note_packing(self, used: Collection[object]) -> None:
-        pack = find_pack(layout=self._layout) if self._packs else None
-        self._packs = pack is not None and pack(*used) is not None
-        self._pack = pack if self._packs else None
-
-    def _note_kind(self, name: str, value: object) -> None:
-        reader = reader_for(value, layout=self._layout)
-        known = self._readers.setdefault(name, reader)
-        fixed = self._classes.setdefault(name, type(value)) if "{1}" in reader.guard else type(value)
-        if known != reader or fixed is not type(value):
-            self._readers[name] = ANY
 
     def miss(self, *arguments: Any) -> Any:
         """Answer a call that the hot path could not, and run it."""
@@ -279,23 +260,17 @@ class Dispatcher:
             MEMO.open_fast(self._answers, key, answer)
         return config
 
-    def exploration(self, key: Hashable) -> InCallSession[Any] | None:
-        """Return the session that runs calls of this kind for now, if candidates are tried in them."""
-        explored = self._answers.explored.get(key) if INNERMOST.get() is None else None
-        if explored is None:
-            return None
-        if explored.tell is not None:
-            explored.tell()
-        return explored.config  # type: ignore[no-any-return] # in place of a configuration
-
     def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, InCallSession[Any] | None]:
         """Return the configuration for a call, or the session that is to run it."""
         epoch = MEMO.epoch
         key = self._key(arguments)
         if key is not None and (found := self.known(key)) is not None:
             return found, None
-        if key is not None and (exploration := self.exploration(key)) is not None:
-            return None, exploration
+        explored = None if key is None or INNERMOST.get() is not None else self._answers.explored.get(key)
+        if explored is not None:  # candidates are tried in calls of this kind for now
+            if explored.tell is not None:
+                explored.tell()
+            return None, explored.config
         # Working out which problem a call is takes longest of all, and under an overlay every call comes here.
         problem = None if key is None else self._answers.problems.get(key)
         selection = self._select(arguments, None, problem)
@@ -324,13 +299,10 @@ class Dispatcher:
         self._specialise(arguments)
         key = self._key(arguments)
         if key is not None:
-            answer = _answer(selection, self._selector.listeners)
-            if selection.exploration is not None:
-                explored = answer._replace(config=selection.exploration)
-                MEMO.remember(self._answers, selection.problem, key, explored, epoch=epoch, explored=True)
-                return
-            MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch)
-            if answer.tell is None:
+            answer, explored = _answer(selection, self._selector.listeners), selection.exploration is not None
+            answer = answer._replace(config=selection.exploration) if explored else answer
+            MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch, explored=explored)
+            if answer.tell is None and not explored:
                 MEMO.open_fast(self._answers, key, answer)
 
     def _run_recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:

@@ -44,9 +44,7 @@ def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) 
     False is not at all. A tolerance is relative to the largest value, and may be given by the name of a dtype.
     """
     if tolerance is not None and check is not True:
-        raise DefinitionError(
-            f"tolerance={tolerance!r} is for check=True, and check is {check!r}; leave one of them out"
-        )
+        raise DefinitionError(f"tolerance={tolerance!r} is for check=True, and check={check!r}; leave one of them out")
     if check is True:
         by_dtype = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(TOLERANCE, tolerance or 0.0)
         return difference if tolerance is None else partial(difference, tolerance={**TOLERANCE, **by_dtype})
@@ -72,8 +70,8 @@ def difference(
             return _array_difference(output, expected, where, tolerance)
         return None if output == expected else _wrong(f"{where} is {output!r}, expected {expected!r}")
     if found is None or found.keys() != wanted.keys():
-        sequence = isinstance(expected, (tuple, list))
-        form = f"{len(wanted)} parts" if sequence else f"the keys {sorted(map(str, wanted))}"
+        listed = isinstance(expected, (tuple, list))
+        form = f"{len(wanted)} parts" if listed else f"the keys {sorted(map(str, wanted))}"
         return _wrong(f"{where} should have {form}")
     differences = (difference(found[step], part, f"{where}[{step!r}]", tolerance) for step, part in wanted.items())
     return next(filter(None, differences), None)
@@ -121,9 +119,8 @@ def _is_close(output: Any, expected: Any, tolerances: Mapping[str, float]) -> bo
     if not tolerances or not is_array(output) or not is_array(expected):
         return False
     library = library_of(output)
-    if library is not library_of(expected):
-        return False
-    return library.is_close(output, expected, tolerances.get(library.dtype(output), 0.0))
+    tolerance = tolerances.get(library.dtype(output), 0.0)
+    return library is library_of(expected) and library.is_close(output, expected, tolerance)
 
 
 def _in_numpy(x: Any) -> Any:

@@ -153,10 +153,13 @@ def as_buckets(spec: Mapping[str, object] | None, parameter_names: Iterable[str]
     for name, entry in spec.items():
         if name not in names:
             raise DefinitionError(f"bucket= names {name!r}, but {unknown_name(name, names)}")
-        if isinstance(entry, Mapping):
-            by_dimension[name] = {_dimension(name, d): _bucket(name, b) for d, b in entry.items()}
-        else:
+        if not isinstance(entry, Mapping):
             whole[name] = _bucket(name, entry)
+            continue
+        wrong = [each for each in entry if isinstance(each, bool) or not isinstance(each, int)]
+        if wrong:
+            raise DefinitionError(f"bucket= of {name!r}: a dimension is an int, not {wrong[0]!r}; write {_EXAMPLE}")
+        by_dimension[name] = {dimension: _bucket(name, bucket) for dimension, bucket in entry.items()}
     return Buckets(whole, by_dimension)
 
 
@@ -171,12 +174,6 @@ def unknown_name(name: object, valid: Sequence[str]) -> str:
     close = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
     listed = ", ".join(map(repr, valid)) or "none"
     return f"the arguments are {listed}" + (f"; did you mean {close[0]!r}?" if close else "")
-
-
-def _dimension(name: str, dimension: object) -> int:
-    if isinstance(dimension, bool) or not isinstance(dimension, int):
-        raise DefinitionError(f"bucket= of {name!r}: a dimension is an int, not {dimension!r}; write {_EXAMPLE}")
-    return dimension
 
 
 def _bucket(name: str, entry: Any) -> Bucket:

@@ -19,18 +19,9 @@ import enum
 import functools
 import math
 import sys
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from types import (
-    BuiltinFunctionType,
-    EllipsisType,
-    FunctionType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-    NoneType,
-    WrapperDescriptorType,
-)
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tunebook._arrays.describe import (
@@ -49,14 +40,12 @@ from tunebook._base.errors import DefinitionError, UnkeyableError
 from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._code.checksum import inner_callable, source_digest
 from tunebook._code.source import closure, defaults
-from tunebook._keys.buckets import Buckets
 from tunebook._keys.key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
 from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - keys have one door
 
 if TYPE_CHECKING:
-    import dataclasses
-
     from tunebook._base.vocabulary import Json
+    from tunebook._keys.buckets import Buckets
 
 T = TypeVar("T")
 
@@ -80,16 +69,16 @@ def call_key(arguments: Mapping[str, object], *, buckets: Buckets | None = None,
     >>> call_key({"n": 3, "causal": True, "window": (128, 0)})
     '{"causal":true,"n":3,"window":{"$tuple":[128,0]}}'
     """
-    describer = _Describer(buckets or Buckets(), layout=layout)
+    describer = _Describer(buckets, layout=layout)
     return canonical_json(
-        {name: describer.describe(value, _ArgumentPath(name, name)) for name, value in arguments.items()},
+        {name: describer.describe(value, _ArgumentPath(name, name)) for name, value in arguments.items()}
     )
 
 
 def fast_key_of(x: Any, depth: int = 0) -> Hashable:
     """Return a hashable value that is equal for two arguments only if they have the same call key.
 
-    `TypeError` for an argument without a cheap key: calls with it are looked up by their call key every time.
+    `TypeError` for an argument without a cheap key.
     """
     kind = type(x)
     read = _FAST.get(kind) or _learn_fast(x, kind)
@@ -99,7 +88,8 @@ def fast_key_of(x: Any, depth: int = 0) -> Hashable:
 def is_plain(value: object) -> bool:
     """Return whether a value cannot change: numbers, texts, dtypes, classes, functions and modules."""
     row = _KINDS.get(type(value))
-    plain = (int, float, complex, str, bytes, enum.Enum, type, FunctionType, BuiltinFunctionType, ModuleType)
+    code = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+    plain = (int, float, complex, str, bytes, enum.Enum, *code)
     return row.plain if row is not None else isinstance(value, plain) or _dtype(value) is not None or _is_scalar(value)
 
 
@@ -115,14 +105,6 @@ def register_key(kind: type[T], describe_value: Callable[[T], object]) -> None:
     _FAST.clear()
 
 
-def _in_order(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items of a dict, sorted if they can be: equal dicts must number their devices alike."""
-    return sorted(value.items()) if all(type(key) is str for key in value) else list(value.items())
-
-
-# ------------------------------------------------------------------------------------------------------- describing
-
-
 class _ArgumentPath(NamedTuple):
     """Where in the arguments a value is; for messages, and to find its bucket."""
 
@@ -134,12 +116,10 @@ class _ArgumentPath(NamedTuple):
 
 
 class _Describer:
-    """Describes the arguments of a call."""
-
     __slots__ = ("_buckets", "_devices", "_layout", "_open")
 
-    def __init__(self, buckets: Buckets, *, layout: bool) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: Buckets | None, *, layout: bool) -> None:
+        self._buckets = buckets if buckets is not None and (buckets.whole or buckets.by_dimension) else None
         self._layout = layout
         self._devices = DeviceOrdinals()
         self._open: list[int] = []  # the ids of the containers that are being described, outermost first
@@ -148,7 +128,7 @@ class _Describer:
         row = _KINDS.get(type(value))
         if row is not None and row.is_leaf:
             return row.key(self, value, place)
-        if id(value) in self._open and isinstance(value, FunctionType):
+        if id(value) in self._open and isinstance(value, types.FunctionType):
             return {"$up": len(self._open) - self._open.index(id(value))}  # a function that calls itself
         if id(value) in self._open or len(self._open) > MAX_DEPTH:
             raise UnkeyableError(
@@ -176,32 +156,22 @@ class _Describer:
             f"two of them apart: tunebook.register_key({kind.__qualname__}, lambda x: ...)"
         )
 
-    # ------------------------------------------------------------------------------------------------------ numbers
-
     def integer(self, value: int, place: _ArgumentPath) -> Json:
+        if self._buckets is None:
+            return _plain_int(value)
         bucket = self._buckets.scalar(place.argument, value, top=place.path == place.argument)
         return _plain_int(value) if bucket is None else {"$bucket": _plain_int(bucket)}
-
-    def _numpy_scalar(self, value: Any, place: _ArgumentPath) -> Json:
-        item = value.item()
-        row = _KINDS.get(type(item))
-        # A long double, a date or a record has no Python number that holds it exactly; its text does.
-        text = str(value) if row is None or not row.is_leaf else row.key(self, item, place)
-        return {"$scalar": [dtype_name(value.dtype), text]}
 
     def _array(self, value: Any, place: _ArgumentPath) -> Json:
         if not is_array(value):
             return None
         try:
             spec = describe(value, self._devices)
-            shape = self._buckets.shape(place.argument, spec.shape)
+            shape = [*spec.shape] if self._buckets is None else self._buckets.shape(place.argument, spec.shape)
         except UnkeyableError as error:
-            raise UnkeyableError(
-                f"argument {place.argument!r} cannot be part of a call key: {place.path}: {error}"
-            ) from error
+            message = f"argument {place.argument!r} cannot be part of a call key: {place.path}: {error}"
+            raise UnkeyableError(message) from error
         return {"$array": [spec.library, spec.dtype, [*shape], spec.layout if self._layout else "", spec.platform]}
-
-    # --------------------------------------------------------------------------------------------------- containers
 
     def sequence(self, value: list[object], place: _ArgumentPath) -> Json:
         return [self.describe(item, place.at(f"[{i}]")) for i, item in enumerate(value)]
@@ -214,11 +184,13 @@ class _Describer:
         return {f"${type(value).__name__}": sorted(items, key=canonical_json)}
 
     def dictionary(self, value: dict[Any, Any], place: _ArgumentPath) -> Json:
-        items = [(key, self.describe(item, place.at(f"[{key!r}]"))) for key, item in _in_order(value)]
+        # Sorted if they can be: equal dicts must number their devices alike.
+        pairs = sorted(value.items()) if all(type(key) is str for key in value) else value.items()
+        items = [(key, self.describe(item, place.at(f"[{key!r}]"))) for key, item in pairs]
         if all(type(key) is str and key.isascii() and not key.startswith("$") for key in value):
             return dict(items)
-        pairs: list[Json] = [[self.describe(key, place.at(f" key {key!r}")), item] for key, item in items]
-        return {"$dict": sorted(pairs, key=canonical_json)}
+        described: list[Json] = [[self.describe(key, place.at(f" key {key!r}")), item] for key, item in items]
+        return {"$dict": sorted(described, key=canonical_json)}
 
     def ordered(self, value: OrderedDict[object, object], place: _ArgumentPath) -> Json:
         return {"$object": [type_name(type(value)), self.sequence([list(item) for item in value.items()], place)]}
@@ -231,8 +203,6 @@ class _Describer:
         keywords = self.dictionary(value.keywords, place.at(".keywords"))
         return {"$partial": [self.describe(value.func, place.at(".func")), arguments, keywords]}
 
-    # ------------------------------------------------------------------------------------------------------ objects
-
     def _symbol(self, value: Any, place: _ArgumentPath) -> Json:
         """Describe an enum, a dtype, a scalar of numpy, a class or a module: a value with a name, or a number."""
         if isinstance(value, enum.Enum):
@@ -242,46 +212,49 @@ class _Describer:
         if dtype is not None:
             return {"$dtype": dtype}
         if _is_scalar(value):
-            return self._numpy_scalar(value, place)
+            row = _KINDS.get(type(value.item()))
+            # A long double, a date or a record has no Python number that holds it exactly; its text does.
+            text = str(value) if row is None or not row.is_leaf else row.key(self, value.item(), place)
+            return {"$scalar": [dtype_name(value.dtype), text]}
         if isinstance(value, type):
             return {"$class": type_name(value)}
-        return {"$module": value.__name__} if isinstance(value, ModuleType) else None
+        return {"$module": value.__name__} if isinstance(value, types.ModuleType) else None
 
     def _fields(self, value: Any, place: _ArgumentPath) -> Json:
         names = field_names(value)
         if names is None:
             return None
-        ignored = {field.name for field in _dataclass_fields(value) if not field.compare}
+        dataclass_fields: Iterable[Any] = getattr(type(value), "__dataclass_fields__", {}).values()
+        ignored = {field.name for field in dataclass_fields if not field.compare}
         names = tuple(name for name in names if name not in ignored)
         fields = {name: self.describe(getattr(value, name), place.at(f".{name}")) for name in names}
         return {"$object": [type_name(type(value)), fields]}
 
     def _subclass(self, value: Any, place: _ArgumentPath) -> Json:
         """Describe a number, a text or a container with a class of its own."""
-        for base, plain in _PLAIN_OF:
+        for base in _BASES:
             if isinstance(value, base):
-                return {"$object": [type_name(type(value)), self.describe(plain(value), place)]}
+                plain = _PLAIN.get(base, base)(value)
+                return {"$object": [type_name(type(value)), self.describe(plain, place)]}
         return None
 
-    # ---------------------------------------------------------------------------------------------------- callables
-
     def _callable(self, value: Any, place: _ArgumentPath) -> Json:
-        if isinstance(value, FunctionType):
+        if isinstance(value, types.FunctionType):
             return self._function(value, place)
-        if isinstance(value, MethodType):
+        if isinstance(value, types.MethodType):
             owner = self.describe(value.__self__, place.at(".__self__"))
             return {"$method": [value.__name__, source_digest(value), owner]}
-        if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, (ModuleType, type(None))):
+        if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType | None):
             return {"$method": [value.__qualname__, "", self.describe(value.__self__, place.at(".__self__"))]}
         inner = inner_callable(value) if callable(value) else None
         if inner is not None:
             return {"$callable": [type_name(type(value)), self.describe(inner, place)]}
-        if isinstance(value, BuiltinFunctionType):
+        if isinstance(value, types.BuiltinFunctionType):
             return {"$builtin": f"{value.__module__}.{value.__qualname__}"}
         name = _importable_name(value)
         return None if name is None else {"$builtin": name}
 
-    def _function(self, f: FunctionType, place: _ArgumentPath) -> Json:
+    def _function(self, f: types.FunctionType, place: _ArgumentPath) -> Json:
         described: Json = {"$function": [f.__name__, source_digest(f)]}
         if _importable_name(f) is not None:
             return described
@@ -297,10 +270,6 @@ def _plain_int(value: int) -> Json:
 
 def _float(value: float) -> Json:
     return value if math.isfinite(value) else {"$float": repr(value)}
-
-
-def _complex(value: complex) -> Json:
-    return {"$complex": [_float(value.real), _float(value.imag)]}
 
 
 def _str(value: str) -> Json:
@@ -351,24 +320,26 @@ def _fast_range(x: range | slice, depth: int) -> Hashable:
     return _fast_items((x.start, x.stop, x.step), depth)  # range(0) == range(1, 1), and slice(0) == slice(False)
 
 
-def _fast_set(x: Any, depth: int) -> Hashable:
-    return frozenset(fast_key_of(item, depth) for item in x)
-
-
 def _fast_partial(x: functools.partial[Any], depth: int) -> Hashable:
     return fast_key_of(x.func, depth), _fast_items(x.args, depth), _fast_pairs(x.keywords, depth)
 
 
+def _fast_set(x: Any, depth: int) -> Hashable:
+    return frozenset(fast_key_of(item, depth) for item in x)
+
+
 _KINDS: Final[dict[type, _Kind]] = {
-    NoneType: _value(lambda _: None),
+    types.NoneType: _value(lambda _: None),
     bool: _value(bool),
     int: _Kind(_Describer.integer, lambda x, _depth: x),
     float: _value(_float, lambda x, _depth: x.hex()),  # 0.0 == -0.0
-    complex: _value(_complex, lambda x, _depth: (x.real.hex(), x.imag.hex())),
+    complex: _value(
+        lambda x: {"$complex": [_float(x.real), _float(x.imag)]}, lambda x, _depth: (x.real.hex(), x.imag.hex())
+    ),
     str: _value(_str),
     bytes: _value(_bytes),
     bytearray: _value(_bytes, lambda x, _depth: bytes(x))._replace(plain=False),
-    EllipsisType: _value(lambda _: {"$ellipsis": True}),
+    types.EllipsisType: _value(lambda _: {"$ellipsis": True}),
     range: _Kind(_Describer.bounds, _fast_range, is_leaf=False),
     slice: _Kind(_Describer.bounds, _fast_range, is_leaf=False),
     list: _Kind(_Describer.sequence, _fast_items, plain=False, is_leaf=False),
@@ -380,26 +351,15 @@ _KINDS: Final[dict[type, _Kind]] = {
     functools.partial: _Kind(_Describer.bound_call, _fast_partial, plain=False, is_leaf=False),
 }
 
-# A value of a subclass is keyed by its class and by the value of the base.
-_PLAIN_OF: Final[tuple[tuple[type, Callable[[Any], object]], ...]] = (
-    (int, int.__int__),
-    (float, float.__float__),
-    (str, str.__str__),
-    (bytes, bytes),
-    (tuple, tuple),
-    (list, list),
-    (frozenset, frozenset),
-    (set, set),
-    (Mapping, dict),
-)
-
+# A value of a subclass is keyed by its class and by the value of the base, whatever its `__int__` or `__str__` says.
+_BASES: Final[tuple[type, ...]] = (int, float, str, bytes, tuple, list, frozenset, set, Mapping)
+_PLAIN: Final[dict[type, Any]] = {int: int.__int__, float: float.__float__, str: str.__str__, Mapping: dict}
 
 _FAST: Final[dict[type, _Fast]] = {}  # how each class that was seen is read; it decides, not the object
 _FAST_CLASSES: Final = 1000  # a program that makes ever new classes must not fill the memory
 
 
 def _learn_fast(x: Any, kind: type) -> _Fast:
-    """Return how a fast key reads objects of a class; `TypeError` if their key has to be worked out every time."""
     read = _fast_way(x, kind)
     if len(_FAST) >= _FAST_CLASSES:
         _FAST.clear()
@@ -407,6 +367,7 @@ def _learn_fast(x: Any, kind: type) -> _Fast:
 
 
 def _fast_way(x: Any, kind: type) -> _Fast:  # noqa: PLR0911 - a table of kinds, one return each
+    """Return how a fast key reads objects of a class; `TypeError` if their key has to be worked out every time."""
     row = _KINDS.get(kind)
     if row is not None:
         return row.fast
@@ -414,8 +375,9 @@ def _fast_way(x: Any, kind: type) -> _Fast:  # noqa: PLR0911 - a table of kinds,
     if own is not None:
         return lambda x, depth: fast_key_of(own(x), depth)
     if is_array(x):
-        by_library = library_of(x).fast_key is not None
-        return _fast_array if by_library else lambda x, _depth: (describe(x), device_of(x))
+        if library_of(x).fast_key is None:
+            return lambda x, _depth: (describe(x), device_of(x))
+        return lambda x, _depth: library_of(x).fast_key(x)  # type: ignore[misc] # it was seen with one
     if issubclass(kind, (enum.Enum, type)) or _dtype(x) is not None:
         return lambda x, _depth: x  # hashable, and equal only to itself
     if _is_scalar(x):
@@ -423,15 +385,11 @@ def _fast_way(x: Any, kind: type) -> _Fast:  # noqa: PLR0911 - a table of kinds,
         return lambda x, _depth: (x.dtype, x.tobytes())
     if field_names(x) is not None:
         return lambda x, depth: _fast_items([getattr(x, name) for name in field_names(x) or ()], depth)
-    if kind is FunctionType:
+    if kind is types.FunctionType:
         return _fast_function
     if issubclass(kind, Mapping) and not callable(x):
         return _fast_pairs
     raise TypeError(f"a {kind.__name__} is not memoised")
-
-
-def _fast_array(x: Any, _depth: int) -> Hashable:
-    return library_of(x).fast_key(x)  # type: ignore[misc] # it was seen with one
 
 
 def _fast_function(x: Any, _depth: int) -> Hashable:
@@ -446,10 +404,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _dtype(value: Any) -> str | None:
-    """Return the name of a dtype object of any library; None for any other value.
-
-    `numpy.dtype("float32")`, `numpy.float32` and `jax.numpy.float32` are equal to each other and have one name.
-    """
+    """Return the name of a dtype; one name for `numpy.dtype("float32")`, `numpy.float32` and `jax.numpy.float32`."""
     if "dtype" in type(value).__name__:
         named = library_named(root_module(type(value))).dtype_text(value)
         if named is not None:
@@ -467,13 +422,9 @@ def _dtype(value: Any) -> str | None:
     return dtype_name(made) if isinstance(made, numpy.dtype) else None
 
 
-def _dataclass_fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(getattr(type(value), "__dataclass_fields__", {}).values())
-
-
 def _importable_name(value: Any) -> str | None:
     """Return the dotted name under which every process finds this very object, or None."""
-    if isinstance(value, (MethodDescriptorType, WrapperDescriptorType)):
+    if isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return f"{type_name(value.__objclass__)}.{value.__name__}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     root = root_module(type(value))

@@ -49,9 +49,6 @@ def _arguments(key: str) -> dict[str, Json] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-# ------------------------------------------------------------------------------------------------------- difference
-
-
 def _fields_differ(old: dict[str, Json], new: dict[str, Json], prefix: str) -> Iterator[str]:
     for name in sorted(old.keys() | new.keys()):
         path = f"{prefix}{name}"
@@ -95,9 +92,6 @@ def _arrays_differ(old: list[Json], new: list[Json], path: str) -> Iterator[str]
             yield from (f"{path}: dim {i} is {one} there, {two} here" for i, (one, two) in pairs if one != two)
 
 
-# --------------------------------------------------------------------------------------------------------- spelling
-
-
 def _tagged(value: Json) -> tuple[str, Json]:
     """Return the tag of a value and its content; the tag of a plain value is ""."""
     if isinstance(value, dict) and len(value) == 1:
@@ -109,25 +103,16 @@ def _tagged(value: Json) -> tuple[str, Json]:
 
 def _spell(value: Json) -> str:
     tag, content = _tagged(value)
-    if tag == "":
-        return _spell_plain(content)
-    if tag == "bucket":
-        return f"~{_spell(content)}"
     if isinstance(content, list):
-        return _spell_list(tag, content)
-    return str(content)
-
-
-def _spell_plain(value: Json) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_spell, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_spell(item)}" for name, item in value.items()) + "}"
-    return repr(value)
+        return _spell_list(tag, content) if tag else f"[{', '.join(map(_spell, content))}]"
+    if tag:
+        return f"~{_spell(content)}" if tag == "bucket" else str(content)
+    if isinstance(content, dict):
+        return "{" + ", ".join(f"{name}: {_spell(item)}" for name, item in content.items()) + "}"
+    return repr(content)
 
 
 def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one per tag
-    last = content[-1] if content else None
     match tag, content:
         case "array", [library, dtype, list(shape), layout, device]:
             at = f" on {device}" if device else ""
@@ -136,10 +121,10 @@ def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one pe
             return f"({', '.join(map(_spell, content))}{',' if len(content) == 1 else ''})"
         case (("set" | "frozenset"), _):
             return "{" + ", ".join(map(_spell, content)) + "}"
-        case "enum", [str(name), _]:
-            return f"{_last_name(name)}.{last if isinstance(last, str) else _spell(last)}"
+        case "enum", [str(name), member]:
+            return f"{name.rpartition('.')[2]}.{member if isinstance(member, str) else _spell(member)}"
         case "object", [str(name), dict(fields)]:
-            return f"{_last_name(name)}({', '.join(f'{field}={_spell(item)}' for field, item in fields.items())})"
+            return f"{name.rpartition('.')[2]}({', '.join(f'{key}={_spell(item)}' for key, item in fields.items())})"
         case "scalar", [dtype, number]:
             return f"{dtype}({_spell(number)})"
         case "function", [name, str(digest)]:
@@ -148,7 +133,3 @@ def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one pe
             return f"{_spell(function)} with {_spell(values)}"
         case _:
             return f"{tag}({', '.join(map(_spell, content))})"
-
-
-def _last_name(name: str) -> str:
-    return name.rpartition(".")[2]

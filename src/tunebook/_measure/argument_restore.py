@@ -31,9 +31,8 @@ class Restorer:
         self._arrays = [(x, library_of(x)) for x in found.values() if library_of(x).is_writable(x)]
         self._copies = [library.copy(x) for x, library in self._arrays]
         self._bytes = sum(getattr(copy, "nbytes", 0) for copy in self._copies)
-        self._declared = declared is not None
+        self._declared, self._compared = declared is not None, False
         self._changed: set[int] = set(range(len(self._arrays))) if self._declared else set()
-        self._compared = False
 
     @property
     def has_changes(self) -> bool:
@@ -48,8 +47,7 @@ class Restorer:
     def written(self) -> list[Any]:
         """Return copies of the arguments that were written to, as the last run left them."""
         self._look()
-        written = [self._arrays[index] for index in sorted(self._changed)]
-        return [library.copy(array) for array, library in written]
+        return [library.copy(array) for array, library in (self._arrays[index] for index in sorted(self._changed))]
 
     def _look(self) -> None:
         if self._declared or (self._compared and self._bytes > _COMPARED_BYTES):

@@ -28,9 +28,8 @@ CAPACITY: Final = 4096
 class Answers:
     """The memoised answers of a kernel: `fast` is read by the hot path, `known` by the path that checks its context.
 
-    `explored` holds the session that runs a call, where candidates are tried in calls. `problems` holds the problem of
-    each call, which depends on the call alone and never becomes wrong. All are read without a lock, and written under
-    the memo's.
+    `explored` holds the session that runs a call. `problems` holds the problem of each call, which depends on the call
+    alone and never becomes wrong. All are read without a lock, and written under the memo's.
     """
 
     __slots__ = ("__weakref__", "explored", "fast", "keys_of", "known", "problems")
@@ -50,9 +49,8 @@ class Answers:
     def drop(self, problem: Problem) -> None:
         """Forget the answers to one problem."""
         for key in self.keys_of.pop(problem, ()):
-            self.known.pop(key, None)
-            self.explored.pop(key, None)
-            self.fast.pop(key, None)
+            for memo in (self.known, self.explored, self.fast):
+                memo.pop(key, None)
 
 
 class AnswerMemo:
@@ -113,10 +111,7 @@ class AnswerMemo:
     def remember(
         self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int, explored: bool = False
     ) -> None:
-        """Memoise an answer, unless something changed since `epoch` was read, before the answer was worked out.
-
-        If `explored`, the answer is the session that runs the call.
-        """
+        """Memoise an answer (or, `explored`, a session), unless something changed since `epoch` was read before it."""
         with self._lock:
             if epoch != self.epoch:
                 return
@@ -216,8 +211,7 @@ class ConfigCache(Generic[C]):
 def epoch() -> int:
     """Return a number that grows when tuning in the background, or by the user's calls, has changed an answer.
 
-    A program that keeps something made from an answer (a compiled function, say) makes it anew when the number has
-    changed.
+    A program that keeps something made from an answer, for example a compiled function, then makes it anew.
     """
     return EPOCH.number
 

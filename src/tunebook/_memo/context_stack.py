@@ -11,7 +11,6 @@ from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import TracebackType
 
     from tunebook._base.vocabulary import Problem
 
@@ -19,10 +18,9 @@ T = TypeVar("T")
 
 
 class _Layer:
-    """One setting, and the layer that it was put on.
+    """One setting, and the layer below it. It suspends the memo while *any* context refers to it.
 
-    It suspends the memo while *any* context refers to it: a task that was started inside the block keeps its copy of
-    the context, and so the setting, after the block has ended.
+    A task that was started inside the block keeps its copy of the context after the block has ended.
     """
 
     __slots__ = ("outer", "value")
@@ -54,9 +52,7 @@ class Scope:
         for told in _listeners:
             told()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The layer itself holds the layer below: a token kept on this object would be shared by all threads that
         # entered it.
         layer = INNERMOST.get()
@@ -100,8 +96,7 @@ class _Overlay(NamedTuple):
 def overlay_cache(mapping: Mapping[tuple[str, str, str], object]) -> Scope:
     """Shadow memory and disk with `{(device, op_id, call_key): config}` inside a with-block.
 
-    Blocks nest, the innermost wins, and other threads and tasks see nothing of it. The mapping is copied here:
-    changing it later changes nothing.
+    Blocks nest, the innermost wins, and other threads and tasks see nothing of it. The mapping is copied here.
     """
     for key in mapping:
         if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):

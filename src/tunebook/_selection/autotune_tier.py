@@ -38,7 +38,6 @@ C = TypeVar("C")
 # Failures that other processes wrote are not read again at every call. Seen too late, they cost a tuning that ends
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
-_BUSY: Final = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
 
 
 class _BookLookup(Generic[C]):
@@ -80,9 +79,8 @@ class AutotuneTier(Tier[C]):
         beside: Sequence[Measurement] = (),
     ) -> Found[C] | Skipped:
         """Return the known answer, or tune now. `beside` was measured elsewhere: its fastest candidates race again."""
-        if request.policy.cache_miss_fallback in DEFERRED and (put_off := self.deferred.ask(request)) is not None:
-            return put_off
-        if (known := self._known(request)) is not None:
+        put_off = self.deferred.ask(request) if request.policy.cache_miss_fallback in DEFERRED else None
+        if (known := put_off or self._known(request)) is not None:
             return known
         look = _BookLookup(self._book, request)
         try:
@@ -97,9 +95,8 @@ class AutotuneTier(Tier[C]):
         return self._take(request, turn)
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
-        if request.policy.cache_miss_fallback in DEFERRED and (put_off := self.deferred.preview(request)) is not None:
-            return put_off
-        return self.known(request) or Skipped("would tune now")
+        put_off = self.deferred.ask(request, silent=True) if request.policy.cache_miss_fallback in DEFERRED else None
+        return put_off or self.known(request) or Skipped("would tune now")
 
     def at_once(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
@@ -123,10 +120,7 @@ class AutotuneTier(Tier[C]):
 
     def known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that needs no tuning: a remembered decision or failure, or why tuning is off."""
-        known = self._known(request)
-        if known is not None:
-            return known
-        return self._reason_to_stop(request, self._book.find(request))
+        return self._known(request) or self._reason_to_stop(request, self._book.find(request))
 
     def _known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the same, from memory alone: neither the book is read, nor are candidates listed."""
@@ -135,8 +129,7 @@ class AutotuneTier(Tier[C]):
         reason = self._reason_not_to(request) if request.mode == "normal" else off(request).reason
         if reason is not None:
             return Skipped(reason)
-        obstacle = obstacle_to(request.inv)
-        if obstacle is not None:
+        if (obstacle := obstacle_to(request.inv)) is not None:
             # It may be gone when the same call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
         error, expires = self._failed.get(key_of(request), (None, 0.0))
@@ -180,7 +173,8 @@ class AutotuneTier(Tier[C]):
         """Return the result of a turn, as the answer to this caller."""
         answer = turn.result
         if not isinstance(answer, Found):
-            return answer or Skipped(_BUSY, transient=True)
+            busy = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
+            return answer or Skipped(busy, transient=True)
         self._decided[key_of(request)] = answer.config
         if not turn.leads and answer.level is None:
             return answer._replace(event="cache_hit", level="memory")  # the result of another thread
@@ -236,7 +230,6 @@ class AutotuneTier(Tier[C]):
         return tuned
 
     def _turn_on_demand(self, request: Request[C], verb: str) -> AbstractContextManager[FlightTurn[Any]]:
-        """Give the turn to tune or verify a call though its answer may be known."""
         return self._flights.turn((verb, key_of(request)), self._book.leases(), problem_id(request.problem))
 
     def _tune_all(
@@ -320,11 +313,7 @@ class AutotuneTier(Tier[C]):
         reverify: bool = True,
         again: bool = False,
     ) -> Verified[C]:
-        """Measure, decide, and write the result down.
-
-        If `reverify`, only the finalists of an outdated entry are measured, as long as its choice holds; with `again`,
-        the finalists of any entry.
-        """
+        """Measure, decide, write down. `reverify`: only an outdated entry's finalists; `again`: any entry's."""
         book, history = self._book, self._book.history(request, entry.record)
         if beside:
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
@@ -380,7 +369,6 @@ def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
 
 
 def _tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
-    """Return a function that tells every step to the listeners too, if there are any."""
     if not request.heard:
         return on_step
 

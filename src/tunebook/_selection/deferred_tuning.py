@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, warn_once
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import EPOCH, MEMO
-from tunebook._selection.background_queue import BACKGROUND, Background
 from tunebook._selection.recording import abstract, concrete, opaque_part, recordings
 from tunebook._selection.tiers import Found, Memory, Parts, Request, Skipped, key_of
 from tunebook._tuning.plan import candidates_to_try, is_forward_only, search_for
@@ -22,51 +27,196 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._selection.autotune_tier import AutotuneTier
     from tunebook._tuning.in_call_session import InCallSession
-    from tunebook._tuning.job import Tuned
 
 C = TypeVar("C")
 
+# A job holds descriptions and no arrays, about 2 kB. Beyond this many, a call is told so and asks again next time.
+CAPACITY: Final = 1024
+# How long the end of the process waits for a candidate that is running. A longer one dies with the process, and the
+# next process that waits for its lease takes it over.
+_GRACE_S: Final = 1.0
 # An exploration holds no arrays, about 20 kB for 60 candidates. Beyond this many, the oldest is given up: a program
 # with ever new shapes does not come back to it.
 _EXPLORATIONS: Final = 256
 _SEARCHED_IN_CALLS: Final = 64
 # Finds the configuration of a request, in the background.
 Find: TypeAlias = "Callable[[Request[C]], Found[C] | Skipped]"
-_STATES: Final = {"running": "running in the background", "waiting": "waiting for its turn in the background"}
-
-
+State: TypeAlias = Literal["running", "waiting for its turn"]
 # Policies by which a call does not wait for its tuning.
 DEFERRED: Final = frozenset({"background", "incremental"})
 
 
-class DeferredTuning(Generic[C]):
-    """Tunes without making callers wait: behind them, or by them.
+class _QueuedJob(NamedTuple):
+    key: Hashable
+    attempt: Callable[..., bool]
+    ended: Callable[[], object]
 
-    Where nothing can answer meanwhile (no heuristic, or it is not allowed), the call has to be tuned at once.
+
+class Background:
+    """A queue with one job per key, and the daemon thread that works through it, which lives while there are jobs.
+
+    Jobs that another caller is doing are put off until there is nothing else to do, so that two processes with the
+    same jobs share them.
     """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity: Final = capacity
+        self._stops_at_exit = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._changed = threading.Condition()
+        self._fresh: deque[_QueuedJob] = deque()
+        self._put_off: deque[_QueuedJob] = deque()
+        self._states: dict[Hashable, State] = {}
+        self._left = 0  # jobs that have not been told yet that they have ended
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def state(self, key: Hashable) -> State | None:
+        """Return how far the job under a key is, or None."""
+        return self._states.get(key)
+
+    def submit(self, key: Hashable, attempt: Callable[..., bool], ended: Callable[[], object]) -> bool:
+        """Queue a job, unless one has its key already; False if the queue is full, or a thread cannot be started.
+
+        `attempt(patient=)` does the work, and returns False if another caller is doing it; if `patient`, it waits for
+        that caller instead. An error ends the thread, and the next job gets a new thread. `ended` is called when the
+        job has left the queue, with or without a result.
+        """
+        with self._changed:
+            if key in self._states:
+                return True
+            if len(self._states) >= self._capacity or self._stopping or not self._has_thread():
+                return False
+            self._states[key] = "waiting for its turn"
+            self._left += 1
+            self._fresh.append(_QueuedJob(key, attempt, ended))
+            return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until no job is left; False if the time is up before, or if a job itself asks."""
+        with self._changed:
+            if threading.current_thread() is self._thread:
+                return False  # it would wait for itself
+            return self._changed.wait_for(lambda: not self._left, timeout)
+
+    def check_stop(self, _step: object = None) -> None:
+        """End this thread if the process is ending, by SystemExit: silent, and not a failure of the candidate."""
+        if self._stopping:
+            raise SystemExit
+
+    def stop(self) -> None:
+        """Drop all jobs, and wait a moment for the running job to release its lease."""
+        with self._changed:
+            self._stopping = True
+            self._fresh.clear()
+            self._put_off.clear()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_GRACE_S)
+
+    def forget_after_fork(self) -> None:
+        """Start empty, in a forked child, where the parent's thread does not exist."""
+        pending = bool(self._states)
+        self._clear()
+        if pending:
+            # Memoised answers wait for results that come in the parent only; asked again, the child queues its own.
+            MEMO.invalidate()
+
+    def _has_thread(self) -> bool:
+        """Whether there is a thread, or could be started: not at interpreter exit, nor where there are too many."""
+        if self._thread is None:
+            # In an empty context: where threads inherit their starter's, an overlay of that call would last for ever.
+            thread = threading.Thread(target=Context().run, args=(self._run,), name="tunebook background", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+        return self._thread is not None
+
+    def _stop_at_exit(self) -> None:
+        if self._stops_at_exit:
+            return
+        self._stops_at_exit = True
+        import concurrent.futures.thread  # noqa: F401, PLC0415 - its hook must be there before ours, and so run after it
+
+        # Before the threads of pools are joined, and not after as `atexit` does: tuning under jax runs in a thread of a
+        # pool, and the process would not end before it.
+        at_exit = getattr(threading, "_register_atexit", atexit.register)
+        try:
+            at_exit(self.stop)
+        except RuntimeError:
+            self.stop()  # it is too late to register anything
+
+    def _run(self) -> None:
+        try:
+            self._stop_at_exit()
+            while True:
+                with self._changed:
+                    patient = not self._fresh
+                    queue = self._put_off if patient else self._fresh
+                    if not queue:
+                        break
+                    entry = queue.popleft()
+                    self._states[entry.key] = "running"
+                self._attempt(entry, patient=patient)
+        finally:
+            with self._changed:
+                self._thread = None
+                if self._fresh or self._put_off:
+                    self._has_thread()  # for jobs that came while this thread ended, or that it left when a job raised
+
+    def _attempt(self, entry: _QueuedJob, *, patient: bool) -> None:
+        done = True
+        try:
+            done = entry.attempt(patient=patient)
+        finally:
+            if done:
+                self._end(entry)
+            else:
+                with self._changed:
+                    self._states[entry.key] = "waiting for its turn"
+                    self._put_off.append(entry)
+
+    def _end(self, entry: _QueuedJob) -> None:
+        self._states.pop(entry.key, None)
+        try:
+            entry.ended()
+        finally:
+            with self._changed:
+                self._left -= 1
+                self._changed.notify_all()
+
+
+BACKGROUND: Final = Background()
+os.register_at_fork(after_in_child=BACKGROUND.forget_after_fork)
+
+
+def wait_for_background(timeout: float | None = None) -> bool:
+    """Wait until nothing is tuned in the background any more; False if something still is after `timeout` seconds."""
+    return BACKGROUND.wait(timeout)
+
+
+class DeferredTuning(Generic[C]):
+    """Tunes behind callers, or by them. Where no heuristic can answer meanwhile, the call has to be tuned at once."""
 
     def __init__(self, autotune: AutotuneTier[C], parts: Parts[C], queue: Background = BACKGROUND) -> None:
         self._autotune, self._parts = autotune, parts
         self.queue = queue
         self.explorations: Final[dict[tuple[Problem, str], InCallSession[C]]] = {}
 
-    def ask(self, request: Request[C]) -> Found[C] | Skipped | None:
-        """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
+    def ask(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
+        """Return the answer without waiting; None if the call has to be tuned now. `silent`: nothing is tuned later."""
         known = self._find_under_way(request) or self._autotune.known(request)
-        if known is not None:
+        needed = known is None and request.policy.allow_heuristics
+        stand_in = request.kernel.heuristic(request.inv) if needed else None  # it answers the call meanwhile
+        if stand_in is None:
             return known
-        stand_in = self._stand_in(request)
-        return None if stand_in is None else self._defer(request, stand_in)
-
-    def preview(self, request: Request[C]) -> Found[C] | Skipped | None:
-        """Return the answer of `ask`, without any tuning."""
-        known = self._find_under_way(request) or self._autotune.known(request)
-        if known is not None or self._stand_in(request) is None:
-            return known
+        if not silent:
+            return self._defer(request, stand_in)
         behind = request.policy.cache_miss_fallback == "background"
-        return _obstacle(request) or Skipped(
-            "would tune in the background" if behind else "would try one candidate per call"
-        )
+        would = "would tune in the background" if behind else "would try one candidate per call"
+        return _obstacle(request) or Skipped(would)
 
     def _find_under_way(self, request: Request[C]) -> Skipped | None:
         """Return how far the tuning of a call is; None if it has not begun."""
@@ -75,17 +225,12 @@ class DeferredTuning(Generic[C]):
             return None
         if policy.cache_miss_fallback == "background":
             state = self.queue.state(self._key(request))
-            return None if state is None else Skipped(_STATES[state])
+            return None if state is None else Skipped(f"{state} in the background")
         exploration = self.explorations.get(key_of(request))
         return None if exploration is None else Skipped(str(exploration), exploration=exploration)
 
-    def _stand_in(self, request: Request[C]) -> C | None:
-        """Return the configuration that answers the call meanwhile; None if it is tuned in the call."""
-        return request.kernel.heuristic(request.inv) if request.policy.allow_heuristics else None
-
     def _defer(self, request: Request[C], stand_in: C) -> Skipped:
-        obstacle = _obstacle(request)
-        if obstacle is not None:
+        if (obstacle := _obstacle(request)) is not None:
             warn_once("not tuned", request.problem.op, f"{request.problem.op} is not tuned: {obstacle.reason}")
             return obstacle
         if request.policy.cache_miss_fallback == "incremental":
@@ -111,18 +256,12 @@ class DeferredTuning(Generic[C]):
             configs,
             slowdown=request.policy.incremental_slowdown,
             stopwatch=tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch(),
-            on_found=lambda tuned: self._submit(later, stand_in, partial(self._adopt, tuned)),
+            on_found=lambda tuned: self._submit(later, stand_in, partial(self._autotune.adopt, tuned=tuned)),
         )
         exploration = self.explorations.setdefault(key_of(request), mine)
         if exploration is mine:
             request.tell("autotune_start", candidates=mine.candidates, verifying=False)
         return Skipped(str(exploration), exploration=exploration)
-
-    # ------------------------------------------------------------------------------------------------- in the worker
-
-    @property
-    def _memory(self) -> Memory[C]:
-        return next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
 
     def _key(self, request: Request[C]) -> Hashable:
         return self, *key_of(request)
@@ -135,22 +274,23 @@ class DeferredTuning(Generic[C]):
         args, kwargs = concrete((request.inv.args, dict(request.inv.kwargs)))
         return self._autotune.ask(replace(request, inv=replace(request.inv, args=args, kwargs=kwargs)))
 
-    def _adopt(self, tuned: Tuned[C], request: Request[C]) -> Found[C] | Skipped:
-        return self._autotune.adopt(request, tuned)
-
     def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool) -> bool:
         """Find the configuration of a call and let it take effect; False if another caller is finding it."""
         policy = replace(request.policy, while_tuning="wait" if patient else "heuristics")
         request = replace(request, policy=policy)
         try:
             # A caller that tuned it meanwhile may have had no book to write to.
-            answer = self._memory.ask(request)
+            memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
+            answer = memory.ask(request)
             answer = answer if isinstance(answer, Found) else find(request)
-            if isinstance(answer, Found):
-                self._apply(request, stand_in, answer)
+            if isinstance(answer, Found) and answer.remember:
+                memory.remember(request, answer.config)
+                request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
+            if isinstance(answer, Found) and not _is_same(answer.config, stand_in):
+                EPOCH.advance()
         except Exception as error:  # an author's functions may raise anything, and nothing in this thread catches it
-            if _says_shutdown(error):
-                raise SystemExit from error  # silent in a thread
+            if isinstance(error, RuntimeError) and "shutdown" in str(error):
+                raise SystemExit from error  # the interpreter is ending: silent in a thread, which cannot start others
             self._autotune.remember_failure(request, error)
             answer = Skipped(f"{type(error).__name__}: {error}", error)
         if isinstance(answer, Found):
@@ -159,13 +299,6 @@ class DeferredTuning(Generic[C]):
             op = request.problem.op
             warn_once("background", op, f"{op} could not be tuned in the background: {answer.reason}")
         return not answer.transient
-
-    def _apply(self, request: Request[C], stand_in: C, answer: Found[C]) -> None:
-        if answer.remember:
-            self._memory.remember(request, answer.config)
-            request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
-        if not _is_same(answer.config, stand_in):
-            EPOCH.advance()
 
     def _forget(self, request: Request[C]) -> None:
         """Let the next call ask the tiers again."""
@@ -217,8 +350,3 @@ def _is_same(config: object, other: object) -> bool:
         return fingerprint_of(encode(config)) == fingerprint_of(encode(other))
     except CodecError:
         return config is other
-
-
-def _says_shutdown(error: Exception) -> bool:
-    """Whether an error means that the interpreter is ending, when a thread cannot start others."""
-    return isinstance(error, RuntimeError) and "shutdown" in str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -60,23 +61,21 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     pins = parse_pins(text)
     wanted = next((pins[name] for name in names_of(kernel.op_id_v) if name in pins), None)
     if wanted is None:
-        _warn_of_misspelling(pins, kernel.op_id_v)
+        import difflib  # noqa: PLC0415 - loaded late: few processes pin
+
+        # A pin may be nearly the name of this kernel; kernels that are not called are unknown.
+        for name in names_of(kernel.op_id_v):
+            for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
+                warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
         return None
     found = list(islice(_fitting(kernel, inv, wanted), 2))
     if len(found) == 1:
         return found[0]
     asked = ",".join(f"{name}={value}" for name, value in wanted.items())
-    what = f"fits several candidates, for example {found}" if found else f"fits none of {_some(kernel, inv)}"
+    shown = [str(config) for config in islice(kernel.candidates(inv), 4)]
+    some = ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
+    what = f"fits several candidates, for example {found}" if found else f"fits none of {some}"
     raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
-
-
-def _warn_of_misspelling(pins: Mapping[str, object], op: str) -> None:
-    """Warn if a pin is nearly the name of a kernel that is called; kernels that are not called are unknown."""
-    import difflib  # noqa: PLC0415 - loaded late: few processes pin
-
-    for name in names_of(op):
-        for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
-            warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
 
 
 def _fitting(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], wanted: Mapping[str, str]) -> Iterable[Any]:
@@ -87,20 +86,14 @@ def _fitting(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], wanted: Mappin
     heuristic = kernel.heuristic(inv)
     seen: list[Any] = []
     for config in (*(() if heuristic is None else (heuristic,)), *candidates):
-        if config not in seen and _fits(config, wanted):
-            seen.append(config)
-            yield config
+        with suppress(CodecError):
+            if config not in seen and fits(encode(config), wanted):
+                seen.append(config)
+                yield config
 
 
 def _has(name: str, value: str, config: Any) -> bool:
     return _is_written(config[name], value)
-
-
-def _fits(config: object, wanted: Mapping[str, str]) -> bool:
-    try:
-        return fits(encode(config), wanted)
-    except CodecError:
-        return False
 
 
 def fits(encoded: Json, wanted: Mapping[str, str]) -> bool:
@@ -124,8 +117,3 @@ def fields_of(encoded: Json) -> dict[str, object]:
 def _is_written(value: object, text: str) -> bool:
     spaceless = text.replace(" ", "")
     return spaceless in (str(value).replace(" ", ""), repr(value).replace(" ", ""))
-
-
-def _some(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> str:
-    shown = [str(config) for config in islice(kernel.candidates(inv), 4)]
-    return ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")

@@ -27,15 +27,15 @@ _open_lock = threading.Lock()
 
 
 def default_book() -> Store:
-    """Return the user's book, opened once per process and root; memory where the user has no home.
-
-    If `TUNEBOOK_REMOTE` names a shared book, the user's own is in front of that.
-    """
+    """Return the user's book, in front of the shared book that `TUNEBOOK_REMOTE` names, if it does."""
     return book_before(remote_url())
 
 
 def book_before(url: str | None) -> Store:
-    """Return the user's book in front of the shared book at an address; without an address, the user's book alone."""
+    """Return the user's book in front of the shared book at an address; without an address, the user's book alone.
+
+    It is opened once per process and root; where the user has no home, it is in memory.
+    """
     root = book_root()
     if root is None and url is None:
         warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
@@ -44,14 +44,10 @@ def book_before(url: str | None) -> Store:
     with _open_lock:
         if (root, url, key) not in _open_books:
             front = MemoryStore() if root is None else open_store(None, default_root=root)
-            _open_books[root, url, key] = (
-                front if url is None else open_shared(front, url, root=root, key=key, may_write=_writes)
-            )
+            if url is not None:
+                front = open_shared(front, url, root=root, key=key, may_write=lambda: mode() == "normal")
+            _open_books[root, url, key] = front
         return _open_books[root, url, key]
-
-
-def _writes() -> bool:
-    return mode() == "normal"
 
 
 def store_at(place: str | os.PathLike[str]) -> Store:
@@ -97,7 +93,8 @@ class PersistentCache(Generic[C]):
         try:
             return self.config_of(record)
         except CodecError as error:
-            self._warn_unreadable(record, error)
+            message = f"{self.opname}: the stored configuration of {op!r} is not usable here: {error}"
+            warn_once("unusable", f"{self.store.where}:{op}", message)
             return None
 
     def put(self, dev: str, op: str, key: str, cfg: C) -> None:
@@ -124,7 +121,11 @@ class PersistentCache(Generic[C]):
         """Return the configuration in a record; `CodecError` if it is not one of this cache's type."""
         stored = record.head.config
         if self._loader is not None:
-            loaded = _call(self._loader, decode(stored))
+            plain = decode(stored)
+            try:
+                loaded: object = self._loader(plain)
+            except Exception as error:  # the user's code over data that others wrote may raise anything; that is a miss
+                raise CodecError(f"the loader raised {type(error).__name__}: {error}") from error
         elif self._cfg_type is None:
             loaded = decode(stored)
         else:
@@ -161,25 +162,9 @@ class PersistentCache(Generic[C]):
             self._warn(error)
             return None
 
-    def _warn_unreadable(self, record: Record, error: CodecError) -> None:
-        message = f"{self.opname}: the stored configuration of {record.problem.op!r} is not usable here: {error}"
-        warn_once("unusable", f"{self.store.where}:{record.problem.op}", message)
-
-
-def _call(loader: Callable[[Any], object], plain: object) -> object:
-    """Call the user's loader on data that other versions, or other people, wrote."""
-    try:
-        return loader(plain)
-    except Exception as error:  # the user's code over unknown data may raise anything; that is a miss
-        raise CodecError(f"the loader raised {type(error).__name__}: {error}") from error
-
 
 def _shape(value: object, hint: Any) -> Any:
-    """Give plain values the type that is wanted: files written by other tools know only JSON's.
-
-    Lists become tuples and dicts become dataclasses or models where an annotation says so; everything else is left
-    alone.
-    """
+    """Make tuples of lists, and objects of dicts, where an annotation says so: other tools' files know only JSON."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, list) and (origin or hint) is tuple:
         inner = parts[:1] * len(value) if len(parts) == 2 and parts[1] is Ellipsis else parts or (Any,) * len(value)

@@ -24,8 +24,7 @@ from tunebook._arrays.describe import (
     walk,
 )
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.library import ArraySpec
-from tunebook._arrays.synthesize import materialise
+from tunebook._arrays.library import ArraySpec, materialise
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json
@@ -49,11 +48,9 @@ _OLD_NAMES: Final = ("tunebook._arrays.ArraySpec", "tunebook._arrays.describe.Ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A kind of call that was seen: arrays as specs, how often, and the seconds it took in total.
+    """A kind of call that was seen: arrays as specs, how often, and the seconds that callers waited in total.
 
-    Seconds are the caller's wait; where calls return before the work is done, they say how often, not how long.
-    A recording that was read in a process without the kernel has `kernel=None`. `placement`
-    is `Invocation.placement`.
+    A recording that was read in a process without the kernel has `kernel=None`. `placement` is `Invocation.placement`.
     """
 
     problem: Problem
@@ -110,7 +107,7 @@ class Recording:
                     kernel=kernel,
                     args=specs[0],
                     kwargs=specs[1],
-                    module=_module_of(kernel),
+                    module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
                     count=0,
                     surroundings=surroundings_of((args, kwargs)),
                     placement=placement,
@@ -119,13 +116,11 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
-        entries: list[Json] = [_to_json(call) for call in self]
-        text = json.dumps({"format": _FORMAT, "calls": entries}, indent=1)
-        target = Path(path)
+        text = json.dumps({"format": _FORMAT, "calls": [_to_json(call) for call in self]}, indent=1)
         try:
-            replace_file(target, text.encode())
+            replace_file(Path(path), text.encode())
         except OSError as error:
-            raise StoreError("write", str(target), f"cannot save the recording: {error}") from error
+            raise StoreError("write", str(Path(path)), f"cannot save the recording: {error}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
@@ -165,20 +160,17 @@ class SavedCall(NamedTuple):
 
 def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall]:
     """Return the calls of a recording, or of a recording's file, the most expensive first."""
-    if isinstance(recording, Recording):
-        entries: list[Any] = [_to_json(call) for call in recording]
-    else:
-        entries = _entries(recording)
-    return sorted((_saved(entry, recording) for entry in entries), key=lambda call: (-call.seconds, call.problem))
-
-
-def _saved(entry: Any, source: object) -> SavedCall:
-    try:
-        problem = Problem(*map(str, entry["problem"]))
-        facts = str(entry["module"]), int(entry["count"]), float(entry["seconds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CodecError(f"{source} holds a call that cannot be read ({error}): {repr(entry)[:200]}") from error
-    return SavedCall(problem, *facts, json.dumps(entry))
+    entries: list[Any]
+    entries = [*map(_to_json, recording)] if isinstance(recording, Recording) else _entries(recording)
+    calls = []
+    for entry in entries:
+        try:
+            problem = Problem(*map(str, entry["problem"]))
+            facts = str(entry["module"]), int(entry["count"]), float(entry["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CodecError(f"{recording} holds a call that cannot be read ({error}): {repr(entry)[:200]}") from error
+        calls.append(SavedCall(problem, *facts, json.dumps(entry)))
+    return sorted(calls, key=lambda call: (-call.seconds, call.problem))
 
 
 def abstract(value: Any) -> Any:
@@ -193,17 +185,10 @@ def concrete(value: Any, seed: int = 0) -> Any:
 
 
 def opaque_part(value: object) -> str | None:
-    """Return the class of a part that `abstract` cannot take apart, and that is not a plain value; None without one.
-
-    An opaque object may hold arrays of the user's, or change while another thread looks at it.
-    """
+    """Return the class of a part that may hold arrays, or change while another thread looks at it; None without one."""
     left = (leaf for leaf in walk(abstract(value)) if not isinstance(leaf, ArraySpec) and not is_plain(leaf))
     opaque = next(left, None)
     return None if opaque is None else f"{type(opaque).__module__}.{type(opaque).__qualname__}"
-
-
-def _module_of(kernel: object) -> str:
-    return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
 
 
 def _to_json(call: RecordedCall) -> Json:
@@ -229,6 +214,7 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
         kernel = live_kernel(problem.op, str(entry["module"]))
         classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
         classes |= dict.fromkeys(_OLD_NAMES, ArraySpec)
+        placement = entry.get("placement")
         return RecordedCall(
             problem=problem,
             kernel=kernel,
@@ -238,27 +224,20 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
             count=int(entry["count"]),
             seconds=float(entry["seconds"]),
             surroundings=dict(entry.get("surroundings", {})),
-            placement=_placement(entry),
+            placement={} if placement is None else dict(decode(placement, classes_of(mesh_classes()))),
         )
     except (KeyError, TypeError, ValueError) as error:
         text = canonical_json(entry)[:200] if isinstance(entry, dict) else repr(entry)[:200]
         raise CodecError(f"{path} holds a call that cannot be read ({error}): {text}") from error
 
 
-def _placement(entry: Mapping[str, Any]) -> dict[str, Any]:
-    placement = entry.get("placement")
-    return {} if placement is None else dict(decode(placement, classes_of(mesh_classes())))
-
-
 # ------------------------------------------------------------------------------------ the kernels of this process
 
 
 def live_kernel(op_id_v: str, module: str = "") -> Kernel[Any, Any] | None:
-    """Return the kernel that this process defines under a name, or None.
-
-    One that is alive; else one of a class in `module`, if that is imported and the class needs no arguments: programs
-    that make a kernel anew for every call have none that is alive.
-    """
+    """Return the kernel that this process defines under a name, or None."""
+    # One that is alive; else one of a class in `module`, if the class needs no arguments: a program may make a kernel
+    # anew for every call.
     kernel = LIVE.get(op_id_v)
     if kernel is not None or module not in sys.modules:
         return kernel
@@ -274,11 +253,9 @@ def _is_plain_kernel(kind: object, module: str) -> bool:
 
 
 def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:
-    """Return the problem that a recorded call is on this machine.
-
-    The specs of its arrays say "gpu", but not which: an array of no size is made to find out. One of each library, for
-    their versions count too, and a process that has just started need not have loaded them.
-    """
+    """Return the problem that a recorded call is on this machine."""
+    # The specs of its arrays say "gpu", but not which: an array of no size is made to find out. One of each library,
+    # for their versions count too, and a process that has just started need not have loaded them.
     specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
     # The last one of each library that is not on the host, if there is one.
     by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
@@ -295,7 +272,7 @@ _active_lock = threading.Lock()
 
 
 class Apart:
-    """Marks that calls are recorded apart: they find something out, and do not belong to the program."""
+    """Marks that calls are recorded apart, because they do not belong to the program."""
 
     def __init__(self) -> None:
         self.recording: Final = Recording()
@@ -344,10 +321,8 @@ def record_invocation(
 def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
     """Return the calls remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
     found: dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {}
-    for call in _registry:
-        if call.problem.device == dev:
-            by_key = found.setdefault(call.problem.op, {})
-            by_key[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
+    for call in (call for call in _registry if call.problem.device == dev):
+        found.setdefault(call.problem.op, {})[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
     return found
 
 

@@ -54,9 +54,8 @@ R = TypeVar("R", bound="Tuned[Any] | Verified[Any]")
 class Selection(NamedTuple, Generic[C]):
     """A configuration, the tier that gave it, and the answers of the tiers before it.
 
-    `transient` says that the same call may get another answer soon, though nothing changes in this process.
-    `exploration` may run the call in place of the caller, to learn from it; it need not use `config`. `guess` is the
-    entry of another problem that the configuration is taken from, with how sure that is.
+    `transient`: the same call may get another answer soon. `exploration` may run the call in place of the caller, to
+    learn from it. `guess` is the entry of another problem that the configuration is taken from, with how sure that is.
     """
 
     problem: Problem
@@ -127,26 +126,6 @@ def select_offline(entry: OfflineEntry) -> Selection[Any] | NoSelection:
     return asked.selection
 
 
-def _remedy(request: Request[Any]) -> str:
-    """Return the advice for a call without an answer, where the mode of the process is the reason."""
-    if request.mode not in {"frozen", "replay"}:
-        return ""
-    return (
-        f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
-        "`tunebook tune`, or pass a configuration with the call."
-    )
-
-
-def _checked_weights(calls: int, weights: Sequence[float] | None) -> Sequence[float]:
-    if not calls:
-        raise DefinitionError("calls to tune for are missing; give at least one tuple of arguments")
-    if weights is None:
-        return [1.0] * calls
-    if len(weights) != calls or not all(0 < weight < math.inf for weight in weights):
-        raise DefinitionError(f"weights={list(weights)!r}: write a positive number for each of the {calls} calls")
-    return weights
-
-
 # --------------------------------------------------------------------------- the other processes of a job (see `fleet`)
 
 
@@ -188,11 +167,7 @@ os.register_at_fork(after_in_child=lambda: agree_by(None))
 
 
 class AgreementTier(Tier[C]):
-    """Answers for the tiers that need agreement.
-
-    Processes that run one program together must run the same one, or the job hangs, or computes different things in
-    each.
-    """
+    """Answers for the tiers that need agreement: ranks with different programs hang, or compute different things."""
 
     name = "agreement"
     in_jobs_only = True
@@ -205,10 +180,7 @@ class AgreementTier(Tier[C]):
 
 
 def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False) -> tuple[Tier[C], ...]:
-    """Return the tiers that answer a call, alone or in a job.
-
-    If nothing is to be run, the tiers that need agreement give the answer that this rank would put forward.
-    """
+    """Return the tiers that answer a call, alone or in a job; `silent`: the tiers that need agreement too."""
     if _agreement is None:
         return tuple(tier for tier in tiers if not tier.in_jobs_only)
     return tuple(tier for tier in tiers if silent or not tier.needs_agreement)
@@ -298,7 +270,12 @@ class ConfigSelectorChain(Generic[C]):
         selection = asked.selection
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
-            raise NoConfig(selection.problem.op, selection.tried, _remedy(request)) from selection.cause
+            remedy = (
+                f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
+                "`tunebook tune`, or pass a configuration with the call."
+            )
+            remedy = remedy if request.mode in {"frozen", "replay"} else ""
+            raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
         if selection.remember:
             self._memory.remember(request, selection.config)
         request.tell(selection.event, cfg=selection.config, level=selection.level)
@@ -344,7 +321,11 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Tuned[C]:
         """Find the configuration that is best for several calls on the whole, and use it for each from now on."""
         requests = [self._tuning_request(inv, kernel) for inv in invs]
-        shares = _checked_weights(len(invs), weights)
+        shares = [1.0] * len(invs) if weights is None else weights
+        if not invs:
+            raise DefinitionError("calls to tune for are missing; give at least one tuple of arguments")
+        if len(shares) != len(invs) or not all(0 < share < math.inf for share in shares):
+            raise DefinitionError(f"weights={[*shares]!r}: write a positive number for each of the {len(invs)} calls")
         return self._finish(partial(self._autotune.tune_together, requests, shares), requests, budget, on_step)
 
     def verify(
@@ -381,10 +362,9 @@ class ConfigSelectorChain(Generic[C]):
     @property
     def policy(self) -> AutotunePolicy:
         """The policy in this thread or task."""
-        # Outermost first, so that an inner block overrides an outer block.
-        overrides = [o for o in scoped(_PolicyOverride) if o.selector is self]
         policy = self._policy
-        for override in reversed(overrides):
+        # Outermost first, so that an inner block overrides an outer block.
+        for override in reversed([each for each in scoped(_PolicyOverride) if each.selector is self]):
             policy = policy.updated(dict(override.updates))
         return policy
 
@@ -440,8 +420,7 @@ class _PolicyOverride(NamedTuple):
 def policy_override(selector: ConfigSelectorChain[Any], **updates: Any) -> Scope:
     """Change some of a selector's policies inside a with-block, for this thread or task only."""
     if not isinstance(selector, ConfigSelectorChain):
-        raise DefinitionError(
-            f"policy_override needs a selector, for example kernel.selector; got {type(selector).__name__}"
-        )
+        got = type(selector).__name__
+        raise DefinitionError(f"policy_override needs a selector, for example kernel.selector; got {got}")
     selector.policy.updated(updates)  # a wrong name or value is an error here, not at some later call
     return Scope(_PolicyOverride(selector, tuple(updates.items())))

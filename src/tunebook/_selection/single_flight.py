@@ -40,52 +40,38 @@ _POLL_S: Final = (0.005, 0.05)  # first and longest wait between two looks; a ta
 _EMPTY_S: Final = 0.25
 _UNKNOWN_HOST: Final = "unknown"
 
-
 # One item per fork since this module was imported: a forked child does not hold the locks of its ancestors. Not the
 # pid: parent and child can have the same pid, across pid namespaces.
 _FORKS: Final[list[None]] = []
 os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
 
 
-class _Leading:
-    """While entered, calls from within know that they are part of the work for a key.
-
-    "Within" is the context: this thread, and processes and threads that it starts with a copy of its context.
-    """
-
-    def __init__(self, scope: object, key: Hashable) -> None:
-        self._scope: Final = scope
-        self._key: Final = key
-        self._over = False  # for copies of the context that outlive the work
-
-    def __enter__(self) -> None:
-        self._token = _leading.set((*_leading.get(), self))
-
-    def __exit__(self, *_: object) -> None:
-        _leading.reset(self._token)
-        self._over = True
-
-    def covers(self, scope: object, key: Hashable) -> bool:
-        return self._scope is scope and self._key == key and not self._over
+# The work that a context is part of: a thread, and the processes and threads that it starts with a copy of its context.
+_works: ContextVar[tuple[list[tuple[object, Hashable]], ...]] = ContextVar("tunebook_leading", default=())
 
 
-_leading: ContextVar[tuple[_Leading, ...]] = ContextVar("tunebook_leading", default=())
+@contextmanager
+def _leading(scope: object, key: Hashable) -> Iterator[None]:
+    """While entered, calls from within know that they are part of the work for a key."""
+    work = [(scope, key)]
+    token = _works.set((*_works.get(), work))
+    try:
+        yield
+    finally:
+        _works.reset(token)
+        work.clear()  # for copies of the context that outlive the work
 
 
 def _leads(scope: object, key: Hashable) -> bool:
-    return any(entered.covers(scope, key) for entered in _leading.get())
+    return any((scope, key) in work for work in _works.get())
 
 
 class _Flight(Generic[T]):
-    """One run of the work for a key, for all threads that ask meanwhile. Entered by the thread that does the work.
-
-    A context manager, because it has to see every error and must not catch any.
-    """
+    """One run of the work for a key. Entered by the thread that does it, because it has to see every error."""
 
     def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
-        self.up: Final = up
         # With the number of forks, so that a forked child does not wait for its parent's threads.
-        self.key: Final = (len(_FORKS), key)
+        self.up, self.key = up, (len(_FORKS), key)
         self.landed: Final = threading.Event()
         self.result: T | None = None
         self.error: Exception | None = None
@@ -106,7 +92,8 @@ class _Flight(Generic[T]):
         """Wait; return the result, or None if the leader was interrupted and another thread must try again."""
         self.landed.wait()
         if isinstance(self.error, TunebookError):
-            # Ours can be copied, as they can be pickled. One object raised in 32 threads has a traceback of them all.
+            # Ours can be copied, as they can be pickled; others are shared. One object raised in 32 threads has a
+            # traceback of them all.
             raise copy.copy(self.error) from self.error
         if self.error is not None:
             raise self.error
@@ -116,17 +103,12 @@ class _Flight(Generic[T]):
 class FlightTurn(Generic[T]):
     """A caller's turn at the work of a key.
 
-    If it `leads`, the caller does the work, publishes under the lease's `generation`, and sets `result`; all threads
-    that wait get that. Else `result` is the result of another thread, or was found; without one, another thread or
-    process is at work, and the caller would not wait.
+    If it `leads`, the caller does the work, publishes under the lease's `generation`, and sets `result` for all waiting
+    threads. Else `result` comes from another thread or process; None if that is at work and the caller would not wait.
     """
 
     def __init__(self, *, leads: bool = False, generation: int = 0, result: T | None = None) -> None:
         self.leads, self.generation, self.result = leads, generation, result
-
-
-def _find_nothing() -> None:
-    pass
 
 
 class Flights(Generic[T]):
@@ -144,17 +126,16 @@ class Flights(Generic[T]):
         board: LeaseBoard | None = None,
         lease_id: str | None = None,
         *,
-        look: Callable[[], T | None] = _find_nothing,
+        look: Callable[[], T | None] = lambda: None,
         wait: bool = True,
         lease_s: float = LEASE_S,
     ) -> Iterator[FlightTurn[T]]:
         """Give the turn to do the work of a key, once among threads and, with a board, among processes.
 
         Another thread's or process's work is waited for; `look` returns the result of a process. An error of the
-        leading thread is raised in every thread that waits, and then forgotten: the next call tries again. The
-        library's own errors are copied for each waiter; an object of another class is shared, because it may not be
-        possible to copy it. KeyboardInterrupt and the like end the leader's call only: a waiter leads then. A call from
-        within the work would wait for itself: it leads too, without a lease.
+        leading thread is raised in every thread that waits, and then forgotten: the next call tries again.
+        KeyboardInterrupt and the like end the leader's call only: a waiter leads then. A call from within the work
+        would wait for itself: it leads too, without a lease.
         """
         if _leads(self, key) or (lease_id is not None and _leads(Lease, lease_id)):
             yield FlightTurn(leads=True)
@@ -168,11 +149,11 @@ class Flights(Generic[T]):
                     continue
                 yield FlightTurn(result=result)
                 return
-            with mine, _Leading(self, key):
+            with mine, _leading(self, key):
                 claimed = acquire(board, lease_id or "", look=look, lease_s=lease_s, deadline_s=None if wait else 0.0)
                 if isinstance(claimed, Lease):
                     turn: FlightTurn[T] = FlightTurn(leads=True, generation=claimed.generation)
-                    with claimed, _Leading(Lease, lease_id):
+                    with claimed, _leading(Lease, lease_id):
                         yield turn
                     mine.result = turn.result
                     return
@@ -253,9 +234,7 @@ class _LeaseFile:
 
     def __init__(self, board: LeaseBoard, lease_id: str, generation: int, maker: Maker) -> None:
         self.generation: Final = generation
-        self._board: Final = board
-        self._lease_id: Final = lease_id
-        self._name: Final = f"{lease_id}.{generation}"
+        self._board, self._lease_id, self._name = board, lease_id, f"{lease_id}.{generation}"
         self._signature: Final = f"{maker.host} {maker.pid} {maker.started} {os.urandom(8).hex()} ".encode()
         self._beats = 0
         self._forks: Final = len(_FORKS)
@@ -336,8 +315,8 @@ class Lease(NamedTuple):
     """The lease, or the leave to go on without a lease (generation 0). Released when the result is published.
 
     A holder that takes over has the higher generation. After a release generations start again at 1, so a holder
-    publishes under its own plus the generation of the record when the work began. (The generation when it publishes
-    would not do: that may be the record of the next holder, which must not be replaced.)
+    publishes under its own plus the generation of the record when the work began: when it publishes, that may be the
+    record of the next holder, which must not be replaced.
     """
 
     generation: int
@@ -345,10 +324,9 @@ class Lease(NamedTuple):
 
     def release(self) -> None:
         """Let other processes hold it. Does nothing the second time, nor in a forked child."""
-        if self.slip is None:
-            return
         try:
-            self.slip.withdraw(lower=True)
+            if self.slip is not None:
+                self.slip.withdraw(lower=True)
         except StoreError as error:
             warn_once(error.kind, error.path, f"{error} Others wait until the lease has lapsed.")
 
@@ -398,10 +376,7 @@ class _LeaseWatch:
         return {generation: self.board.read(f"{self.lease_id}.{generation}") or b"" for generation in present}
 
     def _all_dead(self, present: dict[int, bytes]) -> bool:
-        """Whether the lease is free. The highest slip alone would not tell.
-
-        It may have been left by a process that was killed before it could see that a lower one was alive.
-        """
+        """Whether the lease is free. The highest slip may be of a process that was killed before it saw a lower one."""
         now = self.clock()
         # A longer gap counts like a single beat: if this process was stopped, perhaps the holder was too (a frozen
         # container), and must have the time to show that it lives.
@@ -409,13 +384,12 @@ class _LeaseWatch:
         self.looked_at_s = now
         known = self.still_s
         self.still_s = {slip: known[slip] + passed_s if slip in known else 0.0 for slip in present.items()}
-        return all(self._is_dead(content, still_s) for (_, content), still_s in self.still_s.items())
-
-    def _is_dead(self, content: bytes, still_s: float) -> bool:
-        if still_s >= (self.lease_s if content else min(_EMPTY_S, self.lease_s)):
-            return True
-        maker = maker_of(content)
-        return maker is not None and self.is_gone(maker)
+        for (_, content), still_s in self.still_s.items():
+            lapsed = still_s >= (self.lease_s if content else min(_EMPTY_S, self.lease_s))
+            maker = maker_of(content)
+            if not lapsed and (maker is None or not self.is_gone(maker)):
+                return False
+        return True
 
 
 def acquire(

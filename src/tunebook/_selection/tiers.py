@@ -31,10 +31,7 @@ C_co = TypeVar("C_co", covariant=True)
 # NamedTuples here and below, where dataclasses would do: a frozen dataclass takes 0.42 ms to define, a NamedTuple 0.06,
 # and `import tunebook` has a budget.
 class Found(NamedTuple, Generic[C_co]):
-    """A tier's answer. `remember` puts it into memory; `level` says which cache hit, for the event.
-
-    `guess` is the entry of another problem from which the configuration is taken.
-    """
+    """A tier's answer. `remember` puts it into memory; `level` says which cache hit; `guess` is as in `Selection`."""
 
     config: C_co
     event: Event
@@ -77,10 +74,7 @@ class AnyTuner(Protocol):
 
 
 class OfflineEntry(NamedTuple):
-    """A problem and its record in a book, for explanations without the kernel's program.
-
-    `outdated` names the versions that differ between the record and this machine.
-    """
+    """A problem and its record in a book; `outdated` names the versions that differ from this machine's."""
 
     problem: Problem
     record: Record | None
@@ -92,12 +86,7 @@ class Parts(Generic[C]):
     """The parts that the tiers of a selector share; `tiers` is filled when all of them are made."""
 
     def __init__(
-        self,
-        cache: ConfigCache[C],
-        book: EntryGuard[C],
-        tuner: AnyTuner | None,
-        *,
-        forbid_again: bool = True,
+        self, cache: ConfigCache[C], book: EntryGuard[C], tuner: AnyTuner | None, *, forbid_again: bool = True
     ) -> None:
         self.cache, self.book, self.tuner, self.forbid_again = cache, book, tuner, forbid_again
         self.tiers: tuple[Tier[C], ...] = ()
@@ -247,12 +236,11 @@ class Heuristics(Tier[C]):
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        if request.policy.cache_miss_fallback == "nearest" and request.mode != "off":
-            near = self._parts.book.nearest(request)
-            if near is not None:
-                found, guess = near
-                request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
-                return Found(config=found, event="heuristics", guess=guess)
+        asks = request.policy.cache_miss_fallback == "nearest" and request.mode != "off"
+        if asks and (near := self._parts.book.nearest(request)) is not None:
+            found, guess = near
+            request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
+            return Found(config=found, event="heuristics", guess=guess)
         config = request.kernel.heuristic(request.inv)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
 
@@ -276,10 +264,7 @@ def _first_candidate(request: Request[C]) -> Found[C] | Skipped:
 
 
 class AnyCandidate(Tier[C]):
-    """The last resort of a rank that could not ask the others, of a kernel without a heuristic: it must not tune alone.
-
-    Its candidates are in the same order in every rank.
-    """
+    """The last resort of a rank that could not ask the others: candidates have the same order in every rank."""
 
     name = "any candidate"
     in_jobs_only = True

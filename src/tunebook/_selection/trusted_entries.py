@@ -16,6 +16,7 @@ from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
+from tunebook._statistics.race import valid_samples_s
 from tunebook._tuning.job import History
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json, Measurement
     from tunebook._selection.persistent_cache import PersistentCache
-    from tunebook._statistics.roofline import Roofline
     from tunebook._tuning.job import Call, Tuned
     from tunebook.search import Nearest, Search
     from tunebook.stores import LeaseBoard
@@ -52,10 +52,7 @@ class Refused(NamedTuple, Generic[C]):
 
 
 class EntryGuard(Generic[C]):
-    """Reads and writes one `PersistentCache` on behalf of kernels; without one it is empty and takes nothing.
-
-    `writes` says whether results are written down.
-    """
+    """Reads and writes one `PersistentCache` on behalf of kernels; without one it is empty and takes nothing."""
 
     def __init__(
         self, persistent: PersistentCache[C] | None, *, writes: bool = True, now_s: Callable[[], float] = time.time
@@ -98,10 +95,7 @@ class EntryGuard(Generic[C]):
         return entry
 
     def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
-        """Find the stored configuration among the live candidates.
-
-        That keeps the configuration's class, and a book with forged entries fails here.
-        """
+        """Find the stored configuration among the live candidates: it keeps their class, and forged entries fail."""
         candidates = call.kernel.candidates(call.inv)
         if isinstance(candidates, Space):
             # It may have any size, and need not be listed to tell whether a configuration is in it.
@@ -178,10 +172,7 @@ class EntryGuard(Generic[C]):
         return None if member is None else (member, found)
 
     def to_verify(self, call: Call[C], entry: Trusted[C] | Refused[C], *, again: bool = False) -> Trusted[C] | None:
-        """Return the entry whose finalists may be measured again, instead of everything; else None.
-
-        That is an outdated entry, unless all its candidates were measured here as well; with `again`, any entry.
-        """
+        """Return the outdated entry (`again`: any) of which the finalists may be measured again; else None."""
         found = entry if isinstance(entry, Trusted) else entry.outdated
         if found is None:
             return None
@@ -189,7 +180,7 @@ class EntryGuard(Generic[C]):
         code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
         valid = [m for m in body.measurements if m.code == code and m.failure is None]
         here = {m.fingerprint for m in valid if m.environment == environment}
-        nothing_new = all(m.fingerprint in here for m in valid)
+        nothing_new = here.issuperset(m.fingerprint for m in valid)
         return None if winner_of(body) is None or (nothing_new and not again) else found
 
     def publish(
@@ -204,16 +195,17 @@ class EntryGuard(Generic[C]):
     ) -> C:
         """Write the result of a tuning, and return the configuration that stands.
 
-        `entry` is the entry before it. Its configuration stands if it may be used and is pinned, or if something
-        disturbed this tuning and nothing disturbed the earlier one. `verified` is the entry whose choice was found to
-        hold here too. A configuration that cannot be written costs one warning and stays in memory. `generation` is
-        that of the record before the tuning, plus the lease's: a holder that was paused past its lease so comes out
-        below the next holder, and the store refuses its late record.
+        The configuration of `entry`, which was there before, stands if it is pinned, or if something disturbed this
+        tuning and nothing disturbed the earlier one. `verified` is the entry whose choice was found to hold here too.
+        `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
+        so comes out below the next holder, and the store refuses its late record.
         """
         if not self.writes:
             return tuned.config
         if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
-            return self._write_beside_pin(entry, tuned, generation)
+            beside = {**body_of(entry.record).provenance, **_decision(tuned)}
+            self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
+            return cast("C", entry.config)
         if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(body_of(entry.record)):
             return cast("C", entry.config)
         try:
@@ -228,13 +220,6 @@ class EntryGuard(Generic[C]):
             provenance["weights"] = dict(weights)
         self._write(head, tuned.measurements, provenance, entry.record)
         return tuned.config
-
-    def _write_beside_pin(self, pin: Trusted[C], tuned: Tuned[C], generation: int) -> C:
-        """Write the measurements, and leave the configuration that was pinned."""
-        head = replace(pin.record.head, generation=generation)
-        facts = {**body_of(pin.record).provenance, **_decision(tuned)}
-        self._write(head, tuned.measurements, facts, pin.record)
-        return pin.config
 
     def publish_failures(
         self, call: Call[C], measurements: Sequence[Measurement], earlier: Record | None, generation: int
@@ -264,8 +249,12 @@ class EntryGuard(Generic[C]):
         self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
     ) -> None:
         before = Body() if earlier is None else body_of(earlier)
-        written = [m for m in new if not _is_nameless(m)]
-        body = Body(measurements=_kept(before.measurements, written), provenance=provenance, extra=before.extra)
+        # An unwritable configuration is named by its place in a list, which may change.
+        written = [m for m in new if not (isinstance(m.config, dict) and m.config.get(TAG) == "unwritable")]
+        fresh = {identity(m) for m in written}
+        known = sorted((m for m in before.measurements if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
+        kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
+        body = Body(measurements=kept, provenance=provenance, extra=before.extra)
         self.persistent.write(Record(head if earlier is None else replace(head, extra=earlier.head.extra), body))
 
 
@@ -293,8 +282,7 @@ def measured_for_choice(body: Body) -> list[Measurement]:
 def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) -> Verdict | None:
     """Return the decision over a record's measurements, by the objective that the record names.
 
-    Every explanation, listing and report takes the winner and its time from here. `measured` are other measurements of
-    the record than the choice was made on.
+    Explanations, listings and reports take the winner from here. `measured` replaces the measurements of the choice.
     """
     body = body_of(record)
     facts, winner = body.provenance, winner_of(body)
@@ -302,10 +290,9 @@ def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) ->
     objective = OBJECTIVES.get(str(facts.get("objective", "typical")))
     if objective is None:
         return _verdict_as_written(facts, measured)
-    default = facts.get("default")
+    default, rule = facts.get("default"), facts.get("rule")
     heuristic = default if isinstance(default, str) else None
     verdict = decide(measured, incumbent=winner, heuristic=heuristic, objective=objective)
-    rule = facts.get("rule")
     if verdict is None or not isinstance(rule, str) or verdict.winner.measurement.fingerprint != winner:
         return verdict
     return verdict._replace(rule=rule)  # the winner is the incumbent of this decision, and was not of the first
@@ -315,7 +302,7 @@ def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measuremen
     """Return the decision by the author's own objective: the function is not in the record, its values are."""
     values, band = facts.get("values"), facts.get("band")
     values = values if isinstance(values, dict) else {}
-    valid = [m for m in measured if m.failure is None and m.valid_samples_s]
+    valid = [m for m in measured if m.failure is None and valid_samples_s(m)]
     numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
     ranked = [Ranked(m, numbers.get(m.fingerprint, math.inf)) for m in valid]
     ranked.sort(key=lambda r: (r.measurement.fingerprint != facts.get("winner"), r.measurement.dropped, r.value_s))
@@ -344,20 +331,16 @@ def environments_verified(body: Body) -> tuple[str, ...]:
 def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     """Return the facts of a choice that was found to hold. Other candidates were measured before, or never."""
     facts = body_of(record).provenance
-    environments: list[Json] = [*environments_verified(body_of(record))]
-    if record.head.environment not in environments:
-        environments.append(record.head.environment)
+    environments = list(dict.fromkeys([*environments_verified(body_of(record)), record.head.environment]))
     return {
-        "verified": {"when": now_s, "tuned": facts.get("when"), "environments": environments},
+        "verified": {"when": now_s, "tuned": facts.get("when"), "environments": [*environments]},
         "complete": tuned.complete and facts.get("complete") is not False,
     }
 
 
 def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environment: str) -> Iterable[Measurement]:
-    """Yield measurements of environments whose choice was found to hold here, as if dropped from a race here.
-
-    Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
-    """
+    """Yield measurements of environments whose choice was found to hold here, as if dropped from a race here."""
+    # Else a candidate that is added after a driver update would be raced against everything, and not the winner alone.
     here = {identity(m) for m in known}
     latest = {
         (m.fingerprint, m.code, m.policy): m
@@ -370,17 +353,6 @@ def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environ
             yield carried
 
 
-def _is_nameless(m: Measurement) -> bool:
-    """Whether its configuration cannot be written: it is named by its place in a list, which may change."""
-    return isinstance(m.config, dict) and m.config.get(TAG) == "unwritable"
-
-
-def _kept(known: Sequence[Measurement], new: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    fresh = {identity(m) for m in new}
-    older = sorted((m for m in known if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
-    return (*new, *older[: max(0, KEPT_MEASUREMENTS - len(new))])
-
-
 def _when_and_where(now_s: float) -> dict[str, Json]:
     return {"when": now_s, "host": os.uname().nodename}
 
@@ -389,8 +361,10 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
     facts["found"] = _found(tuned)
-    if tuned.roofline is not None:
-        facts["roofline"] = _written_down(tuned.roofline)
+    if (roofline := tuned.roofline) is not None:
+        amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
+        known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
+        facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
     return facts | _decision(tuned)
@@ -420,12 +394,6 @@ def _found(tuned: Tuned[Any]) -> dict[str, Json]:
         if (default_s := values.get(tuned.default or "")) is not None:
             found["default_s"] = default_s
     return found
-
-
-def _written_down(roofline: Roofline) -> dict[str, Json]:
-    amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
-    # An amount may be any number, for example an integer of numpy's.
-    return {name: float(amount) for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
 
 
 def record_of_tuning(tuned: Tuned[Any]) -> Record:

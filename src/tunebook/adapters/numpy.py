@@ -17,7 +17,7 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
+from tunebook._arrays.library import ArgumentReader, ArrayLibrary, fill, register_array_library, strides_for
 from tunebook._base.errors import Unsupported, require
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ def _packed() -> tuple[object, ...] | None:
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
-    from tunebook._arrays.synthesize import fill, strides_for  # noqa: PLC0415 - most calls have arrays
 
     np = require("numpy", feature=f"making an array of {spec.dtype}")
     dtype = _numpy_dtype(np, spec.dtype)

@@ -21,8 +21,14 @@ import torch
 
 from tunebook._api.function_kernel import FunctionKernel
 from tunebook._arrays.describe import arrays_in, describe
-from tunebook._arrays.library import ArgumentReader, ArrayLibrary, TuningSite, register_array_library, strided_layout
-from tunebook._arrays.synthesize import strides_for
+from tunebook._arrays.library import (
+    ArgumentReader,
+    ArrayLibrary,
+    TuningSite,
+    register_array_library,
+    strided_layout,
+    strides_for,
+)
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
