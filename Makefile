@@ -66,6 +66,7 @@ lint: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(RUN) tools/words.py > /dev/null
 
 unit: $(VENV)/ready services
 	$(RUN) -m pytest -m 'not slow and not ray'

@@ -156,3 +156,11 @@ def test_importing_needs_no_home_and_no_readable_book(tmp_path):
     for home in (str(tmp_path), "/proc/nonexistent", ""):
         environment = {"TUNEBOOK_HOME": home, "PYTHONPATH": ":".join(sys.path)}
         subprocess.run([sys.executable, "-c", "import tunebook"], env=environment, check=True)
+
+
+def test_pyproject_names_files_that_exist():
+    root = Path(__file__).parents[2]
+    named = re.findall(r"(?:[\w*]+/)+[\w*]+\.py\b", (root / "pyproject.toml").read_text())
+    assert named
+    places = (root, root / "src" / "tunebook", root / "src")
+    assert [name for name in named if not any([*place.glob(name)] for place in places)] == []

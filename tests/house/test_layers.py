@@ -117,6 +117,10 @@ def test_imports_go_down_the_folders(me):
     assert wrong == [], f"{me} may import only from folders below its own"
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle_in({name: {*imports_of(path)} - {name} for name, path in MODULES.items()}) is None
+
+
 def test_the_rule_sees_a_circle_of_three_and_an_import_upwards():
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) is not None
     assert not may_import("_base/errors", "_keys/buckets")

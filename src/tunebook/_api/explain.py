@@ -22,7 +22,6 @@ from tunebook._selection.trusted_entries import (
     verdict_of,
 )
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._statistics.race import valid_samples_s
 from tunebook._tuning.progress import seconds_text
 
 if TYPE_CHECKING:
@@ -206,14 +205,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _ranked(ranked: Ranked) -> str:
-    samples = sorted(valid_samples_s(ranked.measurement))
+    samples = sorted(ranked.measurement.valid_samples_s)
     more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
     return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config)}"
 
 
 def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[ExplanationLine]:
     """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
-    pair = [sorted(valid_samples_s(ranked.measurement)) for ranked in (winner, runner_up)]
+    pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
     low = min(samples[0] for samples in pair)
     # An interrupted sample would squeeze all others into the first bar; slower samples are in the last.
     high = max(samples[len(samples) * 9 // 10] for samples in pair)

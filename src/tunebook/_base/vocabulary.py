@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -69,3 +70,8 @@ class Measurement(NamedTuple):
     when: float = 0.0
     dropped: bool = False
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
+
+    @property
+    def valid_samples_s(self) -> tuple[float, ...]:
+        """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
+        return tuple(s for s in self.samples_s if math.isfinite(s) and s > 0)

@@ -18,7 +18,6 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, U
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.selector import Selection
 from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
-from tunebook._statistics.race import valid_samples_s
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
@@ -108,7 +107,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         notes = ["chosen"] if m.config == record.head.config else []
         notes += ["dropped early"] if m.dropped else []
         factor = ranked.value_s / ranking[0].value_s
-        count = str(len(valid_samples_s(m)))
+        count = str(len(m.valid_samples_s))
         yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config_text(m.config), ", ".join(notes)
     for m in measured_for_choice(body_of(record)):
         if m.failure is not None:
@@ -188,7 +187,7 @@ def _as_json(explanation: Explanation) -> dict[str, Any]:
         found["tied"] = [plain(ranked.measurement.config) for ranked in verdict.tied]
         found["ranking"] = []
         for time_s, m in ((ranked.value_s, ranked.measurement) for ranked in verdict.ranking):
-            samples = list(valid_samples_s(m))
+            samples = list(m.valid_samples_s)
             found["ranking"].append({"config": plain(m.config), "seconds": time_s, "samples": samples})
     return found
 

@@ -18,7 +18,6 @@ from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
 from tunebook._report.entry import MeasuredRecord, config_text, entry_of
 from tunebook._selection.trusted_entries import disturbances_of, environments_verified
-from tunebook._statistics.race import valid_samples_s
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -127,7 +126,7 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
     began, values_s = _began(facts, entry), facts.values_s()
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
-        samples = () if failure else valid_samples_s(m)
+        samples = () if failure else m.valid_samples_s
         finalist = "" if m.dropped or failure else "finalist"
         yield CandidateRow(
             config=config_text(m.config),

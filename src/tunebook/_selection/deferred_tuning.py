@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, warn_once
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from tunebook._base.vocabulary import Problem
-    from tunebook._selection.autotune_tier import AutotuneTier
     from tunebook._tuning.in_call_session import InCallSession
+    from tunebook._tuning.job import Tuned
 
 C = TypeVar("C")
 
@@ -44,6 +44,18 @@ Find: TypeAlias = "Callable[[Request[C]], Found[C] | Skipped]"
 State: TypeAlias = Literal["running", "waiting for its turn"]
 # Policies by which a call does not wait for its tuning.
 DEFERRED: Final = frozenset({"background", "incremental"})
+
+
+class TunesNow(Protocol[C]):
+    """The methods of the autotune tier that deferred tuning calls, now or later; the tier has their contract."""
+
+    def ask(self, request: Request[C]) -> Found[C] | Skipped: ...
+
+    def known(self, request: Request[C]) -> Found[C] | Skipped | None: ...
+
+    def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped: ...
+
+    def remember_failure(self, request: Request[C], error: Exception) -> Skipped: ...
 
 
 class _QueuedJob(NamedTuple):
@@ -200,7 +212,7 @@ def wait_for_background(timeout: float | None = None) -> bool:
 class DeferredTuning(Generic[C]):
     """Tunes behind callers, or by them. Where no heuristic can answer meanwhile, the call has to be tuned at once."""
 
-    def __init__(self, autotune: AutotuneTier[C], parts: Parts[C], queue: Background = BACKGROUND) -> None:
+    def __init__(self, autotune: TunesNow[C], parts: Parts[C], queue: Background = BACKGROUND) -> None:
         self._autotune, self._parts = autotune, parts
         self.queue = queue
         self.explorations: Final[dict[tuple[Problem, str], InCallSession[C]]] = {}

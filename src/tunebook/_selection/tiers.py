@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -92,7 +93,7 @@ class Parts(Generic[C]):
         self.tiers: tuple[Tier[C], ...] = ()
 
 
-class Tier(Generic[C]):
+class Tier(ABC, Generic[C]):
     """One tier. `name` stands in explanations and errors, `offline` in explanations without the program.
 
     All ranks of a job must get the same answer from a tier that `needs_agreement`; it is not asked while an agreement
@@ -110,9 +111,9 @@ class Tier(Generic[C]):
     def __init__(self, parts: Parts[C]) -> None:
         self._parts = parts
 
+    @abstractmethod
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         """Return a configuration, or the reason why this tier has no answer."""
-        raise NotImplementedError
 
     def preview(self, request: Request[C]) -> Found[Any] | Skipped:
         """Return the answer of `ask` without running, telling or remembering anything."""

@@ -16,7 +16,6 @@ from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
-from tunebook._statistics.race import valid_samples_s
 from tunebook._tuning.job import History
 
 if TYPE_CHECKING:
@@ -302,7 +301,7 @@ def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measuremen
     """Return the decision by the author's own objective: the function is not in the record, its values are."""
     values, band = facts.get("values"), facts.get("band")
     values = values if isinstance(values, dict) else {}
-    valid = [m for m in measured if m.failure is None and valid_samples_s(m)]
+    valid = [m for m in measured if m.failure is None and m.valid_samples_s]
     numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
     ranked = [Ranked(m, numbers.get(m.fingerprint, math.inf)) for m in valid]
     ranked.sort(key=lambda r: (r.measurement.fingerprint != facts.get("winner"), r.measurement.dropped, r.value_s))

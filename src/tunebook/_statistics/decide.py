@@ -15,7 +15,6 @@ from tunebook._statistics.race import (
     paired,
     pooled_uncertainty,
     typical_s,
-    valid_samples_s,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def decide(
     surely as good as the fastest: neither noise nor the order of the candidates decides.
     """
     ranking = sorted(
-        (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := valid_samples_s(m))),
+        (Ranked(m, objective(samples)) for m in measurements if m.failure is None and (samples := m.valid_samples_s)),
         key=lambda r: (r.measurement.dropped, r.value_s, _text(r)),
     )
     if not ranking:
@@ -139,7 +138,7 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain."""
     # The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
     # Candidates that compile to the same program share their samples, which say nothing about each other.
-    distinct = list(dict.fromkeys(valid_samples_s(r.measurement) for r in finalists))
+    distinct = list(dict.fromkeys(r.measurement.valid_samples_s for r in finalists))
     counts = set(map(len, distinct))
     found = None
     if objective is typical_s and len(counts) == 1 and min(counts) >= ENOUGH:
@@ -149,14 +148,14 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     # The finalist with the fastest samples keeps its time, and the others get times on its scale.
     scale = finalists[0].value_s / found.times[0]
     times = {samples: scale * found.times[name] for name, samples in enumerate(distinct)}
-    compared = [r._replace(value_s=times[valid_samples_s(r.measurement)]) for r in finalists]
+    compared = [r._replace(value_s=times[r.measurement.valid_samples_s]) for r in finalists]
     return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
 
 
 def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> tuple[float, float]:
     """Return how far behind the fastest a candidate may be to be not told apart from it, and to be surely as good."""
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
-    samples = [valid_samples_s(r.measurement) for r in ranking[: len(behind)]]
+    samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     # Of a difference, hence the square root.
     error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
     alike = min(max(TIE, 2 * error), TIE_CEILING)

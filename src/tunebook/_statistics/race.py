@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Measurement
 
 Objective: TypeAlias = "Callable[[Sequence[float]], float]"
 
@@ -105,11 +104,6 @@ def typical_s(samples: Iterable[float]) -> float:
 def is_time(seconds: float) -> bool:
     """Whether a time can be ranked: a NaN or a zero cannot."""
     return math.isfinite(seconds) and seconds > 0
-
-
-def valid_samples_s(measurement: Measurement) -> tuple[float, ...]:
-    """Return the samples that can be times; a NaN, an infinity, zero or less never wins anything."""
-    return tuple(s for s in measurement.samples_s if is_time(s))
 
 
 def median_s(samples: Iterable[float]) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, TuningFailed
 from tunebook._measure.disturbance import Disturbances
-from tunebook._statistics.race import typical_s, valid_samples_s
+from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ def finalists(known: Iterable[Measurement], *, code: str, environment: str, winn
     """Return the fingerprints of the finalists of a race under some conditions, or of the `FEWEST` fastest if fewer."""
     measured = [m for m in known if (m.code, m.environment) == (code, environment) and m.failure is None]
     closest = sorted(
-        (m for m in measured if valid_samples_s(m)), key=lambda m: (m.dropped, typical_s(valid_samples_s(m)))
+        (m for m in measured if m.valid_samples_s), key=lambda m: (m.dropped, typical_s(m.valid_samples_s))
     )
     chosen = {winner: None, **{m.fingerprint: None for m in closest if not m.dropped}}
     for m in closest:

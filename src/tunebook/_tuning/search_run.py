@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
-from tunebook._statistics.race import typical_s, valid_samples_s
+from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Step, Tuned
 from tunebook.search import Observation
 
@@ -94,8 +94,8 @@ class Searching(Generic[Cfg]):
     def _finals(self, *, complete: bool) -> Tuned[Cfg]:
         """Race the fastest to the end, and decide over all measurements."""
         job, configs, measured = self._job, self._candidates.configs, self._candidates.results
-        valid = {name: m for name, m in measured.items() if m.failure is None and valid_samples_s(m)}
-        fastest = sorted(valid, key=lambda name: typical_s(valid_samples_s(valid[name])))[:FINALISTS]
+        valid = {name: m for name, m in measured.items() if m.failure is None and m.valid_samples_s}
+        fastest = sorted(valid, key=lambda name: typical_s(valid[name].valid_samples_s))[:FINALISTS]
         names = dict.fromkeys([*fastest, *([job.incumbent] if job.incumbent in valid else [])])
         finalists = [configs[name] for name in names if name in configs]
         failures = tuple(m for m in measured.values() if m.failure is not None)
@@ -127,7 +127,7 @@ class Searching(Generic[Cfg]):
     def _observations(self, names: Iterable[str]) -> list[Observation]:
         configs, measured = self._candidates.configs, [(name, self._candidates.results[name]) for name in names]
         return [
-            Observation(configs[name], typical_s(valid_samples_s(m)) if not m.failure and valid_samples_s(m) else None)
+            Observation(configs[name], typical_s(m.valid_samples_s) if not m.failure and m.valid_samples_s else None)
             for name, m in measured
         ]
 

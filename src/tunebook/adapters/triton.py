@@ -20,7 +20,7 @@ from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
-from tunebook._statistics.race import typical_s, valid_samples_s
+from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
@@ -178,7 +178,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         """Store the results where `triton.autotune` stores them, print them if asked to, and tell Triton's listener."""
         self.bench_time = tuned.seconds
         self.configs_timings = {
-            tuned.configs[m.fingerprint].config: _quantiles_ms(valid_samples_s(m))
+            tuned.configs[m.fingerprint].config: _quantiles_ms(m.valid_samples_s)
             for m in tuned.measurements
             if m.fingerprint in tuned.configs
         }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
-from tunebook._statistics.race import typical_s, valid_samples_s
+from tunebook._statistics.race import typical_s
 from tunebook.search._strategy import Observation, Start
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def times_of(record: Record) -> Times:
     failed: set[str] = set()
     for m in record.body.measurements:
         configs[m.fingerprint] = m.config
-        if m.failure is None and valid_samples_s(m):
-            seconds[m.fingerprint] = min(typical_s(valid_samples_s(m)), seconds.get(m.fingerprint, math.inf))
+        if m.failure is None and m.valid_samples_s:
+            seconds[m.fingerprint] = min(typical_s(m.valid_samples_s), seconds.get(m.fingerprint, math.inf))
         elif m.failure is not None:
             failed.add(m.fingerprint)
     if record.head.decided and not seconds:

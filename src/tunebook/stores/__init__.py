@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tunebook.stores._directory import DirectoryStore as DirectoryStore
 from tunebook.stores._files import LeaseFiles as LeaseFiles
+from tunebook.stores._files import problem_id as problem_id
 from tunebook.stores._json import JsonStore as JsonStore
 from tunebook.stores._layered import LayeredStore as LayeredStore
 from tunebook.stores._layered import find_packs as find_packs
@@ -19,4 +20,3 @@ from tunebook.stores._pack import PackStore as PackStore
 from tunebook.stores._pack import write_pack as write_pack
 from tunebook.stores._protocol import LeaseBoard as LeaseBoard
 from tunebook.stores._protocol import Store as Store
-from tunebook.stores._protocol import problem_id as problem_id

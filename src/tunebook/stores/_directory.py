@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
 from tunebook.stores._files import (
+    RESERVED,
     LeaseFiles,
     distrust,
     locked,
     make_directory,
     opened,
+    path_component,
+    problem_id,
     read_fault,
     read_file,
     set_aside,
@@ -33,7 +36,6 @@ from tunebook.stores._files import (
     write_file,
     writing,
 )
-from tunebook.stores._protocol import RESERVED, path_component, problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

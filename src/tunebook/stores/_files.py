@@ -1,4 +1,4 @@
-"""The file system, as the engines on this machine use it: reads, durable writes, locks, trust, quarantine, leases."""
+"""The file system, as local engines use it: reads, durable writes, locks, trust, quarantine, leases, names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import stat
 import time
 import zlib
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tunebook._base.vocabulary import Problem
 
     Sync: TypeAlias = Callable[[int], None]
 
@@ -320,3 +323,34 @@ class LeaseFiles:
             message = f"invalid lease name {name[:80]!r}: expected <letters, digits, - or _>.<generation from 1>."
             raise StoreError("name", self._where, message)
         return self._shard(match[1]) / name
+
+
+# ----------------------------------------------------------------------------------------------- names for problems
+
+_UNSAFE = re.compile(r"[^a-z0-9._-]+")
+
+# The store's own directories beside the directories of devices. A device may be called "tmp" and then gets a digest.
+RESERVED: Final = frozenset({"leases", "outbox", "packs", "quarantine", "tmp"})
+
+
+def problem_id(problem: Problem) -> str:
+    """Return 32 hex digits for a problem."""
+    digest = blake2b(digest_size=16)
+    # Every part goes in behind its length: without it, ("a|b", "c") and ("a", "b|c") would be one problem.
+    for part in problem:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(encoded))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+# Every get asks for two components, and a process meets few devices and operations: 0.1 us against 3.
+@lru_cache(maxsize=1024)
+def path_component(name: str) -> str:
+    """Return a device or an operation as a path component: the name where it is harmless, else a digest behind it."""
+    # Upper case counts as harmful: names that differ only in case are one file on some file systems. 40 characters are
+    # recognised in a listing, and stay far below the 255 bytes of any file system with the digest.
+    slug = _UNSAFE.sub("-", name.lower()).strip(".-")[:40]
+    if slug == name and slug and slug not in RESERVED:
+        return slug
+    return f"{slug or 'x'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=5).hexdigest()}"

@@ -34,12 +34,12 @@ from tunebook.stores._files import (
     locked,
     make_directory,
     opened,
+    problem_id,
     read_fault,
     read_file,
     replace_file,
     writing,
 )
-from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

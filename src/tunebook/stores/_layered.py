@@ -16,9 +16,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
-from tunebook.stores._files import distrust
+from tunebook.stores._files import distrust, problem_id
 from tunebook.stores._pack import PackStore
-from tunebook.stores._protocol import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from tunebook._base.errors import CodecError
-from tunebook.stores._protocol import problem_id
+from tunebook.stores._files import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from obstore.store import from_url
 
 from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._base.record_format import MAX_RECORD_BYTES
-from tunebook.stores._protocol import path_component, problem_id
+from tunebook.stores._files import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:

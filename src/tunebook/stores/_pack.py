@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
-from tunebook.stores._files import make_directory, sync_path, write_file, writing
-from tunebook.stores._protocol import problem_id
+from tunebook.stores._files import make_directory, problem_id, sync_path, write_file, writing
 
 if TYPE_CHECKING:
     import sqlite3

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Protocol
-
-from tunebook._base.record_format import blake2b
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,34 +67,3 @@ class Store(Protocol):
 
     def leases(self) -> LeaseBoard | None:
         """Return the board for single flight among processes; None for a store that cannot have a board."""
-
-
-# ----------------------------------------------------------------------------------------------- names for problems
-
-_UNSAFE = re.compile(r"[^a-z0-9._-]+")
-
-# The store's own directories beside the directories of devices. A device may be called "tmp" and then gets a digest.
-RESERVED: Final = frozenset({"leases", "outbox", "packs", "quarantine", "tmp"})
-
-
-def problem_id(problem: Problem) -> str:
-    """Return 32 hex digits for a problem."""
-    digest = blake2b(digest_size=16)
-    # Every part goes in behind its length: without it, ("a|b", "c") and ("a", "b|c") would be one problem.
-    for part in problem:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(encoded))
-        digest.update(encoded)
-    return digest.hexdigest()
-
-
-# Every get asks for two components, and a process meets few devices and operations: 0.1 us against 3.
-@lru_cache(maxsize=1024)
-def path_component(name: str) -> str:
-    """Return a device or an operation as a path component: the name where it is harmless, else a digest behind it."""
-    # Upper case counts as harmful: names that differ only in case are one file on some file systems. 40 characters are
-    # recognised in a listing, and stay far below the 255 bytes of any file system with the digest.
-    slug = _UNSAFE.sub("-", name.lower()).strip(".-")[:40]
-    if slug == name and slug and slug not in RESERVED:
-        return slug
-    return f"{slug or 'x'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=5).hexdigest()}"

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from tunebook._base.errors import DefinitionError, StoreError
-from tunebook.stores._protocol import path_component, problem_id
+from tunebook.stores._files import path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import blake2b, merge
 from tunebook._base.vocabulary import Problem
-from tunebook.stores._files import make_directory, read_file, write_file
-from tunebook.stores._protocol import problem_id
+from tunebook.stores._files import make_directory, problem_id, read_file, write_file
 from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from tunebook._base.errors import StoreError
 from tunebook._base.record_format import Body, Head, Record, canonical_json
-from tunebook._statistics.race import typical_s, valid_samples_s
+from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,10 +121,10 @@ def list_ranks(ranks: Iterable[int]) -> str:
 def contenders(parts: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
     """Return the measurements of all parts; candidates that are clearly behind the fastest are marked as dropped."""
     measured = [m for part in parts for m in part]
-    times = [typical_s(valid_samples_s(m)) for m in measured if m.failure is None and valid_samples_s(m)]
+    times = [typical_s(m.valid_samples_s) for m in measured if m.failure is None and m.valid_samples_s]
     limit_s = min(times, default=0.0) * _COULD_WIN
     return tuple(
-        m._replace(dropped=m.dropped or not valid_samples_s(m) or typical_s(valid_samples_s(m)) > limit_s)
+        m._replace(dropped=m.dropped or not m.valid_samples_s or typical_s(m.valid_samples_s) > limit_s)
         if m.failure is None
         else m
         for m in measured
