@@ -18,8 +18,9 @@ from cli_fixtures import OnABook, change_environment, python, stored
 import tunebook as tb
 from tunebook._base.record_format import merge
 from tunebook._cli import main
-from tunebook._cli.exchange import OWN
-from tunebook._cli.pin import pin, unpin
+from tunebook._cli._formats import OWN
+from tunebook._cli.pin import pin
+from tunebook._cli.unpin import unpin
 from tunebook.formats import FORMATS
 from tunebook.stores import PackStore, open_store
 
@@ -277,7 +278,8 @@ class TestCarryingAbout(OnABook):
         assert re.search(r"0 new, \d already known", run("import", str(tmp_path / "out"), *book)[1])
 
     def test_help_names_every_format_and_loads_none(self):
-        code = "import sys, tunebook._cli.exchange; print([n for n in sys.modules if 'tunebook.formats._' in n])"
+        code = "import sys; from tunebook._cli import export, import_, merge, prune; "
+        code += "print([n for n in sys.modules if 'tunebook.formats._' in n])"
         assert python("-c", code).stdout == "[]\n"
         assert set(FORMATS) <= set(re.findall(r"\w+", python("-m", "tunebook", "export", "--help").stdout))
 

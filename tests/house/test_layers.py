@@ -15,7 +15,7 @@ ROOT = Path(tunebook.__file__).parent
 
 # A module imports from its own folder and from the folders below it. This is the picture in CONTRIBUTING.md.
 FOLDERS = {
-    "_cli": "the `tunebook` command: a file per verb, or for a few related verbs",
+    "_cli": "the `tunebook` command: one file per verb",
     "adapters": "one file per framework; nothing else imports a framework",
     "adapters/_jax": "parts of the JAX adapter",
     "adapters/_triton": "parts of the Triton adapter",

@@ -51,15 +51,6 @@ GROUPS: Final = {
 }
 SUMMARIES: Final = {name: summary for verbs in GROUPS.values() for name, summary in verbs.items()}
 VERBS: Final = tuple(SUMMARIES)
-# The modules with several verbs, or with a verb of another name.
-_HOMES: Final = {
-    "books": "diff report",
-    "exchange": "merge export import prune",
-    "measure": "tune verify fit",
-    "ls": "path",
-    "pin": "unpin",
-    "show": "explain",
-}
 
 EXIT_CODES: Final = """\
 exit codes:
@@ -71,8 +62,8 @@ exit codes:
 
 def load(name: str) -> Verb:
     """Import the module of a verb, and return the verb."""
-    home = next((module for module, verbs in _HOMES.items() if name in verbs.split()), name)
-    verb: Verb = getattr(import_module(f"tunebook._cli.{home}"), name.upper())
+    # `import` is a keyword of Python, so its module has another name.
+    verb: Verb = import_module(f"tunebook._cli.{'import_' if name == 'import' else name}").VERB
     return verb
 
 
@@ -81,7 +72,7 @@ def parser_of(name: str) -> ArgumentParser:
     from tunebook._cli._filters import add_options  # noqa: PLC0415 - `tunebook --help` needs no stores
 
     verb = load(name)
-    about = " ".join((verb.about or verb.run.__doc__ or SUMMARIES[name]).split())
+    about = " ".join((verb.about or SUMMARIES[name]).split())
     parser = ArgumentParser(
         prog=f"tunebook {name}",
         description="\n".join(wrapped(about, get_terminal_size().columns - 2)),

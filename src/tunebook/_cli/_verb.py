@@ -1,4 +1,4 @@
-"""The parts of a verb: a module of `_cli` has one `Verb` or a few, each named after its word in capitals."""
+"""The parts of a verb: each module of `_cli` without an underscore has one, `VERB`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNREADABLE: Final = 3
 
 
 class Verb(NamedTuple):
-    """One verb, with an example that works on any book. Help shows `about`, or the docstring of `run`.
+    """One verb, with an example that works on any book. Help shows `about`.
 
     `shared` names the options that it shares with other verbs (see `_filters`); `arguments` adds its own.
     """

@@ -8,8 +8,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import Final, TypeAlias
 
+from tunebook._cli._formats import OWN
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._cli.exchange import OWN
 from tunebook.formats import FORMATS
 
 # By verb, its options: name, help, and whether the option takes a value.
@@ -119,4 +119,4 @@ def _fish(known: _Known, summaries: dict[str, str]) -> str:
     return head + "\n".join(f"complete -c tunebook {line}" for line in lines)
 
 
-COMPLETION = Verb("tunebook completion bash > tunebook-completion.bash", _run, (), _arguments, __doc__)
+VERB = Verb("tunebook completion bash > tunebook-completion.bash", _run, (), _arguments, __doc__)

@@ -17,7 +17,7 @@ from tunebook._api.tunable import tunable, tune
 from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._cli.show import write
+from tunebook._cli.explain import write
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
@@ -132,4 +132,4 @@ def answer(book: str) -> None:
     terminal.lines([f"  {count:,} primes; the configuration was found {found}", f"  first call {took}, later {later}"])
 
 
-DEMO = Verb("tunebook demo", _run, (), _arguments, __doc__)
+VERB = Verb("tunebook demo", _run, (), _arguments, __doc__)

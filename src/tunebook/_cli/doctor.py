@@ -240,4 +240,4 @@ def _machine() -> Iterator[Finding]:
             yield Finding("good", "device", f"gpu:{model}, driver {driver}")
 
 
-DOCTOR = Verb("tunebook doctor", _run, ("book", "json"), _arguments, __doc__)
+VERB = Verb("tunebook doctor", _run, ("book", "json"), _arguments, __doc__)

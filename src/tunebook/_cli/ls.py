@@ -1,4 +1,4 @@
-"""List the entries of the book, the newest first. Print the path of the book."""
+"""List the entries of the book, the newest first. Exits with 1 if no entry matches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, key_text, plain, seconds_of
-from tunebook._cli._filters import FILTERS, age_text, book_of, filters_of, open_book
+from tunebook._cli._filters import FILTERS, age_text, book_of, filters_of
 from tunebook._cli._terminal import TextColumn, clean, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._tuning.progress import seconds_text
@@ -41,8 +41,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--summary", action="store_true", help="one line per kernel and device")
 
 
-def _list(options: Namespace, terminal: Terminal) -> int:
-    """List the entries of the book, the newest first. Exits with 1 if no entry matches."""
+def _run(options: Namespace, terminal: Terminal) -> int:
     store = book_of(options)
     filters = filters_of(options)
     groups = filters.groups(Catalogue(store))
@@ -107,12 +106,4 @@ def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
         terminal.table(_SUMMARY, rows)
 
 
-def _path(options: Namespace, terminal: Terminal) -> int:
-    """Print the path of the book. Set TUNEBOOK_HOME to move it."""
-    where = open_book(options.book).where
-    terminal.result({"path": where}, where)
-    return DONE
-
-
-LS = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _list, (*FILTERS, "json"), _arguments)
-PATH = Verb("du -sh $(tunebook path)", _path, ("book", "json"))
+VERB = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -1,4 +1,8 @@
-"""Choose a configuration by hand: pin an entry to one of its candidates, and unpin it again."""
+"""Set the configuration of an entry to one of its candidates, by hand.
+
+Tuning, verifying and merging keep the choice until `tunebook unpin`; all measurements are kept too. For one run only,
+set TUNEBOOK_PIN instead.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from tunebook._base.errors import StoreError
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
-from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.env_pins import fields_of, fits
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook._selection.trusted_entries import body_of, verdict_of
@@ -28,29 +32,21 @@ if TYPE_CHECKING:
     from tunebook.stores import Store
 
 _WAIT_S: Final = 10.0  # for a process that tunes the problem right now
-_DECISION: Final = ("config", "origin", "checksum", "environment")
-# For a decision whose kernel is unknown here. It matches no kernel, so that the next call decides again from the stored
-# measurements, which costs nothing.
-_NO_CHECKSUM: Final = "unpinned"
+DECISION: Final = ("config", "origin", "checksum", "environment")
 
 
-def _add_entry(parser: ArgumentParser) -> None:
-    text = "first digits of an id, or a kernel with one entry"
-    parser.add_argument("what", metavar="ID_OR_KERNEL", help=text)
+def add_entry(parser: ArgumentParser) -> None:
+    """Add the argument that names one entry."""
+    parser.add_argument("what", metavar="ID_OR_KERNEL", help="first digits of an id, or a kernel with one entry")
 
 
-def _pin_arguments(parser: ArgumentParser) -> None:
-    _add_entry(parser)
+def _arguments(parser: ArgumentParser) -> None:
+    add_entry(parser)
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="the configuration, e.g. block_m=64")
     parser.add_argument("--force", action="store_true", help="pin it even if this configuration was never measured")
 
 
-def _pin(options: Namespace, terminal: Terminal) -> int:
-    """Set the configuration of an entry to one of its candidates, by hand.
-
-    Tuning, verifying and merging keep the choice until `tunebook unpin`; all measurements are kept too. For one run
-    only, set TUNEBOOK_PIN instead.
-    """
+def _run(options: Namespace, terminal: Terminal) -> int:
     store = book_of(options)
     listed, record = find_one(Catalogue(store), options)
     wanted = {}
@@ -61,7 +57,7 @@ def _pin(options: Namespace, terminal: Terminal) -> int:
         wanted[name.strip()] = value.strip()
     config = choose(record, wanted, force=options.force)
     if not options.dry_run:
-        with _lock(store, record.problem) as earlier:
+        with lock_problem(store, record.problem) as earlier:
             store.put(pin(earlier or record, config))
     does, short = "would pin" if options.dry_run else "pinned", listed.id[:SHORT_ID]
     terminal.result(
@@ -70,32 +66,6 @@ def _pin(options: Namespace, terminal: Terminal) -> int:
         f"  before: {config_text(record.head.config)}, {record.head.origin}{_cost(record, config)}",
         f"  undo with: tunebook unpin {short}",
     )
-    return DONE
-
-
-def _unpin(options: Namespace, terminal: Terminal) -> int:
-    """Undo `tunebook pin`: the entry gets its measured winner again.
-
-    An entry without measurements is removed, so that the next call tunes. Exits with 1 if the entry is not pinned.
-    """
-    store = book_of(options)
-    listed, record = find_one(Catalogue(store), options)
-    name = f"{listed.op} {listed.id[:SHORT_ID]}"
-    if record.head.origin != "pinned":
-        terminal.note(f"{name} is not pinned; its origin is {record.head.origin!r}")
-        return NO
-    back = unpin(record)
-    if not options.dry_run:
-        with _lock(store, record.problem) as earlier:
-            back = unpin(earlier or record)
-            if back is None:
-                store.delete(record.problem)
-            else:
-                store.put(back)
-    config = None if back is None else back.head.config
-    does = "would unpin" if options.dry_run else "unpinned"
-    then = "removed, since nothing was measured" if back is None else f"{config_text(config)}, {back.head.origin}"
-    terminal.result({"id": listed.id, "config": plain(config), "removed": back is None}, f"{does} {name}: now {then}")
     return DONE
 
 
@@ -109,7 +79,7 @@ def _cost(record: Record, config: Json) -> str:
 
 
 @contextmanager
-def _lock(store: Store, problem: Problem) -> Iterator[Record | None]:
+def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
     """Prevent other processes from tuning a problem inside the block; yields the current record."""
     # Nothing to look for: results of other processes do not end the wait.
     lease: object = acquire(store.leases(), problem_id(problem), look=lambda: None, deadline_s=_WAIT_S)
@@ -151,34 +121,11 @@ def pin(record: Record, config: Json) -> Record:
     head, body = record.head, body_of(record)
     facts = dict(body.provenance)
     if head.origin != "pinned" and head.decided:
-        facts["instead_of"] = {name: getattr(head, name) for name in _DECISION}
+        facts["instead_of"] = {name: getattr(head, name) for name in DECISION}
     # Merging prefers the later of two pins by this time.
     facts |= {"when": time.time(), "measured": facts.get("measured", facts.get("when"))}
     new = replace(head, config=config, origin="pinned", checksum="", environment="")
     return Record(new, replace(body, provenance=facts))
 
 
-def unpin(record: Record) -> Record | None:
-    """Return a record with the winner of its measurements, else with its decision before the pin, else None."""
-    head, body = record.head, body_of(record)
-    facts = dict(body.provenance)
-    before = facts.pop("instead_of", None)
-    earlier = before if isinstance(before, dict) else {}
-    measured = facts.pop("measured", None)
-    if measured is not None:
-        facts["when"] = measured
-    verdict = verdict_of(record)
-    if verdict is not None:
-        winner = verdict.winner.measurement
-        same = winner.config == earlier.get("config") and winner.environment == earlier.get("environment")
-        checksum = str(earlier.get("checksum")) if same else _NO_CHECKSUM
-        back = replace(head, config=winner.config, origin="tuned", checksum=checksum, environment=winner.environment)
-    elif "config" in earlier:
-        back = replace(head, **{name: earlier.get(name, "") for name in _DECISION})  # type: ignore[arg-type] # as pinned
-    else:
-        return None
-    return Record(back, replace(body, provenance=facts))
-
-
-PIN = Verb("tunebook pin matmul block=64 --dry-run", _pin, (*FILTERS, "dry-run", "json"), _pin_arguments)
-UNPIN = Verb("tunebook unpin matmul", _unpin, (*FILTERS, "dry-run", "json"), _add_entry)
+VERB = Verb("tunebook pin matmul block=64 --dry-run", _run, (*FILTERS, "dry-run", "json"), _arguments, __doc__)

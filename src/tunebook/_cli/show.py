@@ -1,33 +1,24 @@
-"""Show one entry with all its candidates, or explain why a call gets its configuration."""
+"""Show one entry: its call, its configuration, its origin, and the result of each candidate."""
 
 from __future__ import annotations
 
-import json
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._api.explain import explain_entry
 from tunebook._api.versions import versions_of
-from tunebook._base.record_format import canonical_json
-from tunebook._base.vocabulary import Problem
-from tunebook._cli._entries import config_text, find, find_newest, named, plain
-from tunebook._cli._filters import FILTERS, book_of, filters_of, size_text
-from tunebook._cli._terminal import TextColumn, clean, wrapped
-from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli._entries import config_text, find_newest
+from tunebook._cli._filters import FILTERS, book_of, size_text
+from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
-from tunebook._selection.selector import Selection
 from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
 from tunebook._tuning.progress import seconds_text
-from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tunebook._api.explain import Explanation
     from tunebook._base.record_format import Record
-    from tunebook._cli._entries import NamedEntries
 
 _SHOWN: Final = 20
 _COLUMNS: Final = (
@@ -47,8 +38,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, default=_SHOWN, help=text)
 
 
-def _show(options: Namespace, terminal: Terminal) -> int:
-    """Show one entry: its call, its configuration, its origin, and the result of each candidate."""
+def _run(options: Namespace, terminal: Terminal) -> int:
     listed, record = find_newest(Catalogue(book_of(options)), options, terminal)
     if terminal.json:
         fields = record.to_fields()
@@ -115,82 +105,4 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
             yield "", "failed", "", "", config_text(m.config), said
 
 
-def _explain_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="ID_OR_KERNEL", help="first digits of an id, or a kernel")
-    text = "explain the call with this key, in the book or not; `tunebook show --json` prints keys"
-    parser.add_argument("--key", metavar="JSON", help=text)
-
-
-def _explain(options: Namespace, terminal: Terminal) -> int:
-    """Explain which configuration a new process would find for a call, and why.
-
-    Shows the tier that answers, the measurements and how certain they are, failed candidates, and similar entries. For
-    a live call, use kernel.explain(...) in the program. Exits with 1 if the book has no entry for the call.
-    """
-    catalogue = Catalogue(book_of(options))
-    if options.key is None:
-        newest = find_newest(catalogue, options, terminal)[1]
-        explanation = explain_entry(catalogue, newest.problem, newest)
-    else:
-        problem = _problem_with(options.key, find(catalogue, options.what, filters_of(options)))
-        explanation = explain_entry(catalogue, problem, catalogue.store.get(problem))
-    if terminal.json:
-        terminal.value(_as_json(explanation))
-    else:
-        write(explanation, terminal)
-    return NO if explanation.record is None else DONE
-
-
-def _problem_with(key: str, found: NamedEntries) -> Problem:
-    known = {(group.op, group.device) for group in found.groups} | {(e.op, e.device) for e in found.listed}
-    if len(known) > 1:
-        listed = "".join(f"\n  {op} on {device}" for op, device in sorted(known))
-        raise UsageError(f"--key needs one kernel on one device; choose one of these with --device:{listed}")
-    ((op, device),) = known
-    # A kernel's own key builder may make keys of any form.
-    with suppress(ValueError):
-        key = canonical_json(json.loads(key))
-    return Problem(device, op, key)
-
-
-def write(explanation: Explanation, terminal: Terminal) -> None:
-    """Write an explanation, wrapped to the width of the terminal; drawings are cut."""
-    for line in explanation.lines():
-        indent = "  " if line.role in ("item", "drawing") else ""
-        label, text = clean(line.label), clean(line.text)
-        style = {"title": "bold", "answer": "green"}.get(line.role, "")
-        room = terminal.width - len(indent) - len(label)
-        first, *rest = [text[:room]] if line.role == "drawing" else wrapped(text, room)
-        terminal.line(f"{indent}{terminal.styled(label, 'dim')}{terminal.styled(first, style)}")
-        # Further lines begin below the text, or near the left edge of a narrow terminal.
-        behind = len(indent) + (len(label) or 2)
-        hanging = " " * (behind if terminal.width >= 3 * behind else 4)
-        if rest:
-            terminal.lines(hanging + more for more in wrapped(" ".join(rest), terminal.width - len(hanging)))
-
-
-def _as_json(explanation: Explanation) -> dict[str, Any]:
-    selection, verdict, problem = explanation.selection, explanation.verdict, explanation.problem
-    near = explanation.near_misses
-    found: dict[str, Any] = {
-        **named(problem),
-        "call": spell_out(problem.call_key),
-        "answer": None if explanation.record is None else plain(explanation.record.head.config),
-        "source": selection.source if isinstance(selection, Selection) else None,
-        "tried": [{"tier": tier, "said": said} for tier, said in selection.tried],
-        "differences": list(explanation.differences),
-        "failures": [{"reason": failed.reason, "configs": list(failed.configs)} for failed in explanation.failed],
-        "near_misses": [{"id": problem_id(miss.problem), "differences": list(miss.differences)} for miss in near],
-    }
-    if verdict is not None:
-        found["rule"] = verdict.rule
-        found["tied"] = [plain(ranked.measurement.config) for ranked in verdict.tied]
-        found["ranking"] = []
-        for time_s, m in ((ranked.value_s, ranked.measurement) for ranked in verdict.ranking):
-            samples = list(m.valid_samples_s)
-            found["ranking"].append({"config": plain(m.config), "seconds": time_s, "samples": samples})
-    return found
-
-
-SHOW = Verb("tunebook show matmul", _show, (*FILTERS, "json"), _arguments)
-EXPLAIN = Verb("tunebook explain matmul", _explain, (*FILTERS, "json"), _explain_arguments)
+VERB = Verb("tunebook show matmul", _run, (*FILTERS, "json"), _arguments, __doc__)

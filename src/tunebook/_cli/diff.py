@@ -1,4 +1,7 @@
-"""Look at whole books: compare two of them, or write a report on one."""
+"""Compare two books by their configurations, or two entries field by field.
+
+"there" is the first book or entry, "here" the second. Exits with 1 if they differ.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tunebook._api.versions import versions_differ
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, find_one, key_text, named, plain, seconds_of
-from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of, size_text
-from tunebook._cli._terminal import TextColumn, clean, count_text
-from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of
+from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import explain_difference
-from tunebook._report import report_on
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
@@ -36,7 +38,6 @@ _COLUMNS: Final = (
 _SHOWN: Final = 50
 # Kind, problem, and the record in each book.
 _Change: TypeAlias = "tuple[str, Problem, tuple[Record | None, Record | None]]"
-_OUTPUT: Final = "tunebook-report.html"
 _MARKS: Final = {"removed": "-", "added": "+", "changed": "~"}
 
 
@@ -45,11 +46,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("second", metavar="BOOK_OR_ID", nargs="?", help="the other book or entry; default: --book")
 
 
-def _diff(options: Namespace, terminal: Terminal) -> int:
-    """Compare two books by their configurations, or two entries field by field.
-
-    "there" is the first book or entry, "here" the second. Exits with 1 if they differ.
-    """
+def _run(options: Namespace, terminal: Terminal) -> int:
     first, second = options.first, options.second
     words = (first, second or "/")  # without a second word, the first is a book
     if not any("/" in word or Path(word).suffix in {".json", ".db"} or Path(word).exists() for word in words):
@@ -112,40 +109,4 @@ def _entries(options: Namespace, terminal: Terminal) -> int:
     return NO if found else DONE
 
 
-def _report_arguments(parser: ArgumentParser) -> None:
-    text = f"file to write, .html or .png (default: {_OUTPUT})"
-    parser.add_argument("-o", "--output", metavar="PATH", default=_OUTPUT, help=text)
-    parser.add_argument("--title", metavar="TEXT", help="title of the report")
-    parser.add_argument("--open", action="store_true", help="open the report in the browser")
-
-
-def _report(options: Namespace, terminal: Terminal) -> int:
-    """Write a report: one HTML page with gains over the defaults, tunings in detail and a table of all entries.
-
-    A name that ends in .png gives a picture of the main charts. Exits with 1, and writes nothing, if no entry matches.
-    """
-    path = Path(options.output).expanduser()
-    if path.suffix.lower() not in {".html", ".png"}:
-        raise UsageError(f"--output {options.output}: the name of a report must end in .html or .png")
-    store = book_of(options) if options.book is None else existing_book(options.book)
-    filters = filters_of(options)
-    made = report_on(filters.records(store) if filters.any_given else store.items(), store.where, options.title)
-    count = len(made.model.entries)
-    if not count:
-        terminal.note(f"nothing to report on in {store.where}; tune something, or use fewer filters")
-        return NO
-    try:
-        made.save(path)
-    except OSError as error:
-        raise UsageError(f"--output {options.output}: {error.strerror or error}") from error
-    size, entries = path.stat().st_size, count_text(count, "entry", "entries")
-    terminal.result({"path": str(path), "entries": count, "bytes": size}, f"{path}: {entries}, {size_text(size)}")
-    if options.open:
-        import webbrowser  # noqa: PLC0415 - loaded late: 10 ms
-
-        webbrowser.open(path.resolve().as_uri())
-    return DONE
-
-
-DIFF = Verb("tunebook diff other_book.json", _diff, (*FILTERS, "json"), _arguments)
-REPORT = Verb("tunebook report --kernel 'matmul*' --output matmul.html", _report, (*FILTERS, "json"), _report_arguments)
+VERB = Verb("tunebook diff other_book.json", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -1,0 +1,58 @@
+"""The table of results, and the option --import, of `tunebook tune` and `tunebook verify`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, key_text
+from tunebook._cli._terminal import TextColumn, clean
+from tunebook._tuning.progress import seconds_text
+from tunebook.stores import problem_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tunebook._base.vocabulary import Problem
+    from tunebook._cli._verb import ArgumentParser, Terminal
+
+STYLES: Final = {
+    "tuned": "green",
+    "known": "dim",
+    "new": "cyan",
+    "holds": "green",
+    "changed": "yellow",
+    "failed": "red",
+    "skipped": "yellow",
+}
+_COLUMNS: Final = (
+    ID,
+    KERNEL,
+    TextColumn("call", give=2, from_width=70),
+    TextColumn("result"),
+    TextColumn("took", "right", from_width=60),
+    TextColumn("", give=2),
+)
+
+
+def write_table(results: Iterable[tuple[Problem, str, float, str]], summary: str, terminal: Terminal) -> None:
+    """Write a table of problems with their status, seconds and detail."""
+    rows = []
+    for problem, status, seconds, detail in results:
+        names = problem_id(problem)[:SHORT_ID], clean(problem.op), key_text(problem.call_key)
+        took = seconds_text(seconds) if seconds else ""
+        rows.append((*names, (status, STYLES[status]), took, clean(detail.partition("\n")[0])))
+    terminal.table(_COLUMNS, rows)
+    terminal.line(f"\n{summary}", "dim")
+
+
+def add_import(parser: ArgumentParser, text: str) -> None:
+    """Add the option --import."""
+    parser.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[], help=text)
+
+
+def find_modules_here() -> None:
+    """Add the working directory to the path, as `python -m` does; workers inherit it."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)

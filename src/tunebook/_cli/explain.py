@@ -1,0 +1,98 @@
+"""Explain which configuration a new process would find for a call, and why.
+
+Shows the tier that answers, the measurements and how certain they are, failed candidates, and similar entries. For a
+live call, use kernel.explain(...) in the program. Exits with 1 if the book has no entry for the call.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from tunebook._api.explain import Explanation, explain_entry
+from tunebook._base.record_format import canonical_json
+from tunebook._base.vocabulary import Problem
+from tunebook._cli._entries import NamedEntries, find, find_newest, named, plain
+from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._terminal import clean, wrapped
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._keys.call_key import spell_out
+from tunebook._selection.selector import Selection
+from tunebook.stores import problem_id
+from tunebook.stores._listing import Catalogue
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("what", metavar="ID_OR_KERNEL", help="first digits of an id, or a kernel")
+    text = "explain the call with this key, in the book or not; `tunebook show --json` prints keys"
+    parser.add_argument("--key", metavar="JSON", help=text)
+
+
+def _run(options: Namespace, terminal: Terminal) -> int:
+    catalogue = Catalogue(book_of(options))
+    if options.key is None:
+        newest = find_newest(catalogue, options, terminal)[1]
+        explanation = explain_entry(catalogue, newest.problem, newest)
+    else:
+        problem = _problem_with(options.key, find(catalogue, options.what, filters_of(options)))
+        explanation = explain_entry(catalogue, problem, catalogue.store.get(problem))
+    if terminal.json:
+        terminal.value(_as_json(explanation))
+    else:
+        write(explanation, terminal)
+    return NO if explanation.record is None else DONE
+
+
+def _problem_with(key: str, found: NamedEntries) -> Problem:
+    known = {(group.op, group.device) for group in found.groups} | {(e.op, e.device) for e in found.listed}
+    if len(known) > 1:
+        listed = "".join(f"\n  {op} on {device}" for op, device in sorted(known))
+        raise UsageError(f"--key needs one kernel on one device; choose one of these with --device:{listed}")
+    ((op, device),) = known
+    # A kernel's own key builder may make keys of any form.
+    with suppress(ValueError):
+        key = canonical_json(json.loads(key))
+    return Problem(device, op, key)
+
+
+def write(explanation: Explanation, terminal: Terminal) -> None:
+    """Write an explanation, wrapped to the width of the terminal; drawings are cut."""
+    for line in explanation.lines():
+        indent = "  " if line.role in ("item", "drawing") else ""
+        label, text = clean(line.label), clean(line.text)
+        style = {"title": "bold", "answer": "green"}.get(line.role, "")
+        room = terminal.width - len(indent) - len(label)
+        first, *rest = [text[:room]] if line.role == "drawing" else wrapped(text, room)
+        terminal.line(f"{indent}{terminal.styled(label, 'dim')}{terminal.styled(first, style)}")
+        # Further lines begin below the text, or near the left edge of a narrow terminal.
+        behind = len(indent) + (len(label) or 2)
+        hanging = " " * (behind if terminal.width >= 3 * behind else 4)
+        if rest:
+            terminal.lines(hanging + more for more in wrapped(" ".join(rest), terminal.width - len(hanging)))
+
+
+def _as_json(explanation: Explanation) -> dict[str, Any]:
+    selection, verdict, problem = explanation.selection, explanation.verdict, explanation.problem
+    near = explanation.near_misses
+    found: dict[str, Any] = {
+        **named(problem),
+        "call": spell_out(problem.call_key),
+        "answer": None if explanation.record is None else plain(explanation.record.head.config),
+        "source": selection.source if isinstance(selection, Selection) else None,
+        "tried": [{"tier": tier, "said": said} for tier, said in selection.tried],
+        "differences": list(explanation.differences),
+        "failures": [{"reason": failed.reason, "configs": list(failed.configs)} for failed in explanation.failed],
+        "near_misses": [{"id": problem_id(miss.problem), "differences": list(miss.differences)} for miss in near],
+    }
+    if verdict is not None:
+        found["rule"] = verdict.rule
+        found["tied"] = [plain(ranked.measurement.config) for ranked in verdict.tied]
+        found["ranking"] = []
+        for time_s, m in ((ranked.value_s, ranked.measurement) for ranked in verdict.ranking):
+            samples = list(m.valid_samples_s)
+            found["ranking"].append({"config": plain(m.config), "seconds": time_s, "samples": samples})
+    return found
+
+
+VERB = Verb("tunebook explain matmul", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -1,0 +1,51 @@
+"""Write entries to one file.
+
+The file is a bundle for `tunebook import` on another machine (signed if TUNEBOOK_SIGNING_KEY is set), a pack to ship
+inside a wheel, a readable .json book, or another tool's format. Exits with 1 if no entry matches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunebook._base.environment_variables import signing_key
+from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._formats import ENGINES, OWN, add_format, format_of
+from tunebook._cli._terminal import count_text
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook.formats import write
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="file to write; .db makes a pack, .json a readable book")
+    add_format(parser)
+    parser.add_argument("--unsigned", action="store_true", help="do not sign the bundle, even if a key is set")
+
+
+def _run(options: Namespace, terminal: Terminal) -> int:
+    path = Path(options.file).expanduser()
+    name = format_of(options.format, path)
+    store = book_of(options)
+    records = list(filters_of(options).records(store))
+    if not records:
+        terminal.note(f"nothing to export in {store.where}")
+        return NO
+    key = None if options.unsigned or name != "bundle" else signing_key()
+    if name == "bundle":
+        from tunebook.formats._bundle import export_bundle  # noqa: PLC0415 - help loads no format
+
+        export_bundle(records, path, key=key)
+    elif name not in OWN:
+        write(name, records, path)
+    elif ENGINES[name].writable and path.exists():  # a pack is replaced; a book would mix its entries with these
+        raise UsageError(f"{path} exists; remove it first, or add to it: tunebook merge $(tunebook path) --book {path}")
+    else:
+        ENGINES[name].create(path, records)
+    terminal.result(
+        {"file": str(path), "format": name, "entries": len(records), "signed": key is not None},
+        f"wrote {count_text(len(records), 'entry', 'entries')} to {path} ({name}{', signed' if key else ''})",
+    )
+    return DONE
+
+
+VERB = Verb("tunebook export tuned.bundle.gz --newer-than 30d", _run, (*FILTERS, "json"), _arguments, __doc__)

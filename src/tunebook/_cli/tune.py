@@ -1,0 +1,76 @@
+"""Tune the calls of a recording on each device of this machine, or on a cluster.
+
+Skips calls that are tuned already, takes expensive calls first, and measures on made-up arrays. Workers import the
+modules that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where
+it stopped. Exits with 1 unless every call is tuned at the end.
+"""
+
+from __future__ import annotations
+
+from tunebook._base.errors import Unsupported
+from tunebook._cli._entries import key_text, named
+from tunebook._cli._filters import open_book
+from tunebook._cli._results import add_import, find_modules_here, write_table
+from tunebook._cli._terminal import clean
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._tuning.progress import seconds_text
+from tunebook.fleet import FarmStep, tune_recording
+from tunebook.stores import problem_id
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("recording", metavar="RECORDING", help="a recording, written by Recording.save")
+    text = "local (default: each GPU of this machine, and its processor), or a cluster, e.g. dask://host:port; "
+    parser.add_argument("--over", metavar="WHERE", default="local", help=f"{text}docs/fleet-tuning.md lists the kinds")
+    parser.add_argument("--budget", metavar="BUDGET", help="limit for all calls together, e.g. 10m or '500 trials'")
+    parser.add_argument("--kernel", metavar="GLOB", default="*", help="only calls of matching kernels, e.g. 'matmul*'")
+    parser.add_argument("--device", metavar="GLOB", default="*", help="only calls recorded on these devices, e.g. h200")
+    add_import(parser, "module that workers import first; only for kernels whose calls do not name their module")
+    text = "problems per device at a time; with 2, one compiles while the other measures (default: 1)"
+    parser.add_argument("--at-once", metavar="N", type=int, default=1, help=text)
+    parser.add_argument("--watch", action="store_true", help="print progress while tuning")
+
+
+def _run(options: Namespace, terminal: Terminal) -> int:
+    def show(step: FarmStep) -> None:
+        if (result := step.latest) is not None:
+            call = f"{result.problem.op} {key_text(result.problem.call_key)}"
+            took = f", {seconds_text(result.seconds)}" if result.seconds else ""
+            said = f"{result.status} {call}{took}{f': {result.detail}' if result.detail else ''}"
+            terminal.note(f"[{step.done}/{step.total}] {clean(said.partition(chr(10))[0])}")
+
+    find_modules_here()
+    try:
+        report = tune_recording(
+            options.recording,
+            over=options.over,
+            budget=options.budget,
+            modules=options.modules,
+            kernel=options.kernel,
+            device=options.device,
+            book=open_book(options.book) if "://" in (options.book or "") else options.book,
+            at_once=options.at_once,
+            dry_run=options.dry_run,
+            on_step=show if options.watch else None,
+        )
+    except Unsupported as error:
+        raise UsageError(str(error)) from None
+    if not report.results:
+        terminal.note("no call of the recording matches")
+        return NO
+    if terminal.json:
+        listed = []
+        for r in report.results:
+            place = {"id": problem_id(r.tuned_as), "device": r.tuned_as.device, "worker": r.worker}
+            result = {"status": r.status, "detail": r.detail, "measured": r.ran, "seconds": r.seconds, "tries": r.tries}
+            listed.append({**named(r.problem), **place, **result})
+        terminal.value(listed)
+    else:
+        counts = ", ".join(f"{count} {status}" for status, count in report.counts.items())
+        results = ((r.problem, r.status, r.seconds, r.detail) for r in report.results)
+        write_table(results, f"{counts}, in {seconds_text(report.seconds)}", terminal)
+    good = {"tuned", "known", "new"} if options.dry_run else {"tuned", "known"}
+    return DONE if report.counts.keys() <= good else NO
+
+
+VERB = Verb("tunebook tune calls.json --budget 10m --watch", _run, ("dry-run", "book", "json"), _arguments, __doc__)

@@ -1,0 +1,162 @@
+"""Measure the finalists of entries again, and keep each choice that still wins or ties.
+
+Measures on made-up arrays. If a choice does not hold, all candidates are tuned again. Programs do the same on their
+own, at the first call after an update. Exits with 1 unless all choices hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tunebook._api.function_kernel import FunctionKernel
+from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._base.errors import TunebookError, UnkeyableError
+from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._results import STYLES, add_import, find_modules_here, write_table
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._kernel.kernel import Invocation
+from tunebook._selection.recording import Recording, concrete, live_kernel
+from tunebook.stores import problem_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._kernel.kernel import Kernel
+
+    # A problem, and the call that has it here or the reason why it cannot run here.
+    _LiveCall: TypeAlias = tuple[Problem, tuple[Kernel[Any, Any], Invocation[Any, Any]] | str]
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    add_import(parser, "module that defines the kernels; may be given several times")
+    parser.add_argument("--recording", metavar="FILE", help="verify the calls of a recording, not of the book")
+    parser.add_argument("--budget", metavar="BUDGET", help="limit for each call, e.g. 30s or '200 trials'")
+
+
+def _run(options: Namespace, terminal: Terminal) -> int:
+    if not options.modules:
+        raise UsageError("name the module that defines the kernels, e.g. --import mykernels")
+    find_modules_here()
+    for name in options.modules:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
+    calls = list(_recorded_calls(options) if options.recording else _calls_of_book(options))
+    if not calls:
+        terminal.note("no matching call")
+        return NO
+    results = [(problem, *_verify_call(call, options.budget)) for problem, call in calls]
+    if terminal.json:
+        rows = [(problem_id(p), p.op, status, detail) for p, status, detail in results]
+        terminal.value([dict(zip(("id", "kernel", "status", "detail"), row, strict=True)) for row in rows])
+    else:
+        counts = Counter(status for _, status, _ in results)
+        summary = ", ".join(f"{counts[status]} {status}" for status in STYLES if counts[status])
+        write_table(((problem, status, 0.0, detail) for problem, status, detail in results), summary, terminal)
+    return DONE if all(status == "holds" for _, status, _ in results) else NO
+
+
+def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
+    filters = filters_of(options)
+    for call in Recording.load(options.recording):
+        problem, kernel = call.problem, call.kernel
+        if not filters.takes_kernel(problem.op, problem.device):
+            continue
+        if kernel is None:
+            yield problem, f"no module defines it; try --import {call.module or 'MODULE'}"
+        else:
+            args, kwargs = concrete(call.args), concrete(dict(call.kwargs))
+            inv: Invocation[Any, Any] = Invocation(
+                kernel.op_id, args, kwargs, surroundings=call.surroundings, **call.placement
+            )
+            yield problem, (kernel, inv)
+
+
+def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
+    store = book_of(options)
+    for record in filters_of(options).records(store):
+        problem, kernel = record.problem, live_kernel(record.problem.op)
+        if kernel is None:
+            yield problem, "no imported module defines it"
+            continue
+        persistent = getattr(getattr(kernel, "selector", None), "persistent", None)
+        own = "memory" if persistent is None else str(persistent.store.where)
+        if own != store.where:
+            yield problem, f"its kernel uses the book {own}; set TUNEBOOK_HOME to {store.where}"
+        else:
+            try:
+                yield problem, (kernel, rebuild_call(kernel, problem))
+            except TunebookError as error:
+                yield problem, str(error)
+
+
+def _verify_call(call: tuple[Kernel[Any, Any], Invocation[Any, Any]] | str, budget: str | None) -> tuple[str, str]:
+    """Return "holds", "changed", "failed" or "skipped", and the reason."""
+    if isinstance(call, str):
+        return "skipped", call
+    kernel, inv = call
+    selector = getattr(kernel, "selector", None)
+    if selector is None:
+        return "skipped", "the program runs it with its own Executor"
+    try:
+        verified = selector.verify(inv, kernel, budget=budget)
+    except TunebookError as error:
+        return "failed", str(error)
+    return "holds" if verified.held else "changed", verified.reason
+
+
+def rebuild_call(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, Any]:
+    """Return a call with exactly this problem; `UnkeyableError` says why it cannot be made from the key."""
+    if not isinstance(kernel, FunctionKernel):
+        raise UnkeyableError("only calls of tunable functions can be rebuilt from their key; use --recording")
+    try:
+        arguments = json.loads(problem.call_key)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UnkeyableError("the kernel's own key builder made its key; use --recording")
+    given = {name: _value(name, value) for name, value in arguments.items() if name in kernel.parameters}
+    try:
+        inv = kernel.call((), given)
+    except TypeError as error:
+        raise UnkeyableError(f"its key does not have all arguments ({error}); use --recording") from error
+    if kernel.problem(inv) != problem:
+        raise UnkeyableError("a call rebuilt from its key has another key here; use --recording")
+    return inv
+
+
+def _value(name: str, value: Json) -> Any:
+    match value:
+        case {"$array": [str(library), str(dtype), list(shape), str(layout), str(platform)]}:
+            sizes = tuple(_size(name, size) for size in shape)
+            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform))
+        case {"$tuple": list(items)}:
+            return tuple(_value(name, item) for item in items)
+        case {"$bucket": inner}:
+            return _value(name, inner)
+        case list():
+            return [_value(name, item) for item in value]
+        case dict():
+            raise UnkeyableError(f"its argument {name!r} cannot be rebuilt from the key; use --recording")
+        case _:
+            return value
+
+
+def _size(name: str, size: Json) -> int:
+    """Return a dimension. The name of a bucket, "~1024", is one of the sizes in it."""
+    if isinstance(size, str) and size[1:].isdigit():
+        return int(size[1:])
+    if isinstance(size, int):
+        return size
+    raise UnkeyableError(f"its argument {name!r} has a dimension {size!r} that is not a number; use --recording")
+
+
+VERB = Verb("tunebook verify --import mykernels --kernel 'scale*'", _run, (*FILTERS, "json"), _arguments, __doc__)
