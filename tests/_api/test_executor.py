@@ -131,7 +131,7 @@ def test_compile_chooses_once():
 
 
 @pytest.mark.parametrize("name", ["run", "heuristic_cfg", "fwd_with_residuals", "vjp", "create_shard_map_wrapper"])
-def test_what_a_kernel_does_not_define_is_an_error_that_names_it(name):
+def test_an_undefined_kernel_method_is_an_error_that_names_the_kernel(name):
     kernel = tb.Kernel("bare")
     arguments = {"run": {"cfg": 1}, "fwd_with_residuals": {"cfg": 1}, "vjp": {"residuals": 1, "dy": 1, "cfg": 1}}
     arguments |= {"heuristic_cfg": {"inv": None}, "create_shard_map_wrapper": {"fn": None}}

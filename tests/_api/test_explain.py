@@ -92,20 +92,20 @@ def test_an_answer_from_the_nearest_sizes_says_how_sure_it_is_and_tunes_nothing(
     assert len(list(kernel.selector.persistent.store.items())) == 1
 
 
-def test_the_authors_heuristic_is_no_guess_of_the_book(tmp_path):
+def test_the_authors_heuristic_is_not_reported_as_a_guess(tmp_path):
     kernel = make(tmp_path, policy=tb.AutotunePolicy(cache_miss_fallback="nearest"))
     said = str(kernel.explain(np.ones(8)))
     assert "answer: Config(block=4) from heuristics" in said
     assert "a guess" not in said
 
 
-def test_an_entry_of_edited_code_is_explained_as_such(tmp_path):
+def test_the_explanation_says_that_an_entry_is_of_other_code(tmp_path):
     make(tmp_path)(np.ones(8))
     edited = tb.tunable(lambda x, causal=False, *, config: x, space=[{"b": 1}], name="explained", store=tmp_path)
     assert "other code" in str(edited.explain(np.ones(8)))
 
 
-def test_a_config_that_is_no_candidate_is_a_miss_with_the_reason(tmp_path):
+def test_a_config_outside_the_candidates_is_a_miss_with_the_reason(tmp_path):
     kernel = make(tmp_path)
     problem = kernel.problem(np.ones(8))
     kernel.selector.persistent.put(*problem, tb.Config(block=999))
@@ -219,7 +219,7 @@ def test_an_entry_of_another_version_would_be_verified(tmp_path):
     assert f"numpy: 1.0 there, {np.__version__} here" in said
 
 
-def test_versions_that_are_unknown_are_no_difference():
+def test_unknown_versions_do_not_count_as_a_difference():
     assert versions_differ("", '{"driver":"580.12"}') == ()
     assert versions_differ("not json", '{"driver":"580.12"}') == ()
     assert versions_differ('{"driver":"570.86"}', '{"driver":"580.12"}') == ("driver: 570.86 there, 580.12 here",)
@@ -249,7 +249,7 @@ def test_failures_are_grouped_by_reason_whatever_their_numbers_the_most_frequent
     assert "failed     block=0  compile: no such tile" in said
 
 
-def test_the_conditions_of_the_choice_are_those_shown():
+def test_only_measurements_under_the_conditions_of_the_choice_are_shown():
     old = [measurement(1, [1.0], environment="old", when=1.0), measurement(2, [2.0], environment="old", when=1.0)]
     new = [measurement(2, [1.0], environment="new", when=2.0)]
     assert measured_for_choice(Body(measurements=(*old, *new), provenance={"winner": "1"})) == old

@@ -290,7 +290,7 @@ def test_mixed_kinds_of_one_argument_are_answered_right():
     assert len(runs) == 3 * len(values)
 
 
-def test_what_the_kernel_raises_is_raised_without_our_own_errors_in_between():
+def test_an_error_of_the_kernel_is_raised_without_our_own_errors_in_between():
     @tb.tunable(space=[{"b": 1}], heuristic={"b": 1}, store=False, policy=tb.AutotunePolicy(allow_autotune=False))
     def f(x, *, config):
         raise KeyError("mine")

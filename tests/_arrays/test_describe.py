@@ -60,7 +60,7 @@ def test_whatever_has_a_shape_and_a_dtype_is_an_array(x):
 @pytest.mark.parametrize(
     "x", [np, np.dtype("f4"), np.float32, np.ndarray, np.float32(1), 3, "x", None, [1], ml_dtypes.bfloat16, ArraySpec]
 )
-def test_dtypes_classes_scalars_and_containers_are_no_arrays(x):
+def test_dtypes_classes_scalars_and_containers_are_not_arrays(x):
     assert not is_array(x)
 
 
@@ -250,7 +250,7 @@ def test_a_device_array_of_numba_is_on_the_current_device(monkeypatch):
     assert platform_of(weakref.proxy(device)) == "gpu"
 
 
-def test_the_libraries_of_a_call_are_those_of_its_arrays():
+def test_the_libraries_of_a_call_come_from_its_arrays():
     assert libraries_of((np.zeros(2), [ArraySpec("jax", "float32", ())], 3)) == {"numpy", "jax"}
 
 

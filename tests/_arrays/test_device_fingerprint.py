@@ -157,7 +157,7 @@ def test_a_string_stands_for_itself():
         device_fingerprint("")
 
 
-def test_what_cannot_be_named_says_what_to_pass():
+def test_a_device_without_a_name_is_an_error_that_names_the_remedy():
     with pytest.raises(DefinitionError, match="pass its name instead"):
         device_fingerprint(object())
 

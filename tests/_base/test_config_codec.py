@@ -169,7 +169,7 @@ def test_true_one_and_one_point_zero_are_three_values():
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 1, {"a": [1, open]}, range(3), np.zeros(3)], ids=repr)
-def test_what_cannot_be_written_is_an_error_that_names_it_and_the_remedy(value):
+def test_a_value_without_a_codec_is_an_error_that_names_the_remedy(value):
     with pytest.raises(tb.CodecError, match="register_codec"):
         encode(value)
 

@@ -132,7 +132,7 @@ class TestPins:
             kernel(8)
 
     @pytest.mark.parametrize("text", ["matmul", "matmul:", "matmul:block", "matmul:block=", ":block=2", "m:a=1;m:b=2"])
-    def test_what_pins_nothing_is_an_error(self, text):
+    def test_a_malformed_pin_is_an_error(self, text):
         with pytest.raises(tb.DefinitionError, match="TUNEBOOK_PIN"):
             parse_pins(text)
 
@@ -163,7 +163,7 @@ class TestPins:
     values = st.one_of(st.integers(-99, 99).map(str), st.sampled_from(["(0, 1)", "[1, 2]", "'a;b,c'", "true", "1e-3"]))
 
     @given(st.dictionaries(names, st.dictionaries(names, values, min_size=1), max_size=3))
-    def test_what_was_written_is_read(self, pins):
+    def test_pins_survive_a_round_trip_through_text(self, pins):
         text = "; ".join(f"{op}: {', '.join(f'{n}={v}' for n, v in fields.items())}" for op, fields in pins.items())
         assert parse_pins(text) == pins
 

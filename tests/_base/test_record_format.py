@@ -161,7 +161,7 @@ def test_the_body_is_not_parsed_for_a_hit():
 
 
 @pytest.mark.parametrize("config", [math.nan, math.inf, object(), {1, 2}, {1: 2, "a": 3}, b"bytes"])
-def test_what_is_not_json_cannot_be_written(config):
+def test_a_value_outside_json_cannot_be_written(config):
     with pytest.raises(CodecError, match="not a JSON value"):
         example_record(config={"value": config}).to_bytes()
 

@@ -173,7 +173,7 @@ class TestLs(OnABook):
         assert len(json.loads(run("ls", "--json")[1])) == 6
         assert len(json.loads(run("ls", "--json", "--limit", "2")[1])) == 2
 
-    def test_json_has_what_a_program_needs(self, place, run):
+    def test_json_has_config_origin_seconds_and_call_key(self, place, run):
         entry = next(e for e in json.loads(run("ls", "--json")[1]) if e["kernel"] == "matmul@v0")
         assert entry["config"] == {"block": 16}
         assert entry["origin"] == "tuned"
@@ -340,7 +340,7 @@ class TestShowAndExplain(OnABook):
         assert "answer: Config(block=16) from verification" in out
         assert re.search(r"persistent +numpy: 1\.0 there, \S+ here: its finalists are measured again first", out)
 
-    def test_what_the_environment_pins_is_the_answer(self, place, run, monkeypatch):
+    def test_a_pin_in_the_environment_is_the_answer(self, place, run, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_PIN", "matmul:block=64")
         assert "answer: block=64 from pinned" in run("explain", "matmul")[1]
 

@@ -229,7 +229,7 @@ class TestCarryingAbout(OnABook):
         assert "tuned.bundle.gz is a file, but not a .db pack or a .json file" in err
         assert err.endswith("tunebook import tuned.bundle.gz\n")
 
-    def test_filters_choose_what_is_exported(self, place, run):
+    def test_filters_choose_the_exported_entries(self, place, run):
         assert json.loads(run("export", "x.db", "--kernel", "matmul", "--json")[1])["entries"] == 1
         assert run("export", "y.db", "--kernel", "nothing")[0] == 1
 
@@ -298,14 +298,14 @@ class TestCarryingAbout(OnABook):
         assert run("merge", "nowhere.db")[0] == 2
         assert run("diff", "nowhere.db")[0] == 2
 
-    def test_entries_of_a_file_are_taken_by_the_age_of_what_was_measured(self, place, run, tmp_path):
+    def test_entries_of_a_file_are_imported_by_the_age_of_their_measurements(self, place, run, tmp_path):
         there = ("--book", str(tmp_path / "there"))
         code, _, err = run("import", "tuned.bundle.gz", "--older-than", "1y", *there)
         assert code == 1
         assert "no matching entry" in err
         assert "6 new" in run("import", "tuned.bundle.gz", "--newer-than", "1d", *there)[1]
 
-    def test_an_import_says_what_will_be_verified(self, place, run, ids, tmp_path):
+    def test_an_import_counts_the_entries_that_will_be_verified(self, place, run, ids, tmp_path):
         change_environment(place, ids["matmul@v0"][0], numpy="1.0")
         run("export", "x.bundle")
         out = run("import", "x.bundle", "--book", str(tmp_path / "there"))[1]
@@ -362,7 +362,7 @@ class TestVerify(OnABook):
         assert done.returncode == 0
         assert len(found) == 6
 
-    def test_a_kernel_with_another_book_is_skipped_and_says_what_to_set(self, place):
+    def test_a_kernel_with_another_book_is_skipped_and_the_message_names_the_variable_to_set(self, place):
         shutil.copytree(place / "home", place / "copy")
         done = python("-m", "tunebook", "verify", "--import", "mykernels", "--book", "copy", "--json", cwd=place)
         assert done.returncode == 1

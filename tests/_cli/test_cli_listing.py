@@ -60,7 +60,7 @@ class TestCatalogue:
             expected = {problem_id(r.problem) for r in wanted if problem_id(r.problem).startswith(prefix)}
             assert {entry.id for entry in catalogue.find(prefix)} == expected
 
-    def test_some_of_a_kernel_are_no_more_than_asked_for_and_of_that_kernel(self, tmp_path):
+    def test_some_returns_at_most_the_number_asked_for_and_only_of_that_kernel(self, tmp_path):
         store = open_store(tmp_path / "book")
         store.put_many([*records(5, op="a"), *records(5, op="b", device="one"), *records(5, op="b", device="two")])
         write_pack(tmp_path / "book" / "v1" / "packs" / "a.db", records(9, op="b", device="three"))
@@ -193,7 +193,7 @@ class TestTerminal:
         assert out.getvalue() == '[\n{"a": 1},\n{"b": "ü"}\n]\n'
 
     @given(st.text())
-    def test_clean_text_has_nothing_that_steers_and_says_what_was_there(self, text):
+    def test_clean_text_is_printable_and_printable_text_is_unchanged(self, text):
         assert clean(text).isprintable()
         assert clean(text) == text or not text.isprintable()
 

@@ -219,7 +219,7 @@ if NUMPY_MAJOR > 1:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_needs_more_than_a_few_bytes_is_left_to_python(pack, what):
+def test_arguments_that_need_more_than_a_few_bytes_are_left_to_python(pack, what):
     assert pack(REFUSED[what]) is None
     assert pack(1, np.zeros(3), REFUSED[what], 2) is None
 
@@ -248,7 +248,7 @@ def test_a_packer_takes_a_class_of_numpys_and_nothing_else(packer):
             packer(np.ndarray, True, wrong)
 
 
-def test_a_finder_has_what_a_memo_has_under_the_packed_arguments(packer):
+def test_a_finder_looks_up_the_packed_arguments_in_the_memo(packer):
     for layout in (True, False):
         pack, memo, asked = packer(np.ndarray, layout), {}, []
         find = packer.__self__.finder(pack, memo, asked.append)
@@ -260,7 +260,7 @@ def test_a_finder_has_what_a_memo_has_under_the_packed_arguments(packer):
         assert asked == [pack(x, 1), pack(x, 2)]
 
 
-def test_what_a_finder_asks_otherwise_answers_or_raises(packer):
+def test_the_fallback_of_a_finder_answers_or_raises(packer):
     answers = {1: "one"}
     find = packer.__self__.finder(packer(None, True), {}, lambda key: answers[len(key) // 9])
     assert find(1) == "one"
@@ -268,7 +268,7 @@ def test_what_a_finder_asks_otherwise_answers_or_raises(packer):
         find(1, 1)
 
 
-def test_a_finder_takes_what_packs_and_a_dict_and_a_function(packer):
+def test_a_finder_takes_a_pack_function_a_dict_and_a_fallback(packer):
     finder = packer.__self__.finder
     for wrong in (len, object(), packer, finder(packer(None, True), {}, len)):
         with pytest.raises(TypeError, match="what packer returned; got"):
@@ -311,7 +311,7 @@ def test_nothing_is_leaked(pack):
     assert sys.getallocatedblocks() - blocks < 100, f"in {500 * len(calls)} calls"
 
 
-def test_threads_pack_what_an_array_was_at_one_moment(pack):
+def test_threads_pack_an_array_as_it_was_at_one_moment(pack):
     x, forms = np.zeros(12), [(12,), (3, 4), (2, 3, 2)]
     expected = {pack(np.zeros(form)) for form in forms}
     found, stop = set(), threading.Event()

@@ -42,7 +42,7 @@ class Output:
     ],
     ids=repr,
 )
-def test_what_is_close_enough_is_right(output, expected):
+def test_an_output_close_enough_to_the_expected_one_is_right(output, expected):
     assert difference(output, expected) is None
 
 
@@ -64,7 +64,7 @@ def test_what_is_close_enough_is_right(output, expected):
     ],
     ids=repr,
 )
-def test_what_is_not_is_told_how_far_off_it_is(output, expected, says):
+def test_the_message_for_a_wrong_output_says_how_far_off_it_is(output, expected, says):
     assert re.search(says, difference(output, expected).message)
 
 

@@ -129,7 +129,7 @@ def test_an_unknown_argument_is_an_error_with_the_close_match():
         ({"a": "pow2"}, "give exact, pow2"),
     ],
 )
-def test_what_can_never_apply_is_an_error_at_definition(spec, said):
+def test_a_bucket_that_can_never_apply_is_an_error_at_definition(spec, said):
     with pytest.raises(DefinitionError, match=said):
         as_buckets(spec, ["a"])
 

@@ -398,7 +398,7 @@ def test_equal_functions_have_equal_keys_wherever_they_stand():
     assert "0x" not in key(causal)
 
 
-def test_functions_differ_by_what_they_close_over_and_by_their_defaults():
+def test_functions_differ_by_their_closures_and_their_defaults():
     def make(n, m=1):
         return lambda x, scale=m: x * n * scale
 
@@ -430,7 +430,7 @@ def test_a_function_that_calls_itself_has_a_key():
     assert key(make(1)) == key(make(1)) != key(make(2))
 
 
-def test_wrappers_are_keyed_by_what_they_wrap():
+def test_wrappers_are_keyed_by_the_function_they_wrap():
     wrappers = [lru_cache, numba.njit, partial, staticmethod]
     keys = {key(wrap(f)) for wrap in wrappers for f in (causal, lambda q, k: q)}
     assert len(keys) == 2 * len(wrappers)
@@ -470,7 +470,7 @@ def test_methods_are_keyed_by_function_and_object():
         ({"g": (n for n in ())}, "g is a builtins.generator"),
     ],
 )
-def test_what_cannot_be_keyed_is_an_error_with_argument_path_and_remedy(arguments, path):
+def test_an_unkeyable_value_is_an_error_with_argument_path_and_remedy(arguments, path):
     (name,) = arguments
     with pytest.raises(UnkeyableError, match=path) as caught:
         call_key(arguments)
@@ -480,7 +480,7 @@ def test_what_cannot_be_keyed_is_an_error_with_argument_path_and_remedy(argument
     assert "register_key(" in str(caught.value)
 
 
-def test_a_closure_over_what_cannot_be_keyed_names_the_variable():
+def test_an_unkeyable_closure_variable_is_an_error_that_names_it():
     lock = threading.Lock()
     with pytest.raises(UnkeyableError, match=r"x \(lock of it\) is a _thread.lock"):
         key(lambda: lock)
@@ -501,7 +501,7 @@ def test_containers_that_are_too_deep_are_an_error():
         key(deep)
 
 
-def test_one_object_twice_is_no_loop():
+def test_an_object_that_occurs_twice_is_not_a_loop():
     part = [1]
     assert key([part, part]) == key([[1], [1]])
 

@@ -57,7 +57,7 @@ def test_the_reference_is_computed_before_anything_is_written_to(policy):
     assert (x == 2).all()
 
 
-def test_what_is_deep_in_containers_is_put_back_too():
+def test_arrays_deep_in_containers_are_put_back_too():
     @tb.tunable(space=tb.Space(b=[1, 2]), ignore=("state",), store=False)
     def step(x, state, *, config):
         state["count"][0] += 1

@@ -91,7 +91,7 @@ def test_processes_that_tune_do_not_run_candidates_at_the_same_time(tmp_path, st
     assert pids >= 2
 
 
-def test_who_takes_turn_after_turn_does_not_keep_others_waiting(tmp_path, start):
+def test_a_process_that_takes_many_turns_does_not_keep_others_waiting(tmp_path, start):
     greedy = start("turns", 100_000, 0.001)
     greedy.stdout.readline()
     modest = start("turns", 10, 0.001)
@@ -105,7 +105,7 @@ def test_who_takes_turn_after_turn_does_not_keep_others_waiting(tmp_path, start)
     assert sorted(waited[:-1])[len(waited) // 2] <= 3
 
 
-def test_killing_who_has_the_device_frees_it(tmp_path, start):
+def test_killing_the_holder_of_the_device_frees_it(tmp_path, start):
     holder = start("hold")
     holder.stdout.readline()
     waiter = start("turns", 1, 0)
@@ -139,7 +139,7 @@ def test_a_child_that_comes_back_from_a_turn_leaves_the_parents_alone(tmp_path, 
         assert str(holder.pid) in late.disturbances()[0]
 
 
-def test_who_has_waited_long_enough_measures_all_the_same_and_both_say_so(tmp_path, start):
+def test_a_process_that_waited_too_long_measures_anyway_and_both_processes_report_it(tmp_path, start):
     holder = start("hold_and_tell")
     assert holder.stdout.readline() == "()\n"
     late = turn(tmp_path, 0.05)
@@ -173,7 +173,7 @@ def test_a_budget_is_not_spent_on_waiting(tmp_path, start):
     assert tuned.seconds < 5
 
 
-def test_who_has_the_device_and_who_has_the_lease_do_not_wait_for_each_other_for_ever(start):
+def test_the_holder_of_the_device_and_the_holder_of_the_lease_do_not_deadlock(start):
     processes = [start("ring", role) for role in ("outer", "inner")]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["1\n", "1\n"]
 
@@ -269,7 +269,7 @@ def test_a_gpu_has_one_name_whatever_number_it_has_in_a_process(driver, monkeypa
     assert cuda_uuid(9, driver) is None
 
 
-def test_without_a_driver_there_is_no_gpu():
+def test_without_a_driver_no_gpu_is_found():
     assert (cuda_names("libnothing.so"), cuda_uuid(0, "libnothing.so")) == ((), None)
 
 

@@ -89,7 +89,7 @@ def test_a_child_that_came_or_went_meanwhile_is_not_compared():
     assert cpu_disturbances(before._replace(threads={"gone": Thread(1.0, 1.0)}), later) == []
 
 
-def test_what_cannot_be_read_is_not_judged(tmp_path):
+def test_unreadable_cpu_counters_are_not_judged(tmp_path):
     unknown = read_cpu(tmp_path)
     assert (unknown.busy_s, unknown.own_s, dict(unknown.threads)) == (None, None, {})
     assert cpu_disturbances(unknown, after(busy_s=40.0)) == []
@@ -137,7 +137,7 @@ def test_a_probe_compares_its_two_readings():
     assert list(probe.disturbances()) == ["other processes used 75% of the CPU"]
 
 
-def test_a_watch_collects_what_its_probes_and_the_samples_say():
+def test_a_watch_collects_disturbances_from_its_probes_and_the_samples():
     probe = FakeProbe("a burning GPU")
     found = DisturbanceWatch([probe]).disturbances([[1.0] * 20 + [1.5] * 20])
     assert probe.started
@@ -179,7 +179,7 @@ def lanes(*, cv, drifts=0.0, spikes=0.0, seed=0, rounds=36, costs=(1e-3, 1.01e-3
 
 
 @pytest.mark.parametrize(("cv", "spikes"), [(0.0, 0.0), (0.01, 0.1), (0.05, 0.1), (0.10, 0.1)])
-def test_noise_alone_is_no_drift(cv, spikes):
+def test_noise_alone_is_not_drift(cv, spikes):
     assert all(abs(drift(lanes(cv=cv, spikes=spikes, seed=seed))) < DRIFT for seed in range(50))
 
 
@@ -194,7 +194,7 @@ def test_a_few_samples_show_no_drift():
     assert drift([]) == drift([[]]) == drift([[1.0, 2.0]]) == drift([[1.0] * 10 + [9.0] * 10]) == 0.0
 
 
-def test_one_lane_that_moves_among_many_is_no_drift_of_the_machine():
+def test_one_moving_lane_among_many_is_not_drift_of_the_machine():
     quiet = [[1.0 + 0.001 * (n % 3) for n in range(36)] for _ in range(5)]
     assert drift([*quiet, [1.0] * 18 + [2.0] * 18]) == 0.0
 
@@ -372,7 +372,7 @@ def test_on_quiet_ground_nothing_is_said(tmp_path):
     assert "disturbed" not in str(explain_call(chain, invocation(kernel, 1), kernel))
 
 
-def test_what_is_found_on_disturbed_does_not_replace_what_was_found_on_quiet(tmp_path):
+def test_a_decision_on_a_disturbed_machine_does_not_replace_one_from_a_quiet_machine(tmp_path):
     tune(*make(tmp_path)[:2])
     chain, kernel, events = make(tmp_path, BUSY, costs=OTHER)
     before = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
@@ -386,7 +386,7 @@ def test_what_is_found_on_disturbed_does_not_replace_what_was_found_on_quiet(tmp
 
 
 @pytest.mark.parametrize("change", [{"versions": "driver 2"}, {"costs": {**OTHER, Tiles(1): 3.0}}])
-def test_it_does_replace_what_may_not_be_used_any_more(tmp_path, change):
+def test_a_decision_on_a_disturbed_machine_replaces_an_outdated_entry(tmp_path, change):
     tune(*make(tmp_path)[:2])
     chain, kernel, _ = make(tmp_path, BUSY, **{"costs": OTHER, **change})
     config = chain.choose(invocation(kernel, 1), kernel)

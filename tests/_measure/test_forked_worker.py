@@ -232,7 +232,7 @@ def wrong_if_seven(launch):
     return Failure(kind="wrong-result", message="is 7") if launch() == 7 else [0.25]
 
 
-def test_what_the_first_run_finds_comes_back_and_a_failed_candidate_is_never_sampled():
+def test_the_result_of_the_first_run_comes_back_and_a_failed_candidate_is_never_sampled():
     with worker_for(lambda: 7, first=wrong_if_seven) as worker:
         assert worker.prepare(GOOD) == ((0.25,), None, "")
         assert worker.prepare(1) == ((), Failure(kind="wrong-result", message="is 7"), "")
@@ -260,7 +260,7 @@ def test_one_process_serves_until_it_is_lost():
         assert number_of_child(worker) != first
 
 
-def test_a_worker_lost_between_two_requests_is_no_candidates_failure():
+def test_a_worker_lost_between_two_requests_fails_no_candidate():
     with worker_for(sample=child_number) as worker:
         lost = number_of_child(worker)
         os.kill(lost, signal.SIGKILL)
@@ -454,7 +454,7 @@ def test_numpy_results_are_right_in_the_child():
         assert worker.prepare(1).samples_s == (1.0,)
 
 
-def test_without_fork_it_says_what_to_do(monkeypatch):
+def test_a_platform_without_fork_is_an_error_that_names_the_remedy(monkeypatch):
     monkeypatch.delattr(os, "fork")
     with pytest.raises(Unsupported, match=r"which has no fork. Tune with isolate='never'"):
         worker_for()

@@ -93,12 +93,12 @@ def test_no_process_is_left_behind(tmp_path):
     assert children() <= before
 
 
-def test_without_isolation_what_only_raises_is_still_survived():
+def test_without_isolation_a_tuning_survives_candidates_that_raise():
     kernel = make(tb.AutotunePolicy(), ["good", "raise", "memory", "wrong", "nan"])
     assert tb.tune(kernel, np.ones(8)).config.way == "good"
 
 
-def test_auto_isolates_what_is_compiled_ahead_and_nothing_else():
+def test_auto_isolates_only_kernels_compiled_ahead():
     auto = tb.AutotunePolicy(isolate="auto", candidate_timeout_s=5.0)
     library = native.CLibrary("void f(float *x, long n) { for (long i = 0; i < n; i++) x[CRASH * 100000000000] = 2; }")
 

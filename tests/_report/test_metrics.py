@@ -55,7 +55,7 @@ def test_a_first_call_is_a_miss_that_tunes_and_later_ones_are_hits():
     assert 0 < counted("tuning_seconds")[""] < 60
 
 
-def test_a_tuning_that_was_asked_for_is_no_miss():
+def test_an_explicit_tuning_does_not_count_as_a_miss():
     scale = kernel()
     tb.tune(scale, 7)
     tb.verify(scale, 7)
@@ -65,7 +65,7 @@ def test_a_tuning_that_was_asked_for_is_no_miss():
     assert counted("hits") == {"memory": 1}
 
 
-def test_what_the_book_answers_is_a_hit_of_the_book(tmp_path):
+def test_an_answer_from_the_book_counts_as_a_persistent_hit(tmp_path):
     kernel(store=tmp_path)(7)
     metrics.reset()
     kernel(store=tmp_path)(7)
@@ -154,7 +154,7 @@ def test_any_name_reads_back_from_the_text(name, device, level, times):
     assert (sample.name, sample.labels, sample.value) == ("tunebook_hits_total", expected, times)
 
 
-def test_the_text_is_what_prometheus_reads():
+def test_prometheus_can_parse_the_text():
     parser = pytest.importorskip("prometheus_client.parser")
     scale = kernel()
     for _ in range(3):

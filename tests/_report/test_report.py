@@ -85,7 +85,7 @@ class TestWhatItIsAbout:
         assert report(explanation).model.entries[0].problem == explanation.problem
         assert explanation._repr_html_() == f"<pre>{html.escape(str(explanation))}</pre>"
 
-    def test_what_a_tuner_that_is_not_ours_chose_is_a_line_without_times(self):
+    def test_the_choice_of_a_foreign_tuner_is_a_line_without_times(self):
         class First:
             def autotune(self, make_fn, args, kwargs, candidates):
                 return next(iter(candidates))
@@ -121,7 +121,7 @@ class TestWhatItIsAbout:
         assert "This book has no entries yet" in report(MemoryStore()).html
 
     @pytest.mark.parametrize("what", [3, object(), [3], {"a": 1}])
-    def test_anything_else_is_an_error_that_says_what_to_give(self, what):
+    def test_an_unsupported_argument_is_an_error_that_names_supported_ones(self, what):
         with pytest.raises(tb.DefinitionError, match=r"tunebook\.tune"):
             report(what)
 
@@ -151,7 +151,7 @@ class TestEntries:
         assert (entry.best_s, entry.config, entry.origin) == (None, "", "none worked")
         assert "none worked" in column(data_in(shown.html)["entries"], "Origin")
 
-    def test_only_what_was_measured_under_the_conditions_of_the_choice_counts(self):
+    def test_only_measurements_under_the_conditions_of_the_choice_count(self):
         old = tuple(measurement(c, (9.0,), environment="before", when=1.0) for c in SPACE)
         now = record()
         both = now.replace(body=Body(measurements=(*old, *now.body.measurements), provenance=now.body.provenance))
@@ -196,7 +196,7 @@ class TestEntries:
 
 
 class TestWithoutReadingMeasurements:
-    def test_what_a_tuning_wrote_down_is_what_its_measurements_say(self, tmp_path):
+    def test_the_summary_a_tuning_writes_agrees_with_its_measurements(self, tmp_path):
         @tb.tunable(space=[{"step": n} for n in (-1, 1, 2, 3)], heuristic={"step": 2}, store=tmp_path, check=False)
         def scale(n, *, config):
             if config.step < 0:
@@ -271,7 +271,7 @@ class TestDetails:
         assert times[-1] == detail.candidates[0].value_s
         assert detail.best_so_far[0][0] == pytest.approx(2.0)  # the tuning began two seconds before its first trial
 
-    def test_finalists_are_the_chosen_the_default_and_who_stayed_long(self):
+    def test_finalists_include_the_chosen_and_the_default_and_number_at_most_eight(self):
         (detail,) = model(record()).details
         assert {"chosen", "default"} <= {c.role for c in detail.finalists}
         assert len(detail.finalists) <= 8
@@ -293,7 +293,7 @@ class TestDetails:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 10)), min_size=2))
-def test_what_groups_explain_is_a_part(points):
+def test_the_share_that_groups_explain_is_between_zero_and_one(points):
     groups, values = zip(*points, strict=True)
     assert 0.0 <= explained(groups, values) <= 1.0
 
@@ -350,7 +350,7 @@ class TestThePage:
         assert page.startswith('<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>')
         assert f"<title>{html.escape(EVIL)} · tunebook</title>" in page
 
-    def test_every_chart_is_named_for_those_who_do_not_see_it(self, page):
+    def test_every_chart_has_a_title_for_screen_readers(self, page):
         charts = re.findall(r"<svg [^>]*class=\"chart\"[^>]*>(<title>[^<]+</title>)?", page)
         assert charts
         assert all(charts)
@@ -375,7 +375,7 @@ class TestThePage:
         assert 'type="application/gzip"' in page
         assert len(page) < 400_000
 
-    def test_saving_writes_what_html_says(self, tmp_path):
+    def test_saving_writes_the_html_to_the_file(self, tmp_path):
         shown = report([record()], tmp_path / "report.html")
         assert (tmp_path / "report.html").read_text(encoding="utf-8") == shown.html
         assert repr(shown) == "Report('matmul@v0', 1 entries)"
@@ -461,7 +461,7 @@ class TestScales:
         assert all(low * 0.99 <= tick <= low * factor * 1.01 for tick in ticks)
 
     @given(st.floats(-10, 10))
-    def test_what_is_outside_is_put_at_the_edge(self, value):
+    def test_a_value_outside_the_scale_is_put_at_the_edge(self, value):
         assert 0 <= Scale(0.0, 1.0, 0, 100)(value) <= 100
 
     def test_a_range_of_one_value_is_its_middle(self):

@@ -173,7 +173,7 @@ def test_entries_are_filtered_by_words_and_by_choice(page):
     assert set(cells(page, "entries", 1)) == {"cuda:y"}
 
 
-def test_what_is_missing_is_sorted_last_both_ways(browser, tmp_path):
+def test_missing_values_are_sorted_last_both_ways(browser, tmp_path):
     report([*(record(size=n) for n in range(9)), record(failing=SPACE, size=99)], tmp_path / "report.html")
     opened(browser, tmp_path / "report.html")
     at = heads(browser, "entries").index("Gain")
@@ -217,7 +217,7 @@ def test_it_prints_with_every_tuning_open_and_closes_them_again(page):
     assert run(page, "return document.querySelectorAll('details[open]').length") == before
 
 
-def test_what_a_record_says_is_shown_and_never_run(browser, tmp_path):
+def test_text_of_a_record_is_shown_and_never_run(browser, tmp_path):
     evil = record(op=EVIL, device=EVIL, failing=SPACE[:3], message=EVIL, rule=EVIL, disturbances=[EVIL])
     odd = record(op="odd@v0", space=[{EVIL: n, "block": EVIL} for n in range(9)])
     report([evil, odd], tmp_path / "evil.html", title=EVIL)

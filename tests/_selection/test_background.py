@@ -134,7 +134,7 @@ def test_with_no_heuristic_to_serve_the_call_itself_tunes(policy, without):
     assert names(events) == ["autotune_start", "autotune_finish"]
 
 
-def test_a_result_that_is_the_heuristic_is_no_new_epoch():
+def test_a_tuning_that_confirms_the_heuristic_does_not_start_a_new_epoch():
     chain, kernel, _ = make(costs={GUESS: 0.001, SLOW: 0.005})
     kernel.latch.opened.set()
     before = tb.epoch()
@@ -159,7 +159,7 @@ def test_listeners_learn_of_the_epoch_until_they_stop():
     assert again == [now - 2, now - 1]
 
 
-def test_who_hears_of_the_epoch_finds_the_new_answer_in_place(tmp_path):
+def test_an_epoch_listener_finds_the_new_answer_in_place(tmp_path):
     chain, kernel, _ = make(path=tmp_path)
     kernel.latch.opened.set()
     problem = kernel.problem(invocation(kernel, 1))
@@ -391,7 +391,7 @@ def test_a_call_that_may_wait_waits_for_the_background():
     assert names(events).count("autotune_start") == 1
 
 
-def test_what_was_tuned_in_a_call_meanwhile_is_not_tuned_again():
+def test_a_problem_tuned_in_a_call_meanwhile_is_not_tuned_again():
     chain, kernel, events = make()
     chain.choose(invocation(kernel, 0), kernel)
     assert kernel.latch.reached.wait(30)
@@ -744,7 +744,7 @@ def test_a_call_is_served_though_the_queue_is_full_and_asks_again_later():
         ({"cache_miss_fallback": "incremental", "isolate": "always"}, "use cache_miss_fallback='background'"),
     ],
 )
-def test_a_policy_that_cannot_be_says_what_can(settings, message):
+def test_an_invalid_policy_is_an_error_that_names_valid_settings(settings, message):
     with pytest.raises(tb.DefinitionError, match=message):
         tb.AutotunePolicy(**settings)
 

@@ -67,7 +67,7 @@ def test_a_name_that_could_lead_elsewhere_is_refused(board, name):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
-def test_what_is_no_file_neither_blocks_nor_counts_as_content(board, tmp_path, make):
+def test_a_lease_that_is_not_a_regular_file_neither_blocks_nor_has_content(board, tmp_path, make):
     board.create("k.1", b"x")
     make(next((tmp_path / "book" / "leases").iterdir()) / "k.2")
     assert board.generations("k") == [1, 2]

@@ -197,7 +197,7 @@ def _no_home():
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_a_path_that_is_no_store_is_an_error_where_the_cache_is_made(tmp_path):
+def test_a_path_that_cannot_be_a_store_is_an_error_when_the_cache_is_made(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(tb.DefinitionError, match=r"notes\.txt"):
         PersistentCache("op", tmp_path / "notes.txt")

@@ -97,7 +97,7 @@ def test_a_recording_is_bounded():
         pass
 
 
-def test_tune_all_tunes_what_is_not_known_and_the_program_then_uses_it():
+def test_tune_all_tunes_unknown_problems_and_the_program_then_uses_the_results():
     kernel, runs = make(heuristic={"block": 2})
     kernel(np.ones(4))
     with tb.record() as calls:
@@ -309,7 +309,7 @@ class PretendArray:
         self.shape, self.dtype, self.device = shape, "float32", PretendGpu()
 
 
-def test_what_is_known_on_a_gpu_is_not_tuned_again():
+def test_a_known_gpu_problem_is_not_tuned_again():
     made = []
 
     def make_array(spec, _seed):

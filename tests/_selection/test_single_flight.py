@@ -111,7 +111,7 @@ def test_different_keys_are_worked_on_at_the_same_time():
     assert sorted(results) == [(number, True) for number in range(8)]
 
 
-def test_an_error_reaches_all_who_waited_and_is_then_forgotten():
+def test_an_error_reaches_all_waiting_callers_and_is_then_forgotten():
     flights = Flights()
     error = ValueError("no luck")
     work = SlowWork(flights, 7, error)
@@ -771,7 +771,7 @@ def test_when_a_holder_is_killed_one_other_takes_over_soon(kills):
     assert max(report["recoveries_ms"]) < 500
 
 
-def test_a_holder_paused_past_its_lease_is_passed_over_and_cannot_undo_what_the_next_one_wrote(tmp_path):
+def test_a_holder_paused_past_its_lease_is_passed_over_and_cannot_overwrite_the_next_holder(tmp_path):
     book = Book(tmp_path)
     holder = start("hold", root=str(tmp_path), key="key", lease_s=0.4)
     assert json.loads(holder.stdout.readline()) == {"generation": 1}

@@ -154,7 +154,7 @@ def test_a_task_started_in_a_block_keeps_its_overlay_after_the_block():
     assert asyncio.run(main()) == (FAST, SLOW)
 
 
-def test_a_second_selector_finds_what_the_first_has_written(tmp_path):
+def test_a_second_selector_finds_the_entry_of_the_first(tmp_path):
     first, kernel, _ = make(path=tmp_path)
     first.choose(invocation(kernel, 1), kernel)
     second, again, events = make(path=tmp_path)
@@ -276,7 +276,7 @@ FAILING = {FAST: ValueError("no shared memory"), SLOW: MemoryError("too big"), G
 
 
 @pytest.mark.parametrize("book", ["book", "book.json"])
-def test_another_process_does_not_try_again_what_failed_and_says_why(tmp_path, book):
+def test_another_process_does_not_repeat_a_failed_tuning_and_says_why(tmp_path, book):
     first, kernel, _ = make(costs=FAILING, path=tmp_path / book)
     first.choose(invocation(kernel, 1), kernel)
     second, again, events = make(costs=FAILING, path=tmp_path / book, policy=tb.AutotunePolicy(allow_heuristics=False))
@@ -290,7 +290,7 @@ def test_another_process_does_not_try_again_what_failed_and_says_why(tmp_path, b
     assert again.runs == []
 
 
-def test_who_waits_for_a_tuning_that_fails_does_not_repeat_it(tmp_path):
+def test_a_caller_that_waits_for_a_failing_tuning_does_not_repeat_it(tmp_path):
     first, kernel, _ = make(costs=FAILING, path=tmp_path)
     second, waiting, _ = make(costs=FAILING, path=tmp_path)
     begun, go_on = threading.Event(), threading.Event()

@@ -73,7 +73,7 @@ def test_candidates_with_the_same_samples_stay_equal():
     assert verdict.winner.measurement.config == "twin"  # the first in canonical order
 
 
-def test_who_was_dropped_stays_behind_the_finalists():
+def test_a_dropped_candidate_stays_behind_the_finalists():
     samples = raced({"a": 1.03, "z": 1.0}, 48, 5)
     verdict = decide([*(measured(*pair) for pair in samples.items()), measured("early", [0.5] * 48, dropped=True)])
     assert [r.measurement.config for r in verdict.ranking] == ["z", "a", "early"]

@@ -268,7 +268,7 @@ def test_on_a_clock_that_moves_for_stretches_of_runs_the_best_still_wins(seed):
     assert tune(land).config == land.best
 
 
-def test_nobody_is_compared_with_what_did_not_run():
+def test_a_candidate_that_did_not_run_is_not_compared():
     runs = in_turn({"a": 1.0, "b": 1.1}, quiet, 96, levels=CLOCK_LEVELS)
     assert paired(runs, ["a", "b"]) is not None
     assert paired(runs, ["a", "c"]) is None
@@ -286,7 +286,7 @@ def with_samples(samples):
 
 
 @given(LANES, st.sampled_from([*QUALIFYING, *STAGES]))
-def test_whoever_has_samples_and_leads_stays(lanes, stage):
+def test_the_leader_with_samples_stays(lanes, stage):
     running = [with_samples(samples) for samples in lanes]
     left = survivors(running, stage, len(running))
     assert len(left) <= stage.room(len(running))

@@ -91,7 +91,7 @@ def test_the_choice_is_within_two_percent_of_the_best_under_noise(cv, seed):
     assert machine.calls <= 1500
 
 
-def test_nothing_is_tried_before_it_is_known_what_a_call_usually_takes():
+def test_nothing_is_tried_before_the_usual_time_of_a_call_is_known():
     machine = explorer(["a", "b"], "a")
     for _ in range(6):
         assert machine.next() is None
@@ -122,7 +122,7 @@ def test_a_hopeless_candidate_runs_twice_and_a_failed_one_once():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0, float("inf")])
-def test_what_is_no_time_never_wins(bad):
+def test_an_invalid_time_never_wins(bad):
     machine = explorer(["guess", "odd"], "guess")
     drive(machine, "guess", lambda name: 1.0 if name == "guess" else bad)
     assert best_of(machine) == "guess"
@@ -463,14 +463,14 @@ def test_candidates_of_a_later_group_are_not_tried():
     assert Tiles(3) not in kernel.runs
 
 
-def test_what_was_measured_is_lost_if_it_was_not_enough(tmp_path):
+def test_too_few_measurements_write_no_entry(tmp_path):
     calls = Calls(store=tmp_path)
     for _ in range(15):
         calls.function(X)
     assert list(calls.function.selector.persistent.store.items()) == []
 
 
-def test_what_another_process_wrote_down_meanwhile_is_believed(tmp_path):
+def test_an_entry_that_another_process_wrote_meanwhile_is_adopted(tmp_path):
     first, second = Calls(store=tmp_path), Calls(store=tmp_path)
     first.until_found(X)
     chain, kernel = second.function.selector, second.function.kernel

@@ -45,14 +45,14 @@ class TestCompile:
         work, _ = job(clock, dict.fromkeys(range(4), 0.1), compile=lambda _: together.wait())
         assert failures(tuned_by(clock, work, compile_threads=4)) == {}
 
-    def test_what_is_compiled_in_memory_is_all_compiled_before_a_worker_is_forked(self):
+    def test_in_memory_programs_are_all_compiled_before_a_worker_is_forked(self):
         log, steps = [], []
         work, _ = job(FakeClock(), dict.fromkeys("abc", 0.1), compile=log.append, isolate=True, on_step=steps.append)
         tb.Tuner().tune(work)
         assert sorted(log) == ["a", "b", "c"]
         assert [step.doing for step in steps[:4]] == ["compiling"] * 3 + ["trying"]
 
-    def test_what_is_compiled_into_files_is_run_by_a_worker_while_others_compile(self, tmp_path):
+    def test_a_worker_runs_programs_compiled_into_files_while_others_compile(self, tmp_path):
         def compile_one(config):
             path = tmp_path / config
             path.write_text(config)
@@ -107,7 +107,7 @@ class TestCompile:
         assert sorted(compiled) == [1, 2]
         assert set(ran) == set(space)
 
-    def test_an_error_of_a_compiler_is_that_of_all_who_share_the_program(self):
+    def test_a_compile_error_fails_all_candidates_that_share_the_program(self):
         compiled = []
 
         def compile_one(config):
@@ -121,7 +121,7 @@ class TestCompile:
         assert failures(tuned_by(clock, work)) == {c: "compile" for c in space if c.tile == 2}
         assert sorted(compiled) == [1, 2]
 
-    def test_a_kernel_says_by_its_space_what_is_set_at_launch(self):
+    def test_the_space_of_a_kernel_names_the_axes_set_at_launch(self):
         compiled, ran = [], set()
         space = tb.Space(tile=[1, 2, 4], threads=[32, 64]).at_launch("threads")
 
@@ -170,7 +170,7 @@ class TestCheck:
         lost = self.lost(self.WAYS, heuristic={"way": "same"})
         assert lost == {"off": "wrong-result", "nan": "nan", "short": "wrong-result"}
 
-    def test_the_message_says_what_to_do_if_outputs_may_differ(self):
+    def test_the_message_names_the_option_for_outputs_that_may_differ(self):
         tuned = self.tunable(self.WAYS, heuristic={"way": "same"})
         messages = {m.failure.message for m in tuned.measurements if m.failure is not None}
         assert all("check=False" in message for message in messages)
@@ -195,7 +195,7 @@ class TestCheck:
     def test_nothing_is_checked_if_so_asked(self):
         assert self.lost(self.WAYS, heuristic={"way": "same"}, check=False) == {}
 
-    def test_a_heuristic_that_fails_is_no_model(self):
+    def test_a_failing_heuristic_is_not_the_reference_output(self):
         def broken(x):
             raise OSError("no")
 
@@ -244,7 +244,7 @@ class TestPrune:
     def test_a_cost_model_keeps_the_cheapest(self, keep, left):
         assert self.tried(cost=lambda c, x: abs(c.n * 2 - x - 1), keep=keep) == left
 
-    def test_a_cost_that_is_no_number_is_the_last_to_be_kept(self):
+    def test_a_nan_cost_is_the_last_to_be_kept(self):
         assert self.tried(cost=lambda c, _: float("nan") if c.n < 8 else 1.0, keep=1) == {8}
 
     def test_the_heuristic_races_though_it_was_pruned(self):
@@ -343,7 +343,7 @@ class TestObjective:
         value = objective_for(objective)
         assert min((value(self.STEADY), "steady"), (value(self.SPIKY), "spiky"))[1] == best
 
-    def test_a_name_that_is_none_is_refused(self):
+    def test_an_unknown_objective_is_refused_with_the_nearest_name(self):
         with pytest.raises(tb.DefinitionError, match="'p95'"):
             tb.tunable(space=[{"n": 1}], objective="p59")(lambda *, config: None)
 

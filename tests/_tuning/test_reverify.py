@@ -230,7 +230,7 @@ def test_a_tunable_function_is_verified_and_explained(tmp_path, monkeypatch):
     assert f"the finalists were measured again; the others only before, under numpy {old}" in said
 
 
-def test_what_is_not_tunable_cannot_be_verified():
+def test_a_plain_function_cannot_be_verified():
     with pytest.raises(tb.DefinitionError, match="is not tunable"):
         tb.verify(len, [])
 
@@ -281,12 +281,12 @@ def among(*known, winner="w"):
     return finalists(known, code="c", environment="e", winner=winner)
 
 
-def test_finalists_are_those_that_were_still_in_the_race():
+def test_candidates_still_in_the_race_are_the_finalists():
     known = [measured(name, n) for n, name in enumerate("wabcd", 1)]
     assert among(*known, measured("late", 0.5, dropped=True)) == set("wabcd")
 
 
-def test_those_of_other_code_or_versions_and_failures_are_none():
+def test_failures_and_measurements_of_other_code_or_versions_are_not_finalists():
     odd = [
         measured("code", code="x"),
         measured("environment", environment="x"),
@@ -295,7 +295,7 @@ def test_those_of_other_code_or_versions_and_failures_are_none():
     assert among(measured("w"), *odd) == {"w"}
 
 
-def test_a_choice_that_was_alone_in_the_end_is_measured_against_those_that_came_closest():
+def test_a_choice_that_was_alone_in_the_end_is_measured_against_the_closest_candidates():
     dropped = [measured(name, seconds, dropped=True) for name, seconds in (("c", 3), ("a", 1), ("b", 2))]
     assert among(measured("w"), *dropped) == {"w", "a", "b"}
     assert FEWEST == 3

@@ -32,7 +32,7 @@ def winner(measurements, **options):
 
 class TestDecide:
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-    def test_a_time_that_is_no_time_never_wins(self, bad):
+    def test_an_invalid_time_never_wins(self, bad):
         for order in ([measured("bad", bad), measured("good", 1.0)], [measured("good", 1.0), measured("bad", bad)]):
             assert winner(order) == "good"
         assert decide([measured("bad", bad)]) is None
@@ -66,7 +66,7 @@ class TestDecide:
         assert winner(both) == "a"
         assert winner(both, heuristic=fingerprint("z")) == "z"
 
-    def test_a_gap_that_the_next_tuning_would_see_too_is_no_tie(self):
+    def test_a_gap_that_the_next_tuning_would_see_too_decides_the_race(self):
         quiet = [1 + n % 7 / 10_000 for n in range(96)]
         assert winner([measured("z", *quiet), measured("a", *(1.01 * s for s in quiet))]) == "z"
 
@@ -110,7 +110,7 @@ class TestTuner:
         clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 2.0])
         assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(1.0)
 
-    def test_measure_raises_what_the_function_raises(self):
+    def test_measure_raises_the_error_of_the_function(self):
         with pytest.raises(ZeroDivisionError, match="division"):
             tb.Tuner().measure(lambda: 1 / 0)
 
@@ -240,7 +240,7 @@ class TestBudget:
         assert (second.complete, second.config) == (True, 9)
         assert set(ran) == set(range(10)), "what is known to fail is not run again"
 
-    def test_the_heuristic_races_though_it_is_no_candidate_and_may_win(self):
+    def test_a_heuristic_outside_the_candidates_races_and_may_win(self):
         clock = FakeClock()
         costs = {"a": 0.2, "b": 0.3, "guess": 0.1}
         work, _ = job(clock, costs, heuristic="guess")
@@ -261,7 +261,7 @@ class TestBudget:
         assert set(ran) == {7}
 
     @pytest.mark.parametrize("bad", ["fast", "30", "-1s", 0, -2, "", math.nan])
-    def test_a_budget_that_is_no_time_is_refused_with_examples(self, bad):
+    def test_an_invalid_budget_is_refused_with_examples(self, bad):
         with pytest.raises(tb.DefinitionError, match='"30s"'):
             parse_budget(bad)
 

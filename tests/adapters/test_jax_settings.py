@@ -199,7 +199,7 @@ def test_where_jax_does_not_tell_of_changes_every_call_reads_the_settings():
     assert settings.number == [0]
 
 
-def test_where_jax_has_no_such_hooks_every_call_reads_the_settings():
+def test_without_jax_config_hooks_every_call_reads_the_settings():
     settings = Settings([Bare()])
     settings.watch()
     assert settings.number == [0]

@@ -143,7 +143,7 @@ def test_a_weak_type_stays_weak():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64", "int32", "uint8", "float8_e4m3fn"])
-def test_made_up_values_are_no_zeros_and_finite(dtype):
+def test_made_up_values_are_finite_and_never_zero(dtype):
     from tunebook.adapters._jax.staging import made_up
 
     values = np.asarray(made_up((64, 3), jnp.dtype(dtype), 0)).astype("complex64")

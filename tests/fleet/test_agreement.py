@@ -97,7 +97,7 @@ def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):
     assert boards[1].add("n", 0) == 160
 
 
-def test_an_unknown_job_is_refused_with_a_message_that_says_what_to_type(monkeypatch):
+def test_invalid_arguments_of_agree_are_refused_with_the_remedy(monkeypatch):
     with pytest.raises(tb.DefinitionError, match=r"'jax', 'torch', 'redis://\.\.\.' or a fleet\.Board"):
         fleet.agree("mpi")
     with pytest.raises(tb.DefinitionError, match=r"agree\(3\)"):
@@ -183,7 +183,7 @@ def test_ranks_that_would_measure_differently_use_one_configuration_and_one_of_t
 
 
 @pytest.mark.parametrize("hitting", [[0], [3], [2, 1]])
-def test_where_some_ranks_hit_all_take_what_the_lowest_of_them_knows(hitting):
+def test_if_some_ranks_hit_all_ranks_take_the_answer_of_the_lowest_hitting_rank(hitting):
     job = ranks(4)
     for rank in hitting:
         tb.tune(job[rank].kernel, 1)
@@ -230,7 +230,7 @@ def test_threads_of_one_rank_vote_once():
     assert rank.tuned == 1
 
 
-def test_a_rank_that_joins_late_or_again_takes_what_stands():
+def test_a_rank_that_joins_late_or_again_takes_the_standing_decision():
     shared = Shared()
     (first,) = ranks(1, shared)
     stands = first.choose()
@@ -240,7 +240,7 @@ def test_a_rank_that_joins_late_or_again_takes_what_stands():
     assert again.board.messages <= 5
 
 
-def test_what_one_rank_measured_is_in_the_books_of_all(tmp_path):
+def test_the_measurements_of_one_rank_reach_the_books_of_all_ranks(tmp_path):
     shared = Shared()
     books = [str(tmp_path / str(rank)) for rank in range(3)]
     job = [Rank(shared, rank, 3, b=20, store=books[rank], tuner=None) for rank in range(3)]
@@ -284,7 +284,7 @@ def test_ranks_with_different_candidates_fall_back_to_the_heuristic_together():
         assert at_once([rank.choose for rank in job]) == [10, 10]
 
 
-def test_a_late_rank_for_which_the_choice_is_no_candidate_says_so():
+def test_a_late_rank_warns_if_the_choice_is_not_among_its_candidates():
     shared = Shared()
     job = [Rank(shared, 0, 2, b=20), Rank(shared, 1, 2, b=50, space=[10, 50])]
     assert job[0].choose() == 20
@@ -323,7 +323,7 @@ def test_a_known_configuration_that_is_not_a_candidate_is_not_voted_for():
     assert at_once([rank.choose for rank in job]) == [30, 30]
 
 
-def test_a_function_that_is_defined_again_takes_what_stands_as_far_as_it_is_a_candidate():
+def test_a_redefined_function_takes_the_standing_decision_if_it_is_a_candidate():
     shared = Shared()
     assert Rank(shared, 0, 1, b=30).choose() == 30
     rank = Rank(shared, 0, 1, b=20)

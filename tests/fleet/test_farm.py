@@ -75,14 +75,14 @@ def test_everything_is_tuned_on_this_machine_and_known_the_next_time(tmp_path):
     assert len(list(default_book().items())) == 3
 
 
-def test_the_program_uses_what_was_found(tmp_path):
+def test_the_program_uses_the_tuned_entry(tmp_path):
     fleet.tune_recording(recorded(tmp_path / "calls.json", sizes=[7]))
     assert farm_kernels.quick.selector.preview(
         farm_kernels.quick.kernel.invocation((np.ones(7),)), farm_kernels.quick.kernel
     ).source == "persistent"  # fmt: skip
 
 
-def test_a_recording_in_memory_and_patterns_choose_what_is_tuned(tmp_path):
+def test_patterns_choose_the_problems_tuned_from_a_recording_in_memory(tmp_path):
     with tb.record() as calls:
         farm_kernels.quick(np.ones(5))
         farm_kernels.deadly(np.ones(5))
@@ -90,7 +90,7 @@ def test_a_recording_in_memory_and_patterns_choose_what_is_tuned(tmp_path):
     assert fleet.tune_recording(calls, device="gpu:*").results == ()
 
 
-def test_a_dry_run_says_what_is_new_and_measures_nothing(tmp_path):
+def test_a_dry_run_counts_new_problems_and_measures_nothing(tmp_path):
     calls = recorded(tmp_path / "calls.json", sizes=[1])
     fleet.tune_recording(calls)
     runs = len(log(tmp_path))
@@ -110,7 +110,7 @@ def test_kernels_that_are_made_for_every_call_are_found(tmp_path):
     assert fleet.tune_recording(tmp_path / "calls.json").counts == {"known": 1}
 
 
-def test_what_cannot_be_tuned_says_why_and_does_not_stop_the_rest(tmp_path):
+def test_a_problem_that_cannot_be_tuned_says_why_and_does_not_stop_the_rest(tmp_path):
     with tb.record() as calls:
         farm_kernels.quick(np.ones(1))
         farm_kernels.forgetful(np.ones(2))
@@ -175,7 +175,7 @@ def test_a_call_that_always_kills_its_worker_fails_and_the_rest_goes_on(tmp_path
     assert len([event for event, *_ in log(tmp_path) if event == "die"]) == 2
 
 
-def test_killing_the_parent_ends_its_workers_and_what_was_done_is_not_done_again(tmp_path):
+def test_killing_the_parent_ends_its_workers_and_finished_tunings_are_not_repeated(tmp_path):
     with tb.record() as calls:
         farm_kernels.quick(np.ones(1))
         (tmp_path / "go").touch()
@@ -263,7 +263,7 @@ def test_results_go_into_the_book_that_is_named(tmp_path):
     assert record.body.measurements
 
 
-def test_what_a_worker_knows_and_the_book_does_not_comes_home(tmp_path, monkeypatch):
+def test_an_entry_known_only_to_a_worker_reaches_the_book(tmp_path, monkeypatch):
     """As after a parent that was killed before it could keep a result."""
     calls = recorded(tmp_path / "calls.json", sizes=[1])
     assert tune_call(Task(*saved_calls(calls))).status == "tuned"
@@ -272,7 +272,7 @@ def test_what_a_worker_knows_and_the_book_does_not_comes_home(tmp_path, monkeypa
     assert len(list(tb.PersistentCache("x", tmp_path / "team").store.items())) == 1
 
 
-def test_what_the_book_knows_travels_to_workers_that_do_not(tmp_path, monkeypatch):
+def test_entries_of_the_book_travel_to_workers_without_them(tmp_path, monkeypatch):
     calls = recorded(tmp_path / "calls.json", sizes=[1])
     fleet.tune_recording(calls, book=tmp_path / "team")
     monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path / "another machine's home"))
@@ -306,7 +306,7 @@ def test_a_worker_describes_its_host_and_devices():
     assert devices[-1][0].startswith("cpu:")
 
 
-def test_gpus_are_those_that_the_process_may_use(tmp_path, monkeypatch):
+def test_only_gpus_visible_to_the_process_are_listed(tmp_path, monkeypatch):
     for n in range(3):
         (tmp_path / "gpus" / f"0000:{n}").mkdir(parents=True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -381,7 +381,7 @@ def test_an_executor_of_dasks_own_will_do_too(tmp_path, dask):
     assert report.counts == {"tuned": 3}
 
 
-def test_where_there_is_no_scheduler_the_error_says_so(tmp_path):
+def test_an_unreachable_scheduler_is_an_error_that_names_its_address(tmp_path):
     pytest.importorskip("distributed")
     import dask
 

@@ -107,7 +107,7 @@ def run(capsys, monkeypatch, tmp_path):
     return call
 
 
-def test_the_verb_says_what_it_would_do_and_does_it(tmp_path, run):
+def test_the_verb_lists_new_problems_in_a_dry_run_and_then_tunes_them(tmp_path, run):
     calls = recorded(tmp_path / "calls.json", sizes=[1, 2])
     code, out, _ = run(calls, "--dry-run")
     assert (code, out.count(" new ")) == (0, 2)

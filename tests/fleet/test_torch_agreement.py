@@ -14,16 +14,16 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_over_gloo_agree_and_outlive_those_that_are_killed(world, tmp_path):
+def test_ranks_over_gloo_agree_and_outlive_killed_ranks(world, tmp_path):
     check_job(run_job("torch", world, tmp_path))
 
 
-def test_agreeing_without_a_process_group_says_what_to_call():
+def test_agreeing_without_a_process_group_is_an_error_that_names_the_call():
     with pytest.raises(tb.Unsupported, match=r"torch\.distributed\.init_process_group"):
         fleet.agree("torch")
 
 
-def test_a_store_that_fails_is_a_store_error_that_says_what():
+def test_a_failing_tcp_store_is_a_store_error_that_names_it():
     import torch.distributed as dist
 
     from tunebook.fleet._agreement.board import TorchBoard

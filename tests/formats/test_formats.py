@@ -129,7 +129,7 @@ class TestEveryFormat:
             records = formats.read(name, tmp_path / "all")
         assert len(records) == len(formats.read(name, SAMPLES[name]))
 
-    def test_a_directory_without_such_files_names_their_pattern(self, tmp_path):
+    def test_a_directory_without_matching_files_is_an_error_that_names_the_pattern(self, tmp_path):
         with pytest.raises(tb.CodecError, match=r"has no E=\*\.json in it"):
             formats.read("vllm", tmp_path)
 

@@ -62,7 +62,7 @@ def test_code_that_people_copy_uses_public_names_only(page):
 
 
 @pytest.mark.parametrize("who", ["tunebook", "tokamax", "tune-jax", "ejkernel"])
-def test_the_times_on_the_page_of_jax_are_those_of_the_last_bench(who):
+def test_the_times_on_the_page_of_jax_match_the_last_bench(who):
     table = json.loads((ROOT / "bench" / "results" / "jax_hot_path.json").read_text())["table"]
     name = "eager: warm hit" if who == "tunebook" else f"eager: {who}, warm hit"
     (measured,) = (row["measured"] for row in table if row["what"] == name)

@@ -51,7 +51,7 @@ def test_the_code_of_each_page_of_the_docs_runs(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_numbers_are_those_of_the_last_bench(monkeypatch):
+def test_the_numbers_match_the_last_bench(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     tables = importlib.import_module("tables")
     _, numbers, _ = tables.split_readme()

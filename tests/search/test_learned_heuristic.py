@@ -58,7 +58,7 @@ def test_one_strange_time_does_not_outweigh_all_others():
     assert "'b': 2" in fit(rows, {"small": {"b": 1}, "large": {"b": 2}}).source
 
 
-def test_the_python_of_it_gives_what_the_tree_gives():
+def test_the_generated_source_has_the_same_regret_as_the_tree():
     found = fit(examples(), CONFIGS, name="blocks")
     names = {}
     exec(found.source, names)

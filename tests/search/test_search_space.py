@@ -101,7 +101,7 @@ def test_axes_that_are_set_at_launch_add_up_and_change_nothing_else():
         space.at_launch("grid")
 
 
-def test_an_axis_may_depend_on_those_before_it():
+def test_an_axis_may_depend_on_earlier_axes():
     space = Space(m=[2, 4, 6], n=lambda c: [d for d in range(1, c.m + 1) if c.m % d == 0])
     assert [(c.m, c.n) for c in space] == [(2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (6, 1), (6, 2), (6, 3), (6, 6)]
     assert len(space) == 9

@@ -284,7 +284,7 @@ def test_the_default_goes_through_a_small_space_and_is_guided_in_a_big_one():
     assert Portfolio(Space(m=[f"variant {i}" for i in range(100)])).chosen == "random"
 
 
-def test_without_numpy_the_default_walks_and_the_guide_says_what_to_type(monkeypatch):
+def test_without_numpy_the_default_is_local_search_and_guided_search_names_the_remedy(monkeypatch):
     import tunebook.search._by_name as by_name
 
     monkeypatch.setattr(by_name, "find_spec", lambda _name: None)

@@ -175,7 +175,7 @@ def tb_fingerprint(config):
     return fingerprint(config)
 
 
-def test_a_search_begins_with_what_was_best_on_the_nearest_shape_and_ends_with_what_failed(tmp_path):
+def test_a_search_begins_with_the_best_of_the_nearest_shape_and_ends_with_failed_candidates(tmp_path):
     records = [
         record("gpu", '{"n":1024}', {(1, 1, 1): 1.0, (2, 2, 2): 2.0, (5, 5, 1): None}),
         record("gpu", '{"n":8192}', {(3, 3, 4): 1.0, (1, 1, 1): 5.0}),
@@ -194,7 +194,7 @@ def test_times_elsewhere_are_handed_to_the_search_record_by_record():
     assert [[(dict(o.config)["m"], o.seconds) for o in source] for source in start.elsewhere] == [[(1, 1.0), (2, 2.0)]]
 
 
-def test_devices_are_ranked_by_what_their_choices_were_worth_here():
+def test_devices_are_ranked_by_the_speed_of_their_choices_here():
     here = [record("here", '{"n":1}', {(1, 1, 1): 1.0, (2, 2, 2): 4.0})]
     alike = record("alike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 20.0})
     unlike = record("unlike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 2.0})
