@@ -15,7 +15,7 @@ QUICK = AgreementOptions(vote_s=0.15, deadline_s=30.0, lease_s=1.0)
 
 
 class Shared:
-    """What the boards of one job's ranks have in common. `down` makes every call fail."""
+    """The state that the boards of one job's ranks share. `down` makes every call fail."""
 
     def __init__(self):
         self.values, self.topics, self.counts = {}, {}, {}
@@ -99,6 +99,6 @@ def ranks(n, shared=None, **options):
 
 
 def at_once(calls):
-    """Call all in threads of their own; return what they return."""
+    """Run each call in its own thread; return their results in order."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(timeout=60) for future in [pool.submit(call) for call in calls]]

@@ -1,4 +1,4 @@
-"""Starts the ranks of `agreement_ranks.py`, and says what must be true of what they print."""
+"""Starts the ranks of `agreement_ranks.py`, and checks their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_S = 1.0
 
 
 def run_job(framework, world, tmp_path):
-    """Return what each rank printed, None for those that were killed."""
+    """Return the output of each rank, None for a killed rank."""
     place = str(free_port()) if framework == "jax" else str(tmp_path / "port")
     started = [_start(framework, rank, world, place, tmp_path / f"{rank}.txt") for rank in range(world)]
     killed = {world - 1} | ({1} if world > 2 else set())

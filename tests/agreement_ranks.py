@@ -1,4 +1,4 @@
-"""One rank of a job that agrees: `agreement_ranks.py FRAMEWORK RANK WORLD PLACE`; prints what it saw as JSON.
+"""One rank of a job that agrees: `agreement_ranks.py FRAMEWORK RANK WORLD PLACE`; prints its results as JSON.
 
 `PLACE` is a port for jax, and for torch a file in which rank 0 writes one.
 
@@ -81,7 +81,7 @@ def together(name):
 
 
 def one_hits():
-    """Rank 0 has it in its book; who has it in memory too is another kernel object."""
+    """Rank 0 has the entry in its book; the kernel object that also has it in memory is another one."""
     return timed(lambda: make("one hits")(1)), len(tuned)
 
 

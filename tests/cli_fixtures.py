@@ -30,7 +30,7 @@ def python(*words, **options):
 
 @cache
 def tuned():
-    """Return a directory with a book, `mykernels.py`, and what examples refer to; made once per run of the tests."""
+    """Return a directory with a book, `mykernels.py`, and the files of examples; made once per run of the tests."""
     place = Path(tempfile.mkdtemp(prefix="tunebook-cli-"))
     atexit.register(shutil.rmtree, place)
     shutil.copy(KERNELS, place / "mykernels.py")

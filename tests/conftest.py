@@ -1,4 +1,4 @@
-"""What every test gets: a book of its own, and warnings that are given anew."""
+"""Fixtures of every test: its own book, and warnings that are given anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CUDA driver of four made-up GPUs, compiled from C: what `cuda_names` and `cuda_uuid` talk to."""
+"""A CUDA driver of four made-up GPUs, compiled from C, for `cuda_names` and `cuda_uuid`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A GPU that does not exist, at the edge where Triton talks to one: kernels are compiled for real, and then pretended.
 
-Its clock is moved by kernels alone, by what `cost` says of their constants; `effect` does to the tensors what the
-kernel would do.
+Only kernels move its clock: `cost` maps their constants to a time. `effect` changes the tensors as the kernel would.
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ class FakeGpu:
 
 @contextlib.contextmanager
 def installed(fake, *functions):
-    """Let Triton have nothing but a fake GPU inside the block; `functions` are those that it may compile there."""
+    """Let Triton have nothing but a fake GPU inside the block; it may compile `functions` there."""
     before = driver._active
     driver.set_active(fake)
     try:
@@ -202,7 +201,7 @@ def installed(fake, *functions):
 
 
 def install_dangerous():
-    """Install a GPU on which what a kernel does depends on its warps: 1 crashes, 2 hangs, 8 poisons the device."""
+    """Install a GPU on which the warps of a kernel decide its behaviour: 1 crashes, 2 hangs, 8 poisons the device."""
 
     def cost(facts):
         warps = facts["num_warps"]

@@ -1,6 +1,6 @@
-"""Kernels that workers import: quick ones, and such that kill or hold up the worker that runs them.
+"""Kernels that workers import: quick kernels, and kernels that kill or hold up their worker.
 
-What they do is told by files in the directory FARM_TEST: it is there in this machine's workers, whoever started them.
+Files in the directory FARM_TEST control them: every worker on this machine sees it, however the worker was started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def stage():
 
 
 def note(event, number):
-    """Append a line to the log, with who wrote it and when."""
+    """Append a line to the log, with the process id and the time."""
     if stage().exists():
         descriptor = os.open(stage() / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, f"{event} {number} {os.getpid()} {time.monotonic_ns()}\n".encode())

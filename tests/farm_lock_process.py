@@ -42,7 +42,7 @@ def hold(root):
 
 
 def hold_and_tell(root):
-    """Have the device, and say who disturbs: before and after a line of input."""
+    """Hold the device, and print the disturbances: before and after a line of input."""
     turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
     with turn.taken(60.0):
         print(turn.disturbances(), flush=True)

@@ -1,4 +1,4 @@
-"""A parent that is to be killed: tunes a recording, and says what it has done.
+"""A parent process that the test kills: tunes a recording, and prints its progress.
 
 usage: farm_parent.py RECORDING OVER
 """

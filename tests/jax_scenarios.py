@@ -1,6 +1,6 @@
 """The ways in which a jax program may call a tunable function; run with 8 devices by tests/adapters/test_jax_trace.py.
 
-Each prints what came of it as one line of JSON. The decoy traces fast and runs slowly: whoever times tracing picks it.
+Each prints its outcome as one line of JSON. The decoy traces fast and runs slowly: a tuner that times tracing picks it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def kernel(**options):
 
 
 def call(x):
-    """What a tuned call should come to: of the same name, which stands in a program."""
+    """The expected result of a tuned call. It has the same name, because names stand in a program."""
     return work(x, "good")
 
 
@@ -84,7 +84,7 @@ def exported(f):
 
 
 def traced(transform, f):
-    """The program as equations, and what it computes; a list of equations is made before anything runs."""
+    """Return the program as equations, and its result; the equations are made before anything runs."""
     program = transform(f)
     return jax.make_jaxpr(program)(X), program(X)
 

@@ -27,7 +27,7 @@ class FakeClock:
 
 
 def note_in(events):
-    """A listener that notes events with what was told; not each step of a tuning, of which there are many."""
+    """Return a listener that notes events with their data, except the many steps of a tuning."""
 
     def note(event, **data):
         if event != "autotune_progress":
@@ -44,7 +44,7 @@ def fake_tuner(clock, *, warmup=1, iters=3, **options):
 
 
 def job(clock, costs, **options):
-    """A job over configurations that cost seconds, raise, or do what they like; and the list of those that ran."""
+    """Return a job over configurations that cost seconds, raise or run any code; and the list of runs."""
     ran = []
 
     def make(config):

@@ -1,4 +1,4 @@
-"""Processes that compete for leases, are killed and paused; and what their log says about it afterwards.
+"""Processes that compete for leases, are killed and paused; and a judge of the log they leave.
 
 Run by path with a command's name, or import `tune_each_key_once` and `kill_holders`.
 """
@@ -53,7 +53,7 @@ class Log:
 
 
 class Book:
-    """What the selector does around single flight."""
+    """A book and its log, used around single flight as the selector does."""
 
     def __init__(self, root: Path) -> None:
         self.store = DirectoryStore(root / "book")
@@ -90,7 +90,7 @@ class Book:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the log says: how often each key was begun and ended, and what should not be."""
+    """Counts from the log: keys, tunings begun, and the duplicates, overlaps and unfinished tunings."""
 
     keys: int
     begun: int

@@ -48,7 +48,7 @@ def need(program: str, what: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now. Whoever uses it must be ready to find it taken."""
+    """Return a port that nobody listens on now. The caller must be ready to find it taken."""
     with closing(socket.socket()) as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -109,7 +109,7 @@ class RedisServer:
         self.process.send_signal(signal.SIGCONT)
 
     def restart(self, *, keep_data: bool) -> None:
-        """kill -9, and start it again on the same port, with what it had acknowledged or with nothing."""
+        """kill -9, and start it again on the same port, with its acknowledged data or empty."""
         self.kill()
         if not keep_data:
             shutil.rmtree(self._directory / "appendonlydir", ignore_errors=True)
@@ -161,7 +161,7 @@ def redis_server(
 
 
 class Certificates(NamedTuple):
-    """A certificate for 127.0.0.1, its key, and who vouches for it."""
+    """A certificate for 127.0.0.1, its key, and the authority that vouches for it."""
 
     authority: Path
     certificate: Path
@@ -286,7 +286,7 @@ class S3Server:
 
 
 def s3_store(endpoint: str, bucket: str, prefix: str | None = None):
-    """Return obstore's view of a bucket, or of what is below a prefix in it."""
+    """Return obstore's view of a bucket, or of the keys below a prefix in it."""
     from obstore.store import S3Store
 
     return S3Store(
@@ -315,7 +315,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 class Proxy:
-    """A TCP proxy that forwards, and spoils what it is told to.
+    """A TCP proxy that forwards, and spoils connections as `mode` says.
 
     `mode` may be changed at any time, also for connections that are open: "pass"; "delay" holds every piece back for
     `delay_s`; "hang" accepts and forwards nothing; "cut" closes in the middle of the next answer; "refuse" closes at

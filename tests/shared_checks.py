@@ -1,4 +1,4 @@
-"""What every book that machines share has to do, whichever server it is on; and what machines are in tests of it."""
+"""Checks that every book shared by machines must pass, on any server; and the machines of these tests."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def database_of(server: RedisServer, tmp_path: Path) -> str:
 
 
 def machine(tmp_path: Path, name: str, url: str, **options) -> SharedStore:
-    """Return a local book of its own before the shared one: what one machine sees."""
+    """Return the view of one machine: its own local book before the shared one."""
     root = tmp_path / name
     return open_shared(DirectoryStore(root), url, root=root, **{"key": None, **options})
 
 
 def marks(root: Path) -> list[Path]:
-    """Return what says that something is still to be sent from a local book."""
+    """Return the files that mark records still to be sent from a local book."""
     return [path for path in (root / "v1" / "outbox").rglob("*") if path.is_file()]
 
 
@@ -92,7 +92,7 @@ def check_that_the_highest_generation_stands(make: Callable[[], RemoteStore], of
 def check_that_a_wrongly_signed_record_is_refused(
     make: Callable[..., RemoteStore], written_with: bytes | None, again: Callable[[RemoteStore], object]
 ) -> None:
-    """With one warning, and can be replaced; `again` is what then finds nothing."""
+    """With one warning, and can be replaced; `again` is a second lookup that must find nothing."""
     make(key=written_with).put(example_record(generation=2**62))
     store = make(key=b"secret")
     with pytest.warns(TunebookWarning, match="TUNEBOOK_SIGNING_KEY"):

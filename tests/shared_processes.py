@@ -70,7 +70,7 @@ def _put(url: str, keys: list[str]) -> None:
 
 
 def _work(url: str, seconds: float, keys: int, number: int) -> None:
-    """Read and write, all the time, and report what was acknowledged and what the process holds."""
+    """Read and write, all the time, and report the turns and the resources that the process holds."""
     warnings.simplefilter("ignore", TunebookWarning)  # the server is killed on purpose; once is not the question here
     store = book_before(url)
     ends = time.monotonic() + seconds

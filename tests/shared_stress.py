@@ -28,7 +28,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Outcome(NamedTuple):
-    """How often each key was begun and ended, how many processes came to their end, and what they said."""
+    """How often each key was begun and ended, how many processes came to their end, and their output."""
 
     begun: Counter[str]
     ended: Counter[str]

@@ -1,4 +1,4 @@
-"""Let Triton write its autotune cache where there is no GPU: all of it is Triton's, but the driver and the times."""
+"""Let Triton write its autotune cache without a GPU: all of it is Triton's, but the driver and the times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triton.runtime import driver
 
 
 class Driver:
-    """Says what a GPU would be asked."""
+    """Answers in place of a GPU."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)

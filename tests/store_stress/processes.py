@@ -1,6 +1,6 @@
-"""What the store tests run in other processes: writers that are killed, full disks, read-only mounts, other users.
+"""Verbs that store tests run in other processes: killed writers, full disks, read-only mounts, other users.
 
-`python processes.py VERB STORE [ARGUMENTS]`; each verb prints what the test compares.
+`python processes.py VERB STORE [ARGUMENTS]`; each verb prints the values that the test compares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOBODY = 65534
 
 
 def config_of(prefix: str, number: int) -> dict:
-    """A value that says who wrote it, of 0.3 to 3 kB: halves of two of them never make a third."""
+    """Return a value of 0.3 to 3 kB that names its writer: halves of two values never make a third."""
     return {"prefix": prefix, "number": number, "filler": f"{prefix}{number}" * random.Random(number).randint(50, 500)}
 
 
@@ -62,7 +62,7 @@ def fill(path: str) -> None:
 
 
 def read_only(path: str) -> None:
-    """Read what is there, and try to write, where nothing can be written."""
+    """Read the records, and try to write, in a place that cannot be written."""
     store = open_store(Path(path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
