@@ -25,7 +25,7 @@ from tunebook._base.errors import StoreError, TunebookWarning, forget_warnings
 from tunebook._base.record_format import MAX_RECORD_BYTES
 from tunebook._base.vocabulary import Problem
 from tunebook.stores import DirectoryStore, open_store, problem_id
-from tunebook.stores._protocol import RESERVED, path_component
+from tunebook.stores._files import RESERVED, path_component
 from tunebook.testing import AWKWARD_NAMES, example_record
 
 
