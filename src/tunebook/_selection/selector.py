@@ -37,7 +37,7 @@ from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tunebook._base.vocabulary import Event, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
@@ -84,46 +84,35 @@ def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> di
     return told if level is None else {**told, "level": level}
 
 
-class _Asked(Generic[C]):
-    """The answers of the tiers so far. The loop over the tiers stands with its callers: a frame less per tuning."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem, self._skipped = problem, list[tuple[str, Skipped]]()
-        self.selection: Selection[C] | NoSelection = NoSelection(problem, ())
-
-    def has_answer(self, source: str, answer: Found[C] | Skipped) -> bool:
-        """Take a tier's answer; True if no other tier has to be asked."""
-        tried = tuple((name, skipped.reason) for name, skipped in self._skipped)
-        skips = [skipped for _, skipped in self._skipped]
+def _first_answer(
+    problem: Problem, answers: Iterable[tuple[str, Found[C] | Skipped | None]]
+) -> Selection[C] | NoSelection:
+    """Return the first configuration. `answers` is lazy: a tier is asked only if all tiers before it had none."""
+    skipped: list[tuple[str, Skipped]] = []
+    for source, answer in answers:
         if isinstance(answer, Found):
-            self.selection = Selection(
-                problem=self._problem,
+            return Selection(
+                problem=problem,
                 config=answer.config,
                 source=source,
                 event=answer.event,
                 level=answer.level,
                 remember=answer.remember,
-                tried=tried,
-                transient=any(skipped.transient for skipped in skips),
-                exploration=next((skipped.exploration for skipped in skips if skipped.exploration), None),
+                tried=tuple((name, each.reason) for name, each in skipped),
+                transient=any(each.transient for _, each in skipped),
+                exploration=next((each.exploration for _, each in skipped if each.exploration), None),
                 guess=answer.guess,
             )
-            return True
-        self._skipped.append((source, answer))
-        cause = next((skipped.error for skipped in (*skips, answer) if skipped.error), None)
-        self.selection = NoSelection(self._problem, (*tried, (source, answer.reason)), cause)
-        return False
+        if answer is not None:
+            skipped.append((source, answer))
+    cause = next((each.error for _, each in skipped if each.error), None)
+    return NoSelection(problem, tuple((name, each.reason) for name, each in skipped), cause)
 
 
 def select_offline(entry: OfflineEntry) -> Selection[Any] | NoSelection:
     """Return the answer that a new process would find in a book, without the kernel's program."""
-    asked: _Asked[Any] = _Asked(entry.problem)
-    for tier in ORDER:
-        answer = tier.ask_offline(entry)
-        source = answer.level if isinstance(answer, Found) and answer.level else tier.name
-        if answer is not None and asked.has_answer(source, answer):
-            break
-    return asked.selection
+    answers = ((tier.name, tier.ask_offline(entry)) for tier in ORDER)
+    return _first_answer(entry.problem, ((getattr(answer, "level", None) or name, answer) for name, answer in answers))
 
 
 # --------------------------------------------------------------------------- the other processes of a job (see `fleet`)
@@ -263,11 +252,8 @@ class ConfigSelectorChain(Generic[C]):
     def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
         """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
         request = self.request(inv, kernel, problem)
-        asked: _Asked[C] = _Asked(request.problem)
-        for tier in asked_tiers(self.tiers):
-            if asked.has_answer(tier.name, tier.ask(request)):
-                break
-        selection = asked.selection
+        tiers = asked_tiers(self.tiers)
+        selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
             remedy = (
@@ -286,11 +272,8 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Selection[C] | NoSelection:
         """Return the answer of `select`, but tune nothing, remember nothing and tell nobody."""
         request = self.request(inv, kernel, problem, silent=True)
-        asked: _Asked[C] = _Asked(request.problem)
-        for tier in asked_tiers(self.tiers, silent=True):
-            if asked.has_answer(tier.name, tier.preview(request)):
-                break
-        return asked.selection
+        tiers = asked_tiers(self.tiers, silent=True)
+        return _first_answer(request.problem, ((tier.name, tier.preview(request)) for tier in tiers))
 
     @property
     def pending(self) -> tuple[InCallSession[C], ...]:
