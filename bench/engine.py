@@ -49,7 +49,7 @@ from tunebook.testing import Landscape
 
 TUNINGS, CONFIGS = 20, 64
 PROBLEMS, MORE_PROBLEMS = 5, 95  # the first few are shown by their worst, all tell how often another wins
-HELD_OUT = 1000  # the steps of `_race` were searched for on problems below
+HELD_OUT = 1000  # the steps of `_statistics/race.py` were searched for on problems below
 WARMUP, ITERS = 5, 100  # of the sequential tuner
 
 # The clock of a recorded A4000 moves among these for 5 to 15 runs each, and runs at one of them vary by 0.1 %; on a

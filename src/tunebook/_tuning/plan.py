@@ -56,19 +56,19 @@ def job_for(
     history: History,
     budget: Budget,
     on_step: Callable[[Step], None] | None,
-    stage: TuningSite | None = None,
+    site: TuningSite | None = None,
 ) -> Job[C]:
-    """Return the job that tunes a call, given its history; `stage` is the place of its runs, if it is not here."""
+    """Return the job that tunes a call, given its history; `site` is the place of its runs, if it is not here."""
     kernel = call.kernel
-    if stage is not None and stage.with_inputs is not None:
-        made = kernel.make_inputs(stage.inv)
-        stage = stage if made is None else stage.with_inputs(*made)
-    call = call if stage is None else replace(call, inv=stage.inv)
+    if site is not None and site.with_inputs is not None:
+        made = kernel.make_inputs(site.inv)
+        site = site if made is None else site.with_inputs(*made)
+    call = call if site is None else replace(call, inv=site.inv)
     inv = call.inv
     job = outline(call, policy, history)
     forward = job.conditions.mode == "forward"
-    if stage is not None and policy.validate_backward and not is_forward_only():
-        forward = not job.candidates or not stage.differentiable(stage.bind(kernel, inv, job.candidates[0]))
+    if site is not None and policy.validate_backward and not is_forward_only():
+        forward = not job.candidates or not site.differentiable(site.bind(kernel, inv, job.candidates[0]))
     check = kernel.checker(inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
@@ -91,23 +91,23 @@ def job_for(
         budget=budget,
         on_step=on_step,
     )
-    return job if stage is None else _on_stage(job, stage, kernel, forward=forward)
+    return job if site is None else _at_site(job, site, kernel, forward=forward)
 
 
-def _on_stage(job: Job[C], stage: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
-    make_fn, compile_one = stage.programs(partial(stage.bind, kernel, stage.inv), not forward)
+def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
+    make_fn, compile_one = site.programs(partial(site.bind, kernel, site.inv), not forward)
     (part,) = job.parts
     check = part.check
     part = Part(
         make_fn,
-        stage.args,
-        stage.kwargs,
-        check=None if check is None else lambda output: check(stage.one_of(output)),
-        mutated=part.mutated if stage.in_place else (),
+        site.args,
+        site.kwargs,
+        check=None if check is None else lambda output: check(site.one_of(output)),
+        mutated=part.mutated if site.in_place else (),
     )
     return job._replace(
         parts=[part],
-        conditions=job.conditions._replace(mode="forward" if forward else stage.passes),
+        conditions=job.conditions._replace(mode="forward" if forward else site.passes),
         # Never in a fork, as above.
         setup=job.setup._replace(compile=compile_one or job.setup.compile, isolate=False),
     )

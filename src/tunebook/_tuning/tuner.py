@@ -80,12 +80,12 @@ class Tuner:
         With arrays of a framework that compiles whole functions, as jax does, the function is compiled for them first.
         """
 
-        def measure(stage: TuningSite | None) -> float:
+        def measure(site: TuningSite | None) -> float:
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
-            if stage is None:
+            if site is None:
                 return _fastest_s(partial(fn, *args, **kwargs), stopwatch)
-            make_fn, _ = stage.programs(lambda _config: fn, False)  # noqa: FBT003 - forward only
-            return _fastest_s(partial(make_fn(None), *stage.args, **stage.kwargs), stopwatch)
+            make_fn, _ = site.programs(lambda _config: fn, False)  # noqa: FBT003 - forward only
+            return _fastest_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
@@ -105,11 +105,11 @@ class Tuner:
         setup: Setup[Cfg] = Setup(timer=timer_for((args, kwargs)))
         listed = list(candidates)
 
-        def tune(stage: TuningSite | None) -> Cfg:
-            if stage is None:
+        def tune(site: TuningSite | None) -> Cfg:
+            if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
-            made, compile_one = stage.programs(make_fn, False)  # noqa: FBT003 - forward only
-            part = Part(made, stage.args, stage.kwargs, mutated=None if stage.in_place else ())
+            made, compile_one = site.programs(make_fn, False)  # noqa: FBT003 - forward only
+            part = Part(made, site.args, site.kwargs, mutated=None if site.in_place else ())
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
         return at_tuning_site(Invocation("tuned", args, kwargs), tune)

@@ -165,7 +165,7 @@ class _CapturedTensorCall:
         """Give the call on the caller's own tensors, or on made-up tensors while the caller is being traced."""
         if not self._is_traced:
             with self._entered():
-                yield self._stage(), operator.call
+                yield self._make_site(), operator.call
             return
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few calls are traced like this
 
@@ -176,7 +176,7 @@ class _CapturedTensorCall:
             def there(function: Callable[..., T], *args: Any) -> T:
                 return pool.submit(context.run, self._call_entered, function, *args).result()
 
-            yield there(self._stage), there
+            yield there(self._make_site), there
 
     def _call_entered(self, function: Callable[..., T], *args: Any) -> T:
         with self._entered():
@@ -189,7 +189,7 @@ class _CapturedTensorCall:
                 stack.enter_context(torch.autocast(kind, getattr(torch, dtype.removeprefix("torch."))))
             yield
 
-    def _stage(self) -> TuningSite:
+    def _make_site(self) -> TuningSite:
         args, kwargs = self._inv.args, dict(self._inv.kwargs)
         if self._is_traced:
             args, kwargs = concrete(abstract((args, kwargs)))

@@ -81,14 +81,14 @@ class TracedCall:
             return pool.submit(self._context.run, self._run_here, function, *args).result()
 
         try:
-            yield there(self._stage, self._flat, stopped), there
+            yield there(self._make_site, self._flat, stopped), there
         except KeyboardInterrupt:
             stopped.set()  # the thread cannot be interrupted, but ends before its next run of a candidate
             raise
         finally:
             pool.shutdown(wait=False)
 
-    def _stage(self, flat: FlatCall, stopped: threading.Event) -> TuningSite:
+    def _make_site(self, flat: FlatCall, stopped: threading.Event) -> TuningSite:
         arrays = [self._make(x, place) for place, x in enumerate(flat.arrays)]
         first = list(arrays)  # the part of each batched array that one call of the kernel gets
         for place in range(len(arrays)):
@@ -99,7 +99,7 @@ class TracedCall:
         staged = _StagedCall(self, flat.with_arrays(arrays), stopped)
 
         def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
-            return self._stage(FlatCall.of(args, kwargs), stopped)
+            return self._make_site(FlatCall.of(args, kwargs), stopped)
 
         return TuningSite(
             inv=replace(self._inv, args=args, kwargs=kwargs),
