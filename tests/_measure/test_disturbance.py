@@ -1,4 +1,4 @@
-"""Noticing a bad measuring ground: who used the CPU, what the GPU says, and whether the samples moved."""
+"""Disturbances of a measurement: other users of the CPU, the state of the GPU, and drifting samples."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def test_a_later_tuning_on_quiet_ground_measures_the_finalists_again_and_replace
     assert stored(chain, kernel) == (FAST, None)
     again, same, _ = make(tmp_path)
     tune(again, same)
-    assert same.runs == [], "what was measured on quiet ground stays"
+    assert same.runs == [], "undisturbed measurements stay"
 
 
 def test_a_second_tuning_on_disturbed_may_replace_the_first(tmp_path):

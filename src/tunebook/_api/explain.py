@@ -179,7 +179,7 @@ class Explanation:
         if facts.get("complete") is False:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
-            yield _item("disturbed", f"{disturbances}. A tuning on quiet ground replaces it: tunebook.tune(...)")
+            yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
 
 
 def _day(when: object) -> str:
