@@ -168,9 +168,9 @@ class AgreementTier(Tier[C]):
         return Skipped("none") if _agreement is None else _agreement.known(request)
 
 
-def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False) -> tuple[Tier[C], ...]:
+def asked_tiers(tiers: tuple[Tier[C], ...], *, silent: bool = False, alone: bool = False) -> tuple[Tier[C], ...]:
     """Return the tiers that answer a call, alone or in a job; `silent`: the tiers that need agreement too."""
-    if _agreement is None:
+    if _agreement is None or alone:
         return tuple(tier for tier in tiers if not tier.in_jobs_only)
     return tuple(tier for tier in tiers if silent or not tier.needs_agreement)
 
@@ -242,6 +242,9 @@ class ConfigSelectorChain(Generic[C]):
         parts = Parts(cache, self.book, tuner, forbid_again=forbid_reautotune)
         self.tiers: Final[tuple[Tier[C], ...]] = tuple(kind(parts) for kind in ORDER)
         parts.tiers = self.tiers
+        self._tiers_alone: Final = asked_tiers(
+            self.tiers, alone=True
+        )  # once: a call inside an overlay asks them each time
         (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
         self._autotune: Final = local_tiers(self.tiers).autotune
 
@@ -252,7 +255,7 @@ class ConfigSelectorChain(Generic[C]):
     def select(self, inv: Invocation[C, Any], kernel: Kernel[C, Any], problem: Problem | None = None) -> Selection[C]:
         """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
         request = self.request(inv, kernel, problem)
-        tiers = asked_tiers(self.tiers)
+        tiers = self._tiers_alone if _agreement is None else asked_tiers(self.tiers)
         selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
         if isinstance(selection, NoSelection):
             request.tell("error", cfg=None, tried=selection.tried)
@@ -357,9 +360,9 @@ class ConfigSelectorChain(Generic[C]):
         MEMO.invalidate()
 
     @property
-    def listeners(self) -> tuple[Callable[..., None], ...]:
+    def listeners(self) -> list[Callable[..., None]]:
         """The listeners to the events of this selector."""
-        return (*self._listeners, *EVERYWHERE.listeners)
+        return self._listeners + EVERYWHERE.listeners
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener about events from now on."""
