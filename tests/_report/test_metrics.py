@@ -128,7 +128,7 @@ def test_off_the_hot_path_answers_by_itself_again():
     scale = kernel()
     scale(7)
     metrics.off()
-    assert scale.selector.listeners == ()
+    assert scale.selector.listeners == []
     assert EVERYWHERE.listeners == []
     for _ in range(3):
         scale(7)
