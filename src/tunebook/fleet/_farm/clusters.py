@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -35,16 +36,16 @@ class FarmWorker(NamedTuple):
     kind: str = ""
 
 
-class Cluster:
+class Cluster(ABC):
     """The workers of a kind. Only one thread calls it.
 
     A device has one worker, unless `at_once` asks for more: then one compiles while another measures, because workers
     take turns at measuring (see `_measure.device_lock`).
     """
 
+    @abstractmethod
     def workers(self) -> list[FarmWorker]:
         """Return the workers that are available now."""
-        raise NotImplementedError
 
     def is_gone(self, worker: FarmWorker) -> bool:  # noqa: ARG002 - a default
         """Whether a busy worker is gone although its future is pending; most executors end the future themselves."""
@@ -54,9 +55,9 @@ class Cluster:
         """Return the worker to use after one raised `error` or vanished; None if none is available yet."""
         return worker
 
+    @abstractmethod
     def close(self, busy: list[FarmWorker]) -> None:
         """Release all workers, and abandon the tasks of the busy ones."""
-        raise NotImplementedError
 
 
 def find_workers(
