@@ -46,7 +46,7 @@ def broad_excepts_in(text):
 
 def test_broad_excepts_are_few_and_explained():
     broad = [line for path in MODULES for line in broad_excepts_in(path.read_text())]
-    assert len(broad) <= 5
+    assert len(broad) <= 4
     assert all(re.search(r"# (?:noqa: BLE001 - )?\w+ \w+", line) for line in broad), "each with its reason"
 
 

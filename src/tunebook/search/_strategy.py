@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from bisect import insort
 from functools import lru_cache
 from itertools import combinations
@@ -210,7 +211,7 @@ def log_of(seconds: float | None) -> float:
     return math.log(seconds) if seconds is not None and math.isfinite(seconds) and seconds > 0 else math.inf
 
 
-class HistoryStrategy:
+class HistoryStrategy(ABC):
     """The common part of strategies: `Start.first` comes first, then the points that `_next` finds."""
 
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
@@ -224,5 +225,6 @@ class HistoryStrategy:
         """Learn the times of configurations, in any order."""
         self._history.add(observations)
 
+    @abstractmethod
     def _next(self) -> Point | None:
-        raise NotImplementedError
+        """Return the next point to measure; None if the strategy has no more."""
