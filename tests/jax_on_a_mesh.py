@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from kernels import cpu_tuner
 
 import tunebook as tb
 
@@ -22,13 +23,14 @@ def mesh(kind=AxisType.Auto, shape=(8,), names=("d",)):
 
 
 def decoy_or(x, way, good):
-    return good + 0.0 * lax.fori_loop(0, 1000, lambda i, v: v * 0.999 + 0.001, x) if way == "decoy" else good
+    return good + 0.0 * lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, x) if way == "decoy" else good
 
 
 def kernel(body=lambda x: x * 2.0, **options):
     return tb.tunable(
         lambda x, *, config: decoy_or(x, config.way, body(x)),
-        space=tb.Space(way=["decoy", "good"]), heuristic={"way": "decoy"}, name="k", store=False, **options,
+        space=tb.Space(way=["decoy", "good"]), heuristic={"way": "decoy"}, name="k", store=False,
+        tuner=cpu_tuner(), **options,
     )  # fmt: skip
 
 
@@ -182,8 +184,9 @@ def uneven_or_even():
         return x + 0.0 * lax.fori_loop(0, rounds, lambda i, v: v * 0.999 + 0.001, x)
 
     return tb.tunable(
-        body, space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="uneven", store=False
-    )
+        body, space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="uneven", store=False,
+        tuner=cpu_tuner(),
+    )  # fmt: skip
 
 
 def over_the_mesh(f):
@@ -199,7 +202,7 @@ def the_slowest_device_decides_inside_shard_map():
 def the_slowest_device_decides_for_sharded_arrays():
     k = tb.tunable(
         lambda x, *, config: over_the_mesh(lambda y: uneven_or_even()(y, config=dict(config)))(x),
-        space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="around", store=False,
+        space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="around", store=False, tuner=cpu_tuner(),
     )  # fmt: skip
     k(put(P("d")))
     assert chosen(k) == ["even"]

@@ -16,6 +16,7 @@ import numpy as np
 from jax import export, lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from kernels import cpu_tuner
 
 import tunebook as tb
 
@@ -25,7 +26,7 @@ SPEC = jax.ShapeDtypeStruct(X.shape, X.dtype)
 
 def work(x, way):
     if way == "decoy":
-        slow = lax.fori_loop(0, 2000, lambda i, v: v * 0.999 + 0.001, x)
+        slow = lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, x)
         return jnp.sin(x) + 0.0 * slow
     for _ in range(40):
         x = x + 0.0
@@ -33,7 +34,9 @@ def work(x, way):
 
 
 def kernel(**options):
-    @tb.tunable(space=tb.Space(way=["decoy", "good"]), heuristic={"way": "decoy"}, store=False, name="k", **options)
+    options = {"space": tb.Space(way=["decoy", "good"]), "heuristic": {"way": "decoy"}, "store": False, **options}
+
+    @tb.tunable(name="k", tuner=cpu_tuner(), **options)
     def call(x, *, config):
         return work(x, config.way)
 

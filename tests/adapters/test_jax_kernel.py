@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from kernels import cpu_tuner
 from test_jax_trace import python
 
 import tunebook as tb
@@ -24,7 +25,7 @@ def executor(**policy):
     chain = tb.ConfigSelectorChain(
         tb.ConfigCache(),
         tb.AutotunePolicy(**policy),
-        tb.Tuner(),
+        cpu_tuner(),
         on_event=lambda event, **data: events.append((event, data)),
     )
     return tb.Executor(chain), events
@@ -205,7 +206,7 @@ def test_a_backward_pass_may_have_its_own_space_and_key():
 # ------------------------------------------------------------------------------------------------------ backward timing
 
 
-def slow(x, times=20_000):
+def slow(x, times=100_000):
     return lax.fori_loop(0, times, lambda i, v: v * 0.999 + 0.001, x)
 
 
@@ -256,7 +257,7 @@ def test_a_tunable_function_is_differentiated_by_jax_for_validate_backward():
         return jnp.sin(x)
 
     decoy.defvjp(lambda x: (jnp.sin(x), x), lambda x, dy: (jnp.cos(x) * dy + 0.0 * slow(x),))
-    options = {"space": tb.Space(way=["decoy", "good"]), "heuristic": {"way": "decoy"}, "store": False}
+    options = {"space": tb.Space(way=["decoy", "good"]), "heuristic": {"way": "decoy"}, "store": False, "tuner": cpu_tuner()}
 
     def make(**policy):
         return tb.tunable(
@@ -277,10 +278,10 @@ class BackwardOfThree(BackwardDecoy):
         return ["forward", "backward", "both"]
 
     def fwd_with_residuals(self, x, *, cfg):
-        return jnp.sin(x) + 0.0 * slow(x, {"forward": 0, "both": 2_000, "backward": 20_000}[cfg]), x
+        return jnp.sin(x) + 0.0 * slow(x, {"forward": 0, "both": 10_000, "backward": 100_000}[cfg]), x
 
     def vjp(self, residuals, dy, x, *, cfg):
-        return (jnp.cos(x) * dy + 0.0 * slow(x + dy, {"forward": 20_000, "both": 2_000, "backward": 0}[cfg]),)
+        return (jnp.cos(x) * dy + 0.0 * slow(x + dy, {"forward": 100_000, "both": 10_000, "backward": 0}[cfg]),)
 
 
 @pytest.mark.parametrize("where", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"])
@@ -348,7 +349,7 @@ def test_autotune_inside_a_trace_measures_runs():
         return lambda x: jnp.sin(x) + 0.0 * slow(x) if way == "decoy" else jnp.sin(x + 0.0 + 0.0)
 
     chosen = []
-    program = lambda x: (chosen.append(tb.Tuner().autotune(make, (x,), {}, ["decoy", "good"])), x)[1]
+    program = lambda x: (chosen.append(cpu_tuner().autotune(make, (x,), {}, ["decoy", "good"])), x)[1]
     assert str(jax.make_jaxpr(program)(X)) == str(jax.make_jaxpr(lambda x: x)(X))
     assert chosen == ["good"]
 
@@ -393,6 +394,7 @@ def test_compile_chooses_once_and_compiles():
 def test_shard_map_runs_tunes_and_keys_by_mesh_and_specs():
     said = python("""
 import jax, jax.numpy as jnp, json, tunebook as tb
+from kernels import cpu_tuner
 from jax.sharding import PartitionSpec as P, AxisType
 
 class Total(tb.Kernel):
@@ -401,13 +403,13 @@ class Total(tb.Kernel):
     def run_shard_map(self, x, *, cfg):
         local = x.sum(keepdims=True)
         if cfg == "decoy":
-            local += 0.0 * jax.lax.fori_loop(0, 3000, lambda i, v: v * 0.999 + 0.001, local)
+            local += 0.0 * jax.lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, local)
         return jax.lax.psum(local, "d")
     def candidate_cfgs(self, inv):
         return ["decoy", "good"]
 
 x = jnp.arange(16.0)
-chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner())
+chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=cpu_tuner())
 run = tb.Executor(chain)
 for size in (8, 4):
     mesh = jax.make_mesh((size,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
@@ -421,6 +423,7 @@ print([chain.cache.get(*p) for p in chain.cache.keys()])
 
 RECORDED = """
 import sys, jax, jax.numpy as jnp, tunebook as tb
+from kernels import cpu_tuner
 from jax.sharding import PartitionSpec as P, AxisType
 
 class Total(tb.Kernel):
@@ -429,12 +432,12 @@ class Total(tb.Kernel):
     def run_shard_map(self, x, *, cfg):
         local = x.sum(keepdims=True)
         if cfg == "decoy":
-            local += 0.0 * jax.lax.fori_loop(0, 3000, lambda i, v: v * 0.999 + 0.001, local)
+            local += 0.0 * jax.lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, local)
         return jax.lax.psum(local, "d")
     def candidate_cfgs(self, inv):
         return ["decoy", "good"]
 
-chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=tb.Tuner())
+chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=cpu_tuner())
 run, kernel = tb.Executor(chain), Total("recorded")
 def program(size):
     mesh = jax.make_mesh((size,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from kernels import cpu_tuner
 from test_jax_trace import python
 
 import tunebook as tb
@@ -19,10 +20,11 @@ X = jnp.ones((8, 16))
 def kernel(name, **options):
     def function(x, *, config):
         if config.way == "decoy":
-            return jnp.sin(x) + 0.0 * lax.fori_loop(0, 2000, lambda i, v: v * 0.999 + 0.001, x)
+            return jnp.sin(x) + 0.0 * lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, x)
         return jnp.sin(x)
 
-    return tb.tunable(function, space=tb.Space(way=["decoy", "good"]), heuristic={"way": "decoy"}, name=name, **options)
+    options = {"heuristic": {"way": "decoy"}, "tuner": cpu_tuner(), **options}
+    return tb.tunable(function, space=tb.Space(way=["decoy", "good"]), name=name, **options)
 
 
 class Program:
@@ -111,13 +113,13 @@ with jax.default_matmul_precision("highest"), known_only:
 
 
 def scale(x, *, way="decoy", times=1):
-    slow = 0.0 * lax.fori_loop(0, 2000, lambda i, v: v * 0.999 + 0.001, x) if way == "decoy" else 0.0
+    slow = 0.0 * lax.fori_loop(0, 50_000, lambda i, v: v * 0.999 + 0.001, x) if way == "decoy" else 0.0
     return x * times / times + slow
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_plain_function_chooses_its_hyperparameters(wrap):
-    tuned = tbx.tune(scale, hyperparams={"way": ["decoy", "good"], "times": [1]}, store=False)
+    tuned = tbx.tune(scale, hyperparams={"way": ["decoy", "good"], "times": [1]}, store=False, tuner=cpu_tuner())
     assert np.allclose(wrap(tuned)(X), X)
     assert [tuned.selector.cache.get(*p) for p in list(tuned.selector.cache.keys())] == [tb.Config(way="good", times=1)]
 
