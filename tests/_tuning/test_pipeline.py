@@ -351,12 +351,16 @@ class TestObjective:
         assert objective_for(lambda _: float("nan"))([1.0]) == float("inf")
 
     def test_another_objective_decides_anew_and_measures_nothing(self, tmp_path):
-        ran = []
+        ran, clock = [], FakeClock()
 
         def make(objective):
-            @tb.tunable(space=tb.Space(n=[1, 2]), name="objected", store=tmp_path, objective=objective)
+            # By the fake clock: a tuning that the machine disturbed would be measured again.
+            options = {"name": "objected", "store": tmp_path, "tuner": fake_tuner(clock)}
+
+            @tb.tunable(space=tb.Space(n=[1, 2]), objective=objective, **options)
             def kernel(x, *, config):
                 ran.append(config)
+                clock.spend(config.n * 1e-3)
                 return x
 
             return kernel
