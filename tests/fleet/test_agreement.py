@@ -174,6 +174,7 @@ def test_of_several_parts_only_candidates_that_could_win_race_again():
 # ------------------------------------------------------------------------------------------------ one configuration
 
 
+@pytest.mark.promise("ranks-agree")
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 def test_ranks_that_would_measure_differently_use_one_configuration_and_one_of_them_tunes(n):
     job = ranks(n)
@@ -503,6 +504,7 @@ def stumble(ends, pauses, message):
     time.sleep(pauses[message % len(pauses)])
 
 
+@pytest.mark.promise("ranks-agree")
 @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_the_others_ranks_that_answer_use_one_configuration(seed):

@@ -73,6 +73,7 @@ class TestBundles:
         export_bundle(original, path, key=b"k")
         assert list(import_bundle(path, key=b"k").records) == original
 
+    @pytest.mark.promise("signed-only")
     @pytest.mark.parametrize(
         ("made_with", "read_with", "says"),
         [

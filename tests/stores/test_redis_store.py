@@ -107,6 +107,7 @@ def test_a_record_of_another_problem_in_its_place_is_a_miss(url, client):
         assert RedisStore(url).get(example_record().problem) is None
 
 
+@pytest.mark.promise("signed-only")
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
 def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
     check_that_a_wrongly_signed_record_is_refused(
@@ -231,6 +232,7 @@ def test_an_address_that_cannot_be_right_is_an_error_at_opening(url):
         open_store(url)
 
 
+@pytest.mark.promise("no-secrets-shown")
 @pytest.mark.parametrize("password", ["hun/ter2", "hun@ter2", "hun:ter2/"])
 def test_no_part_of_a_password_is_in_the_error_about_an_address(password):
     with pytest.raises(DefinitionError, match="%2F") as caught:
