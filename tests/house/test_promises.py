@@ -22,12 +22,10 @@ WITHOUT_A_TEST = {
     "no-control-characters",
     "odd-records-shown",
     "odd-remote-keys",
-    "planted-leases",
     "real-data-counts",
     "scalars-compared",
     "short-reads",
     "ten-percent-noise",
-    "tls-host-name",
 }
 
 

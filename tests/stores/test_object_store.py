@@ -12,7 +12,9 @@ from functools import partial
 import pytest
 from servers import HOST, proxy, s3_server, s3_store
 from shared_checks import (
+    PLANTED,
     check_that_a_late_write_is_refused_everywhere,
+    check_that_a_planted_slip_keeps_nobody_waiting,
     check_that_a_wrongly_signed_record_is_refused,
     check_that_each_key_is_tuned_once,
     check_that_killed_tuners_cost_their_own_work_alone,
@@ -131,6 +133,14 @@ def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced
 
 def test_slips_behave_like_slips_in_files(url):
     check_that_slips_behave_as_those_in_files(ObjectStore(url).leases())
+
+
+@pytest.mark.promise("planted-leases")
+@pytest.mark.parametrize("generation", PLANTED)
+def test_a_planted_slip_keeps_nobody_waiting(url, generation, server):
+    path = f"{url.rpartition('/')[2]}/v1/leases/k/{generation}"
+    obstore.put(s3_store(server.endpoint, BUCKET), path, b"x")
+    check_that_a_planted_slip_keeps_nobody_waiting(ObjectStore(url).leases(), "k")
 
 
 def test_of_16_threads_one_makes_the_slip(url):

@@ -18,7 +18,7 @@ from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tunebook._base.vocabulary import Problem
 
@@ -248,8 +248,17 @@ def set_aside(path: Path, inode: int, quarantine: Path, now_s: float) -> Path:
 
 # ------------------------------------------------------------------------------------------------------------ leases
 
+# Nobody takes a lease over so often: a slip above this was planted. A record's generation is a sum of these, and has 63
+# bits.
+LARGEST_GENERATION: Final = 999_999_999
 # One spelling per number: a stray `k.007` would be listed as 7, and then not be found under that name.
-_NAME: Final = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,18})")
+_GENERATION: Final = re.compile(r"[1-9][0-9]{0,8}")
+_NAME: Final = re.compile(rf"([A-Za-z0-9_-]{{1,128}})\.({_GENERATION.pattern})")
+
+
+def generations_among(names: Iterable[str]) -> list[int]:
+    """Return the generations in a listing of slips, ascending, without other names and numbers that are too large."""
+    return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 
 
 @final
@@ -308,8 +317,8 @@ class LeaseFiles:
                 names = os.listdir(self._shard(lease_id))  # noqa: PTH208 - names, not objects
             except FileNotFoundError:
                 return []
-        matches = filter(None, map(_NAME.fullmatch, names))
-        return sorted(int(match[2]) for match in matches if match[1] == lease_id)
+        mine = f"{lease_id}."
+        return generations_among(name[len(mine) :] for name in names if name.startswith(mine))
 
     def _shard(self, lease_id: str) -> Path:
         # A waiter lists a directory at every look, and killed processes leave slips behind. In 256 directories,
