@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TEST = {
     "all-rejected-warns",
     "async-refused",
-    "bundles-bounded",
     "busy-machine",
     "exploding-keys",
     "failures-do-not-travel",
