@@ -100,6 +100,8 @@ def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):
 def test_invalid_arguments_of_agree_are_refused_with_the_remedy(monkeypatch):
     with pytest.raises(tb.DefinitionError, match=r"'jax', 'torch', 'redis://\.\.\.' or a fleet\.Board"):
         fleet.agree("mpi")
+    with pytest.raises(tb.DefinitionError, match=r"agree\('redis:/host'\)"):
+        fleet.agree("redis:/:hunter2@host")
     with pytest.raises(tb.DefinitionError, match=r"agree\(3\)"):
         fleet.agree(3)
     with pytest.raises(tb.DefinitionError, match="job=None, rank=0, world=None"):

@@ -25,7 +25,7 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, V
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
-from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
+from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
 from tunebook.stores._files import distrust, locked, opened, write_file
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
@@ -71,6 +71,10 @@ def examine(store: Store, *, full: bool) -> Iterator[Finding]:
     front, *behind = store.layers if isinstance(store, LayeredStore) else (store,)
     if isinstance(front, DirectoryStore):
         yield from _directory(Path(front.where))
+    if isinstance(front, (JsonStore, PackStore)):
+        with suppress(OSError):  # a missing file, or one that cannot be read: the check of the entries says so
+            if (unsafe := distrust(front.where, inside="")) is not None:
+                yield Finding("bad", "book", unsafe.message)
     yield from _entries(store, full=full)
     packs = [layer for layer in behind if isinstance(layer, PackStore)]
     if not packs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tunebook._api.versions import environment_here, versions_differ
 from tunebook._base.environment_variables import signing_key
 from tunebook._cli._filters import FILTERS, filters_of
-from tunebook._cli._formats import OWN, add_format, format_of
+from tunebook._cli._formats import ENGINES, add_format, format_of
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._cli.merge import ALLOW_UNSIGNED, merge_records, refuse_unsigned
 from tunebook.formats import read
@@ -66,7 +66,9 @@ def _read(path: Path, options: Namespace) -> Iterable[Record]:
 
         return import_bundle(path, key=signing_key(), allow_unsigned=options.allow_unsigned).records
     refuse_unsigned([str(path)], options)
-    if name in OWN:
+    if name in ENGINES and not path.is_dir():
+        return ENGINES[name].open(path, vouched=True).items()
+    if name in ENGINES:
         return open_store(path).items()
     return read(name, path, op=options.as_kernel, device=options.as_device)
 

@@ -26,7 +26,7 @@ class FileEngine(NamedTuple):
 
     name: str  # its format in `tunebook export --format`
     kind: str
-    open: Callable[[Path], Store]
+    open: Callable[..., Store]  # takes a path; with `vouched=True`, the caller vouches for the file
     create: Callable[[Path, Iterable[Record]], object]  # writes a file of these records alone
     writable: bool = True  # it takes more records later
 
