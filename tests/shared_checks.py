@@ -14,7 +14,7 @@ from shared_processes import problem, record, start
 from shared_stress import tune_together
 
 from tunebook._base.errors import TunebookWarning
-from tunebook._selection.single_flight import acquire
+from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import DirectoryStore, open_shared, open_store, problem_id
 from tunebook.testing import example_record
 
@@ -113,6 +113,29 @@ def check_that_slips_behave_as_those_in_files(board: LeaseBoard) -> None:
     board.remove("k.1")
     board.remove("k.1")
     assert (board.read("k.1"), board.generations("k")) == (None, [10])
+
+
+PLANTED = ["9" * 19, str(2**62), "1" + "0" * 9, "9" * 9]
+
+
+def check_that_a_planted_slip_keeps_nobody_waiting(board: LeaseBoard, lease_id: str) -> None:
+    """On a board where somebody wrote one slip with an odd number, by hand."""
+    clock = itertools.count(0.0, 0.01)
+    for _ in range(2):
+        claimed = acquire(
+            board,
+            lease_id,
+            look=lambda: None,
+            lease_s=0.2,
+            deadline_s=30,
+            clock=lambda: next(clock),
+            sleep=lambda _: None,
+        )
+        assert isinstance(claimed, Lease)
+        assert claimed.slip is not None, "without a lease, others would do the same work"
+        assert 0 < claimed.generation < 2**40, "the generations of records are sums of these, and have 63 bits"
+        claimed.release()
+    assert board.generations(lease_id) == []
 
 
 def check_that_one_thread_makes_the_slip(board: LeaseBoard, threads: int) -> None:

@@ -105,6 +105,7 @@ def test_the_explanation_says_that_an_entry_is_of_other_code(tmp_path):
     assert "other code" in str(edited.explain(np.ones(8)))
 
 
+@pytest.mark.promise("only-candidates")
 def test_a_config_outside_the_candidates_is_a_miss_with_the_reason(tmp_path):
     kernel = make(tmp_path)
     problem = kernel.problem(np.ones(8))
@@ -122,6 +123,7 @@ def test_a_config_put_into_the_book_by_hand_is_used(tmp_path):
     assert (selection.config.block, selection.source) == (2, "persistent")
 
 
+@pytest.mark.promise("explained-by-own-rule")
 def test_the_explained_winner_of_a_tie_is_the_one_that_was_chosen(tmp_path):
     clock = FakeClock()
 

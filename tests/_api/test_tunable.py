@@ -269,6 +269,7 @@ def test_every_kind_of_parameter_is_passed_on():
     assert f(1, 2, config={"b": 9})[5] == 9
 
 
+@pytest.mark.promise("methods-work")
 def test_a_method_is_tunable_when_self_is_ignored():
     class Layer:
         @tb.tunable(space=[{"b": 1}], ignore=("self",), store=False)
@@ -350,6 +351,7 @@ def test_forbidding_heuristics_in_a_block_reaches_hot_calls():
     kernel(x)
 
 
+@pytest.mark.promise("wrong-never-wins")
 def test_a_wrong_result_is_never_chosen():
     @tb.tunable(space=tb.Space(wrong=[True, False]), reference=lambda x: x + 1, store=False)
     def f(x, *, config):
@@ -366,6 +368,7 @@ def test_candidates_may_depend_on_the_call():
     assert f(np.ones(3)) == 1
 
 
+@pytest.mark.promise("one-tuning-per-problem")
 def test_many_threads_calling_get_right_answers_and_tune_once():
     events = []
     kernel, _ = make(events=None)
@@ -380,6 +383,7 @@ def test_many_threads_calling_get_right_answers_and_tune_once():
     assert events.count("autotune_start") == 3
 
 
+@pytest.mark.promise("memory-bounded")
 def test_the_memo_does_not_grow_without_bound():
     kernel, _ = make(policy=tb.AutotunePolicy(allow_autotune=False))
     from tunebook._memo.answer_memo import CAPACITY
@@ -429,6 +433,7 @@ def test_a_second_process_finds_the_answer(tmp_path):
     assert said == ["('autotune_finish', None)\n", "('cache_hit', 'persistent')\n"]
 
 
+@pytest.mark.promise("edits-noticed")
 @pytest.mark.parametrize("edit", ["kernel", "helper", "candidate"])
 def test_after_an_edit_the_entry_is_not_trusted_and_only_new_candidates_are_measured(tmp_path, edit):
     text = textwrap.dedent("""

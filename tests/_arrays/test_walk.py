@@ -99,6 +99,7 @@ def test_the_walk_finds_every_array_in_order(arguments):
     assert list(map(id, found)) == list(map(id, arrays_made_by_hand(arguments)))
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @given(ARGUMENTS, ARGUMENTS)
 def test_a_fast_key_distinguishes_whatever_the_call_key_distinguishes(one, other):
     try:

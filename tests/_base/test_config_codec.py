@@ -186,6 +186,7 @@ def test_a_value_that_contains_itself_is_an_error():
         encode(loop)
 
 
+@pytest.mark.promise("only-candidates")
 def test_a_class_that_was_not_declared_is_not_built():
     with pytest.raises(tb.CodecError, match="not among the classes"):
         decode(encode(Inner()), {})
@@ -251,6 +252,7 @@ JSON: Any = st.recursive(
 )
 
 
+@pytest.mark.promise("only-candidates")
 @given(JSON)
 def test_reading_arbitrary_json_gives_a_value_or_a_codec_error(data):
     with suppress(tb.CodecError):

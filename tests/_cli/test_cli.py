@@ -397,6 +397,28 @@ class TestDoctor(OnABook):
         assert "invalid TUNEBOOK_MODE='sometimes'" in out
         assert "hunter2" not in out
 
+    @pytest.mark.promise("no-secrets-shown")
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://:hunt/er2@127.0.0.1:1/0",
+            "redis://:hunt?er2@127.0.0.1:1/0",
+            "redis://:hunt#er2@127.0.0.1:1/0",
+            "redis://er2:hunt@hunt:er2@127.0.0.1:1/0",
+            "redis://127.0.0.1:1/0?password=hunter2",
+            "redis://127.0.0.1:1/0?password=hunt@er2",
+            "redis:/:hunter2@127.0.0.1:1/0",
+            "er2:hunter2@127.0.0.1:1",
+            "s3://hunter2:hunter2@bucket/path",
+            "nonsense://:hunt/er2@host",
+        ],
+    )
+    def test_no_part_of_a_password_is_shown_however_it_is_written(self, place, run, monkeypatch, url):
+        monkeypatch.setenv("TUNEBOOK_REMOTE", url)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        for words in [("doctor",), ("doctor", "--json"), ("ls", "--book", url)][: 3 if ":/" in url else 2]:
+            assert not re.search("hunt|er2", str(run(*words)))
+
     def test_quarantined_records_are_counted(self, place, run, ids):
         (path,) = (place / "home").glob(f"v1/*/*/{ids['matmul@v0'][0]}.json")
         path.write_bytes(path.read_bytes()[:-20])

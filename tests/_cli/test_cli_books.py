@@ -244,6 +244,33 @@ class TestCarryingAbout(OnABook):
         assert run("import", "tuned.bundle.gz", *there)[0] == 3, "not signed at all"
         assert run("import", "tuned.bundle.gz", "--allow-unsigned", *there)[0] == 0
 
+    @pytest.mark.promise("signed-only")
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("import", "tuned.bundle.gz"),
+            ("import", "tuned.db"),
+            ("import", "other_book.json"),
+            ("import", "x.autotune.json", "--format", "triton"),
+            ("merge", "other_book.json"),
+            ("merge", "tuned.db"),
+            ("merge", "home"),
+        ],
+    )
+    def test_with_a_key_nothing_unsigned_comes_in_whatever_its_name(self, words, place, run, tmp_path, monkeypatch):
+        files = Path(__file__).parents[1] / "formats" / "files"
+        shutil.copy(files / "matmul_kernel.autotune.json", "x.autotune.json")
+        assert run("export", "tuned.db")[0] == 0
+        monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", "secret")
+        there = ("--book", str(tmp_path / "there"))
+        code, out, err = run(*words, *there)
+        assert (code, out) == (3, "")
+        assert f"{words[1]} is not signed, and a key is set" in err
+        assert "--allow-unsigned" in err
+        assert not (tmp_path / "there").exists()
+        code, out, err = run(*words, *there, "--allow-unsigned")
+        assert (code, " new" in out) == (0, True), err
+
     def test_dry_runs_write_nothing(self, place, run, tmp_path):
         there = ("--book", str(tmp_path / "there"), "--dry-run")
         assert "would merge" in run("import", "tuned.bundle.gz", *there)[1]

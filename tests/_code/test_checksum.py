@@ -71,6 +71,7 @@ def checksum(load):
     return lambda text, helpers=HELPERS: code_checksum(load(helpers=helpers, kernels=text).kernel)
 
 
+@pytest.mark.promise("edits-noticed")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -91,6 +92,7 @@ def test_editing_the_kernel_a_helper_a_constant_or_a_default_changes_it(checksum
     assert checksum(KERNEL.replace(old, new)) != checksum(KERNEL)
 
 
+@pytest.mark.promise("edits-noticed")
 @pytest.mark.parametrize(
     ("old", "new"), [("STEP = 4", "STEP = 8"), ("x // STEP", "x % STEP"), ("return 1", "return 2")]
 )

@@ -119,6 +119,7 @@ PACKED = [x for x in VALUES if type(x) in KNOWN and x is not SWAPPED and x is no
 CALLS = calls_with(VALUES) | calls_with(PACKED)
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @settings(max_examples=150, deadline=None)
 @given(CALLS, st.sampled_from([{}, {"layout": False}, {"ignore": ("b",)}, {"key": ("a",)}]))
 def test_every_call_gets_the_answer_to_its_own_problem(calls, options):

@@ -104,6 +104,7 @@ FEW = st.sampled_from([0, 1, True, None, "", "N", b"N", 0.0])
 GROUPS = st.recursive(FEW, lambda inner: st.lists(inner, max_size=2).map(tuple), max_leaves=3)
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(GROUPS, max_size=3), st.lists(GROUPS, max_size=3))
 def test_two_lists_of_arguments_have_the_same_bytes_exactly_if_each_has_the_same_facts(pack, some, others):

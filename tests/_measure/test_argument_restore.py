@@ -21,6 +21,7 @@ def policy(request):
     return tb.AutotunePolicy(isolate=request.param)
 
 
+@pytest.mark.promise("arguments-left-alone")
 def test_an_argument_that_is_scaled_in_place_is_scaled_once(policy):
     @tb.tunable(space=tb.Space(b=[1, 2, 3]), heuristic={"b": 1}, store=False, policy=policy)
     def double(x, *, config):
@@ -113,6 +114,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.promise("arguments-left-alone")
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 def test_an_array_in_any_container_sees_exactly_one_run(policy, hold):
     @tb.tunable(space=tb.Space(w=[1, 2]), heuristic={"w": 1}, store=False, check=False, policy=policy)
@@ -145,6 +147,7 @@ def test_aliased_and_strided_arguments_are_put_back():
     assert base[0].tolist() == [1, 1, 3, 3]
 
 
+@pytest.mark.promise("arguments-left-alone")
 def test_a_tuning_that_fails_leaves_the_arguments_as_they_were():
     @tb.tunable(space=tb.Space(b=[1, 2]), store=False)
     def breaks(x, *, config):

@@ -196,6 +196,7 @@ def claims_of(mine):
         return [claim.name for claim in mine._claims]
 
 
+@pytest.mark.promise("nested-kernels")
 def test_a_tunable_kernel_that_calls_another_is_tuned_without_waiting(tmp_path):
     @tb.tunable(space=tb.Space(n=[10, 20]), name="inner", check=False, store=False)
     def inner(x, *, config):

@@ -283,6 +283,7 @@ class FourGpus(FakeNvml):
         return 0x20 if handle == self.throttled else 0
 
 
+@pytest.mark.promise("measured-gpu-watched")
 @pytest.mark.parametrize(("visible", "said"), [(None, [0, 1, 0]), ("3,1,2", [0, 1, 0]), ("1,3", [1, 0]), ("2", [0])])
 def test_the_gpu_that_is_measured_is_watched(driver, monkeypatch, visible, said):
     """The second of four GPUs is hot, and each process numbers the GPUs that it sees."""
@@ -303,6 +304,7 @@ def test_a_gpu_without_a_uuid_is_watched_if_it_is_the_only_one(monkeypatch):
     assert watch.disturbances().reasons == ("the GPU is slowed down by heat",)
 
 
+@pytest.mark.promise("measured-gpu-watched")
 def test_a_tuner_watches_the_gpu_of_the_job(monkeypatch):
     asked = []
     monkeypatch.setattr("tunebook._tuning.tuner.probes_for", lambda *about: asked.append(about) or [])
@@ -354,6 +356,7 @@ def stored(chain, kernel):
     return chain.persistent.config_of(record), record.body.provenance.get("disturbances")
 
 
+@pytest.mark.promise("disturbances-noticed")
 def test_a_record_from_a_disturbed_says_so_and_answers_all_the_same(tmp_path):
     chain, kernel, events = make(tmp_path, BUSY)
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
@@ -372,6 +375,7 @@ def test_on_quiet_ground_nothing_is_said(tmp_path):
     assert "disturbed" not in str(explain_call(chain, invocation(kernel, 1), kernel))
 
 
+@pytest.mark.promise("disturbances-noticed")
 def test_a_decision_on_a_disturbed_machine_does_not_replace_one_from_a_quiet_machine(tmp_path):
     tune(*make(tmp_path)[:2])
     chain, kernel, events = make(tmp_path, BUSY, costs=OTHER)

@@ -320,6 +320,7 @@ def heeds_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.promise("ctrl-c")
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_in_the_parent_ends_the_worker_and_is_the_parents(tmp_path):
     def sleep():

@@ -57,6 +57,7 @@ def make(policy, ways=WAYS, **options):
     return kernel
 
 
+@pytest.mark.promise("isolated-candidates")
 def test_the_right_candidate_wins_among_hostile_ones_and_each_loss_has_its_reason():
     kernel = make(ISOLATED)
     tuned = tb.tune(kernel, np.ones(8))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lease_processes import outcome
 from shared_checks import (
+    PLANTED,
+    check_that_a_planted_slip_keeps_nobody_waiting,
     check_that_one_thread_makes_the_slip,
 )
 
@@ -55,6 +57,14 @@ def test_stray_names_are_not_generations(board, tmp_path):
     for stray in ("k.007", "k.", "k.0", "k.-1", "k.1.tmp", "k.٣", "kk.4", "k", ".k.5"):
         (shard / stray).touch()
     assert board.generations("k") == [2]
+
+
+@pytest.mark.promise("planted-leases")
+@pytest.mark.parametrize("generation", PLANTED)
+def test_a_planted_slip_keeps_nobody_waiting(board, tmp_path, generation):
+    board.create("k.1", b"x")
+    (next((tmp_path / "book" / "leases").iterdir()) / f"k.{generation}").write_bytes(b"x")
+    check_that_a_planted_slip_keeps_nobody_waiting(board, "k")
 
 
 @pytest.mark.parametrize(

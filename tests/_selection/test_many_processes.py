@@ -23,6 +23,7 @@ def lines(log):
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
+@pytest.mark.promise("one-tuning-per-problem")
 @pytest.mark.parametrize("book", ["book", "book.json"])
 def test_each_key_is_tuned_once_among_processes(tmp_path, book):
     log = tmp_path / "log"
@@ -32,6 +33,7 @@ def test_each_key_is_tuned_once_among_processes(tmp_path, book):
     assert begun == {str(key): 1 for key in range(20)}
 
 
+@pytest.mark.promise("killed-tuner")
 def test_a_waiter_takes_over_from_a_killed_tuner(tmp_path):
     log = tmp_path / "log"
     first = start(tmp_path / "book", log, 1, 60)

@@ -131,6 +131,7 @@ def test_each_waiter_gets_its_own_copy_of_the_librarys_errors():
     assert [error.__cause__ for error in results if error is not failed] == [failed] * 3
 
 
+@pytest.mark.promise("ctrl-c")
 def test_an_interrupt_ends_the_leader_only_and_a_waiter_takes_its_place():
     flights = Flights()
     works = iter([SlowWork(flights, 1, KeyboardInterrupt()), lambda: "config"])
@@ -154,6 +155,7 @@ def test_a_key_is_busy_while_it_is_worked_on():
     assert not busy("key")
 
 
+@pytest.mark.promise("nested-kernels")
 def test_work_that_asks_for_its_own_key_does_not_wait_for_itself():
     flights = Flights()
     assert run(flights, "key", lambda: run(flights, "key", lambda: "inner")[0]) == ("inner", True)
@@ -190,6 +192,7 @@ def test_a_context_that_outlives_the_work_no_longer_leads():
     leader.join()
 
 
+@pytest.mark.promise("forks-and-finalisers")
 def test_a_forked_child_does_not_wait_for_its_parents_threads():
     assert outcome("fork_in_flight") == {"child_had": "child", "still_busy": True}
 
@@ -714,6 +717,7 @@ def turns(steps):
 SLOW_JUDGE = [(0, 3, True), (2, 2, False), (0, 11, False), (1, 4, False)]
 
 
+@pytest.mark.promise("one-tuning-per-problem")
 @given(st.lists(STEPS, max_size=25))
 # 2 creates the generation after the one that it judged, which is free; sees that 1 holds the lease, and goes back.
 @example([*SLOW_JUDGE, (2, 8, False), (0, 5, False)])
@@ -771,6 +775,7 @@ def test_when_a_holder_is_killed_one_other_takes_over_soon(kills):
     assert max(report["recoveries_ms"]) < 500
 
 
+@pytest.mark.promise("late-writer-refused")
 def test_a_holder_paused_past_its_lease_is_passed_over_and_cannot_overwrite_the_next_holder(tmp_path):
     book = Book(tmp_path)
     holder = start("hold", root=str(tmp_path), key="key", lease_s=0.4)

@@ -73,6 +73,7 @@ def test_an_override_is_used_for_this_call_and_never_remembered(tmp_path):
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
 
 
+@pytest.mark.promise("blocks-end")
 def test_an_overlay_shadows_memory_and_disk_and_ends_with_its_block(tmp_path):
     chain, kernel, events = make(path=tmp_path)
     inv = invocation(kernel, 1)
@@ -109,6 +110,7 @@ def test_an_overlay_with_other_keys_is_refused_where_it_is_made():
         tb.overlay_cache({"matmul": FAST})
 
 
+@pytest.mark.promise("blocks-end")
 def test_an_overlay_is_seen_in_its_own_thread_only():
     chain, kernel, _ = make()
     inv = invocation(kernel, 1)
@@ -117,6 +119,7 @@ def test_an_overlay_is_seen_in_its_own_thread_only():
         assert pool.submit(chain.choose, inv, kernel).result() == FAST
 
 
+@pytest.mark.promise("blocks-end")
 def test_overlays_of_interleaved_tasks_do_not_mix():
     chain, kernel, _ = make()
     inv = invocation(kernel, 1)
@@ -229,6 +232,7 @@ def test_no_answer_lists_every_tier_and_a_way_out():
     assert message.endswith("policy_override(selector, allow_autotune=True).")
 
 
+@pytest.mark.promise("blocks-end")
 def test_a_policy_override_ends_with_its_block_and_nests():
     chain, kernel, _ = make()
     inv = invocation(kernel, 1)
@@ -379,6 +383,7 @@ def test_all_candidates_failing_without_a_heuristic_names_each_failure():
     assert "Tiles(m=16" in str(caught.value)
 
 
+@pytest.mark.promise("wrong-never-wins")
 def test_one_failing_candidate_costs_itself_only():
     chain, kernel, _ = make(costs={FAST: RuntimeError("boom"), SLOW: 0.5, GUESS: 0.1})
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
@@ -442,6 +447,7 @@ def test_a_thread_may_take_the_heuristic_while_another_tunes():
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
 
 
+@pytest.mark.promise("late-writer-refused")
 def test_a_holder_that_was_paused_past_its_lease_does_not_undo_its_successors_result(tmp_path):
     paused, kernel, _ = make(path=tmp_path)
     inv = invocation(kernel, 1)

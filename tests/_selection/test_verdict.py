@@ -53,6 +53,7 @@ def record_in(path):
     return record
 
 
+@pytest.mark.promise("explained-by-own-rule")
 def test_explain_names_the_answer_as_the_winner(tuned):
     said = str(tuned.explain(np.ones(4)))
     assert "answer: Config(w='steady') from memory" in said
@@ -60,6 +61,7 @@ def test_explain_names_the_answer_as_the_winner(tuned):
     assert winner.endswith("w='steady'")
 
 
+@pytest.mark.promise("explained-by-own-rule")
 def test_the_record_holds_all_that_decided(tuned, tmp_path):
     record = record_in(tmp_path)
     asked = tuned.kernel.objective

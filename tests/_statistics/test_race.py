@@ -48,6 +48,7 @@ def test_fresh_tunings_of_one_problem_agree_on_the_best(problem):
     assert all(land.regret(config) <= 0.05 for config in chosen)
 
 
+@pytest.mark.promise("noise-is-not-speed")
 @pytest.mark.parametrize("cv", [0.01, 0.05, 0.1])
 def test_with_the_noise_of_real_devices_20_tunings_agree_within_a_tenth_of_the_samples(cv):
     costs = Landscape(64, seed=4).costs
@@ -66,6 +67,7 @@ def test_a_tenth_of_the_samples_of_a_hundred_each_is_enough():
         assert land.samples <= 10 * 64
 
 
+@pytest.mark.promise("noise-is-not-speed")
 def test_clock_ramp_and_drift_do_not_favour_a_place_in_the_list():
     costs = dict.fromkeys(range(12), 1e-3) | {5: 0.93e-3}
     for order in (costs, dict(reversed(costs.items()))):

@@ -247,6 +247,7 @@ class TestPrune:
     def test_a_nan_cost_is_the_last_to_be_kept(self):
         assert self.tried(cost=lambda c, _: float("nan") if c.n < 8 else 1.0, keep=1) == {8}
 
+    @pytest.mark.promise("heuristic-wins-ties")
     def test_the_heuristic_races_though_it_was_pruned(self):
         assert self.tried(prune=lambda configs, _: configs[:1], heuristic={"n": 8}) == {1, 8}
 
@@ -350,6 +351,7 @@ class TestObjective:
     def test_a_nan_from_ones_own_objective_never_wins(self):
         assert objective_for(lambda _: float("nan"))([1.0]) == float("inf")
 
+    @pytest.mark.promise("measurements-kept")
     def test_another_objective_decides_anew_and_measures_nothing(self, tmp_path):
         ran, clock = [], FakeClock()
 

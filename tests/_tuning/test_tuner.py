@@ -31,6 +31,7 @@ def winner(measurements, **options):
 
 
 class TestDecide:
+    @pytest.mark.promise("wrong-never-wins")
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
     def test_an_invalid_time_never_wins(self, bad):
         for order in ([measured("bad", bad), measured("good", 1.0)], [measured("good", 1.0), measured("bad", bad)]):
@@ -41,6 +42,7 @@ class TestDecide:
         failed = measured("x", 0.1, failure=Failure(kind="wrong-result", message="off"))
         assert winner([failed, measured("y", 1.0)]) == "y"
 
+    @pytest.mark.promise("heuristic-wins-ties")
     def test_ties_go_to_the_incumbent_then_the_heuristic_then_canonical_order(self):
         tied = [measured("b", 1.0), measured("a", 1.0 + TIE / 2), measured("c", 1.0 + TIE / 3)]
         assert winner(tied, incumbent=fingerprint("c"), heuristic=fingerprint("b")) == "c"
@@ -89,6 +91,7 @@ class TestDecide:
         shuffled = rng.sample(measurements, len(measurements))
         assert decide(measurements) == decide(shuffled)
 
+    @pytest.mark.promise("noise-is-not-speed")
     def test_noise_within_the_band_does_not_change_the_decision(self):
         rng = random.Random(7)
         choices = set()
@@ -154,6 +157,7 @@ class TestTuner:
         with pytest.raises(tb.TuningFailed, match="no candidate"):
             tb.Tuner().autotune(lambda c: c, (), {}, [])
 
+    @pytest.mark.promise("wrong-never-wins")
     def test_a_wrong_output_never_wins(self):
         verdicts = iter(["off by one", None])
         clock = FakeClock()
@@ -186,6 +190,7 @@ class TestKnownMeasurements:
         work, ran = job(clock, costs, known=tuned.measurements, incumbent=incumbent, **options)
         return fake_tuner(clock, now_s=options.pop("now_s", lambda: 0.0)).tune(work), ran
 
+    @pytest.mark.promise("added-candidate")
     def test_an_added_candidate_runs_with_the_incumbent_and_nothing_else(self):
         tuned, ran = self.again({"a": 0.3, "b": 0.2, "c": 0.1}, self.first({"a": 0.3, "b": 0.2}))
         assert (tuned.config, set(ran)) == ("c", {"b", "c"})
@@ -240,6 +245,7 @@ class TestBudget:
         assert (second.complete, second.config) == (True, 9)
         assert set(ran) == set(range(10)), "what is known to fail is not run again"
 
+    @pytest.mark.promise("heuristic-wins-ties")
     def test_a_heuristic_outside_the_candidates_races_and_may_win(self):
         clock = FakeClock()
         costs = {"a": 0.2, "b": 0.3, "guess": 0.1}

@@ -100,6 +100,8 @@ def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):
 def test_invalid_arguments_of_agree_are_refused_with_the_remedy(monkeypatch):
     with pytest.raises(tb.DefinitionError, match=r"'jax', 'torch', 'redis://\.\.\.' or a fleet\.Board"):
         fleet.agree("mpi")
+    with pytest.raises(tb.DefinitionError, match=r"agree\('redis:/host'\)"):
+        fleet.agree("redis:/:hunter2@host")
     with pytest.raises(tb.DefinitionError, match=r"agree\(3\)"):
         fleet.agree(3)
     with pytest.raises(tb.DefinitionError, match="job=None, rank=0, world=None"):
@@ -174,6 +176,7 @@ def test_of_several_parts_only_candidates_that_could_win_race_again():
 # ------------------------------------------------------------------------------------------------ one configuration
 
 
+@pytest.mark.promise("ranks-agree")
 @pytest.mark.parametrize("n", [1, 2, 4, 16])
 def test_ranks_that_would_measure_differently_use_one_configuration_and_one_of_them_tunes(n):
     job = ranks(n)
@@ -503,6 +506,7 @@ def stumble(ends, pauses, message):
     time.sleep(pauses[message % len(pauses)])
 
 
+@pytest.mark.promise("ranks-agree")
 @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_the_others_ranks_that_answer_use_one_configuration(seed):

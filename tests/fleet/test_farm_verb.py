@@ -78,6 +78,7 @@ def test_with_two_at_once_one_compiles_while_the_other_measures(tmp_path):
     assert report.counts == {"tuned": 2}, report.results
 
 
+@pytest.mark.promise("ctrl-c")
 def test_ctrl_c_ends_the_workers_at_once(tmp_path):
     (tmp_path / "go").touch()
     calls = recorded(tmp_path / "calls.json", farm_kernels.stuck, sizes=[1])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import subprocess
 import sys
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -19,6 +22,7 @@ from tunebook._base.record_format import Body, Head, Record, merge
 from tunebook._base.vocabulary import Measurement, Problem
 from tunebook._cli import main
 from tunebook._selection.single_flight import Lease, acquire
+from tunebook.formats import _bundle
 from tunebook.formats._bundle import export_bundle, import_bundle, merge_into
 from tunebook.stores import DirectoryStore, MemoryStore, problem_id
 
@@ -73,6 +77,7 @@ class TestBundles:
         export_bundle(original, path, key=b"k")
         assert list(import_bundle(path, key=b"k").records) == original
 
+    @pytest.mark.promise("signed-only")
     @pytest.mark.parametrize(
         ("made_with", "read_with", "says"),
         [
@@ -112,6 +117,75 @@ class TestBundles:
         (tmp_path / "b").write_bytes(content)
         with pytest.raises((tb.CodecError, tb.StoreError), match="bundle"):
             import_bundle(tmp_path / "b")
+
+    @pytest.mark.promise("bundles-bounded")
+    @pytest.mark.parametrize(("members", "size"), [(1, 64 << 20), (3, 500_000), (40, 500_000)])
+    def test_a_small_file_that_unpacks_to_a_large_one_is_refused_while_it_is_unpacked(
+        self, tmp_path, monkeypatch, members, size
+    ):
+        monkeypatch.setattr(_bundle, "_MAX_BYTES", 1 << 20)
+        (tmp_path / "b.gz").write_bytes(gzip.compress(b"\0" * size) * members)
+        tracemalloc.start()
+        with pytest.raises(tb.CodecError, match="not a bundle: its content takes over 1048576 bytes"):
+            import_bundle(tmp_path / "b.gz", key=b"k")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        tracemalloc.stop()
+
+    @pytest.mark.promise("bundles-bounded")
+    def test_a_file_that_never_ends_is_refused(self, monkeypatch):
+        monkeypatch.setattr(_bundle, "_MAX_BYTES", 1 << 20)
+        with pytest.raises(tb.CodecError, match="its content takes over 1048576 bytes"):
+            import_bundle("/dev/zero")
+
+    def test_a_bundle_that_no_import_would_take_is_not_written(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_bundle, "_MAX_BYTES", 100)
+        with pytest.raises(tb.CodecError, match=r"over the limit of 100\. Export fewer entries, or a \.db pack"):
+            export_bundle([record("a")], tmp_path / "b")
+        assert [*tmp_path.iterdir()] == []
+
+    def test_a_file_of_several_gzip_members_is_one_bundle(self, tmp_path):
+        export_bundle([record("a"), record("b")], tmp_path / "b")
+        whole = (tmp_path / "b").read_bytes()
+        (tmp_path / "b.gz").write_bytes(gzip.compress(whole[:100]) + gzip.compress(whole[100:]) + b"\0" * 512)
+        assert len(import_bundle(tmp_path / "b.gz").records) == 2
+
+    @pytest.mark.promise("bundles-bounded")
+    @pytest.mark.parametrize(
+        ("about", "seal", "says"),
+        [
+            (b"[" * 100_000, b"{}", "is not a bundle"),
+            (b'{"a":' * 100_000, b"{}", "is not a bundle"),
+            (b"9" * 100_000, b"{}", "is not a bundle"),
+            (None, b"[" * 100_000, "is not a bundle"),
+            (None, {"signature": "\u00e9" * 64}, "signed with another key"),
+            (None, {"signature": "\ud800" * 64}, "signed with another key"),
+            (None, {"signature": [1]}, "is not signed"),
+            (None, {"signature": ""}, "signed with another key"),
+            ({"records": [[1]]}, {}, "is not signed"),
+        ],
+    )
+    def test_a_hostile_file_is_an_error_of_ours(self, tmp_path, about, seal, says):
+        if about is None or isinstance(about, dict):
+            about = json.dumps({"format": "tunebook-bundle/1", "records": 0, **(about or {})}).encode()
+        content = about + b"\n"
+        if isinstance(seal, dict):
+            digest = hashlib.sha256(content).hexdigest()
+            seal = json.dumps({"digest": digest, "signature": None, **seal}).encode()
+        (tmp_path / "b").write_bytes(content + seal + b"\n")
+        with pytest.raises(tb.CodecError, match=says):
+            import_bundle(tmp_path / "b", key=b"k")
+
+    @pytest.mark.promise("bundles-bounded")
+    @pytest.mark.parametrize("odd", [{"records": [[]]}, {"host": [[1]], "made": "x"}, {"records": "\x1b[2J"}])
+    def test_odd_facts_of_an_unsigned_bundle_are_an_error_or_left_out(self, tmp_path, odd):
+        content = json.dumps({"format": "tunebook-bundle/1", "records": 0, **odd}).encode() + b"\n"
+        seal = json.dumps({"digest": hashlib.sha256(content).hexdigest(), "signature": None}).encode()
+        (tmp_path / "b").write_bytes(content + seal + b"\n")
+        if "records" in odd:
+            with pytest.raises(tb.CodecError, match="its first line gives another number"):
+                import_bundle(tmp_path / "b")
+        else:
+            assert import_bundle(tmp_path / "b") == ((), 0.0, "", False)
 
     def test_a_missing_file_and_a_missing_directory_are_named(self, tmp_path):
         with pytest.raises(tb.StoreError, match="cannot read the bundle"):

@@ -189,6 +189,7 @@ def test_eight_processes_that_write_together_lose_nothing(tmp_path, name):
     assert lost_by_writers(tmp_path / name, processes=8, count=50) == 0
 
 
+@pytest.mark.promise("kill-9")
 @pytest.mark.parametrize("name", ["book", "book.json"])
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path, name):
     acknowledged, lost = lost_by_kills(tmp_path / name, rounds=10)
@@ -348,6 +349,7 @@ def test_random_bytes_in_place_of_a_record_are_a_miss(content):
             assert store.get(example_record().problem) is None
 
 
+@pytest.mark.promise("damage-is-a-miss")
 @pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(root):
     store = DirectoryStore(root)
@@ -365,6 +367,7 @@ def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(root):
 # Places that cannot be used
 
 
+@pytest.mark.promise("others-books")
 def test_a_root_that_others_can_write_to_is_not_used(root):
     DirectoryStore(root).put(example_record())
     root.chmod(0o777)
@@ -489,6 +492,7 @@ def mounted(directory, options, before, *line):
     return run("unshare", "-m", "bash", "-c", script, str(directory), *line)
 
 
+@pytest.mark.promise("full-disk")
 @needs_mounts
 @pytest.mark.parametrize("name", ["book", "book.json"])
 def test_a_full_disk_is_an_error_and_loses_nothing_that_was_kept(tmp_path, name):
@@ -509,6 +513,7 @@ def _book_with_a_damaged_record(path):
         file.write_bytes(file.read_bytes().replace(b"spoil me", b"spoilt"))
 
 
+@pytest.mark.promise("full-disk")
 @needs_mounts
 @pytest.mark.parametrize("name", ["book", "book.json"])
 def test_a_read_only_mount_still_answers_and_refuses_writes(tmp_path, name):

@@ -47,6 +47,7 @@ def test_the_second_opening_finds_the_entry(tmp_path):
     assert not is_tuned_again(tmp_path)
 
 
+@pytest.mark.promise("cache-never-fails-a-call")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -71,6 +72,7 @@ def test_a_damaged_record_is_a_miss_one_warning_and_is_tuned_again(tmp_path, dam
     assert not is_tuned_again(tmp_path)
 
 
+@pytest.mark.promise("cache-never-fails-a-call")
 def test_a_root_that_is_a_file_is_one_warning_and_the_call_works(tmp_path):
     (tmp_path / "book").mkdir()
     kernel, _ = make(tmp_path / "book" / "here")
@@ -81,6 +83,7 @@ def test_a_root_that_is_a_file_is_one_warning_and_the_call_works(tmp_path):
         assert (kernel(np.ones(n)) == 2).all(), "and no second warning, which would be an error here"
 
 
+@pytest.mark.promise("others-books")
 def test_a_book_that_others_can_write_to_is_not_used_and_the_warning_says_how_to_mend_it(tmp_path):
     book = tmp_path / "book"
     make(book)[0](X)
@@ -91,6 +94,7 @@ def test_a_book_that_others_can_write_to_is_not_used_and_the_warning_says_how_to
     assert not is_tuned_again(book)
 
 
+@pytest.mark.promise("full-disk")
 def test_a_full_disk_is_one_warning_and_the_call_works(tmp_path):
     script = textwrap.dedent("""
         import resource, signal, sys, warnings
@@ -126,6 +130,7 @@ def test_nan_in_a_configuration_is_fine(tmp_path):
     assert events == [("cache_hit", "persistent")]
 
 
+@pytest.mark.promise("cache-never-fails-a-call")
 def test_a_configuration_that_cannot_be_written_is_used_and_warned_about_once(tmp_path):
     kernel = tb.tunable(lambda x, *, config: x * 2, space=[object()], name="opaque", store=tmp_path)
     with pytest.warns(tb.TunebookWarning, match="not written down"):

@@ -108,7 +108,7 @@ def test_a_file_that_did_not_change_is_not_parsed_again(path):
     os.utime(path, (1, 1))
     store = JsonStore(path)
     store.get(example_record().problem)
-    path.chmod(0o600)  # neither time of change, size nor inode
+    os.utime(path, (2, 1))  # the time of its last use only
     parsed = store._parsed
     store.get(example_record().problem)
     assert store._parsed is parsed
@@ -251,6 +251,7 @@ def test_random_bytes_in_the_file_never_raise_and_never_answer(content):
         assert all(record.head.origin == "imported" for record in store.items())
 
 
+@pytest.mark.promise("damage-is-a-miss")
 @pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 def test_no_flipped_bit_and_no_truncation_gives_a_wrong_value(path):
     record = example_record(config={"block": 1.5})

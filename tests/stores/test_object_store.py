@@ -12,7 +12,9 @@ from functools import partial
 import pytest
 from servers import HOST, proxy, s3_server, s3_store
 from shared_checks import (
+    PLANTED,
     check_that_a_late_write_is_refused_everywhere,
+    check_that_a_planted_slip_keeps_nobody_waiting,
     check_that_a_wrongly_signed_record_is_refused,
     check_that_each_key_is_tuned_once,
     check_that_killed_tuners_cost_their_own_work_alone,
@@ -121,6 +123,7 @@ def test_a_damaged_record_is_a_miss_one_warning_and_is_replaced(url, bucket, dam
     assert store.get(example_record().problem) == example_record()
 
 
+@pytest.mark.promise("signed-only")
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
 def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
     check_that_a_wrongly_signed_record_is_refused(
@@ -130,6 +133,14 @@ def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced
 
 def test_slips_behave_like_slips_in_files(url):
     check_that_slips_behave_as_those_in_files(ObjectStore(url).leases())
+
+
+@pytest.mark.promise("planted-leases")
+@pytest.mark.parametrize("generation", PLANTED)
+def test_a_planted_slip_keeps_nobody_waiting(url, generation, server):
+    path = f"{url.rpartition('/')[2]}/v1/leases/k/{generation}"
+    obstore.put(s3_store(server.endpoint, BUCKET), path, b"x")
+    check_that_a_planted_slip_keeps_nobody_waiting(ObjectStore(url).leases(), "k")
 
 
 def test_of_16_threads_one_makes_the_slip(url):
@@ -196,6 +207,7 @@ def test_a_forked_child_of_a_process_that_used_it_is_told_instead_of_hanging(url
     assert os.environ["AWS_ENDPOINT_URL"], "or the child would have asked somebody else"
 
 
+@pytest.mark.promise("fleet-tunes-once")
 @pytest.mark.parametrize(
     ("processes", "keys"),
     [pytest.param(4, 12, id="a few"), pytest.param(16, 200, id="many", marks=pytest.mark.slow)],
@@ -214,6 +226,7 @@ def test_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes, kills
 # -------------------------------------------------------------------------------------------- behind a local book
 
 
+@pytest.mark.promise("server-never-fails-a-call")
 def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, server, url, monkeypatch):
     with proxy(server.port) as between:
         between.mode = "hang"

@@ -191,6 +191,7 @@ def test_a_record_under_another_id_is_not_returned(path):
     assert list(store.items()) == []
 
 
+@pytest.mark.promise("damage-is-a-miss")
 @pytest.mark.filterwarnings("ignore::tunebook._base.errors.TunebookWarning")
 @pytest.mark.parametrize("zipped", [False, True], ids=["file", "zip"])
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 17])

@@ -10,6 +10,8 @@ import pytest
 from servers import HOST, proxy, redis_server
 from shared_checks import (
     DATABASES,
+    PLANTED,
+    check_that_a_planted_slip_keeps_nobody_waiting,
     check_that_a_wrongly_signed_record_is_refused,
     check_that_one_thread_makes_the_slip,
     check_that_slips_behave_as_those_in_files,
@@ -19,6 +21,7 @@ from shared_checks import (
 
 from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
 from tunebook._base.record_format import Record
+from tunebook.fleet._agreement.board import RedisBoard
 from tunebook.stores import open_store, problem_id
 from tunebook.testing import StoreContract, example_record
 
@@ -107,6 +110,7 @@ def test_a_record_of_another_problem_in_its_place_is_a_miss(url, client):
         assert RedisStore(url).get(example_record().problem) is None
 
 
+@pytest.mark.promise("signed-only")
 @pytest.mark.parametrize("written_with", [None, b"another"], ids=["unsigned", "another key"])
 def test_a_wrongly_signed_record_is_refused_with_one_warning_and_can_be_replaced(url, written_with):
     check_that_a_wrongly_signed_record_is_refused(
@@ -156,6 +160,13 @@ def test_slips_that_nobody_came_back_for_do_not_stay_for_ever(url, client):
     client.expire("tunebook:v1:lease:k", 5)
     board.rewrite("k.1", b"y")
     assert 3600 < client.ttl("tunebook:v1:lease:k") <= 86_400
+
+
+@pytest.mark.promise("planted-leases")
+@pytest.mark.parametrize("generation", PLANTED)
+def test_a_planted_slip_keeps_nobody_waiting(url, client, generation):
+    client.hset("tunebook:v1:lease:k", generation, b"x")
+    check_that_a_planted_slip_keeps_nobody_waiting(RedisStore(url).leases(), "k")
 
 
 def test_of_32_threads_one_makes_the_slip(url):
@@ -217,6 +228,26 @@ def test_a_password_and_tls_with_a_certificate_of_ones_own(tmp_path):
             RedisStore(server.url.replace("pass%20word", "wrong")).get(example_record().problem)
 
 
+@pytest.mark.promise("tls-host-name")
+@pytest.mark.parametrize(
+    ("url", "checked"),
+    [
+        ("rediss://host:6380/0", True),
+        ("valkeys://host", True),
+        ("rediss://host?ssl_cert_reqs=required&ssl_ca_certs=/ca.pem", True),
+        ("rediss://host?ssl_cert_reqs=optional", True),
+        # Not for a certificate that nothing checks, as the user asked: Python refuses the two together.
+        ("rediss://host?ssl_cert_reqs=none", False),
+        ("redis://host", None),
+    ],
+)
+def test_tls_checks_the_name_of_the_host_with_every_release_of_redis_py(url, checked):
+    boards = RedisBoard(url, job="a", rank=0, world=1)
+    for client in (RedisStore(url)._client, boards._quick, boards._blocking):
+        # redis-py 5 has False for a default, and newer ones True.
+        assert client.connection_pool.connection_kwargs.get("ssl_check_hostname") is checked
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -231,6 +262,7 @@ def test_an_address_that_cannot_be_right_is_an_error_at_opening(url):
         open_store(url)
 
 
+@pytest.mark.promise("no-secrets-shown")
 @pytest.mark.parametrize("password", ["hun/ter2", "hun@ter2", "hun:ter2/"])
 def test_no_part_of_a_password_is_in_the_error_about_an_address(password):
     with pytest.raises(DefinitionError, match="%2F") as caught:

@@ -180,6 +180,7 @@ def test_a_server_that_is_down_is_tried_once_and_warned_about_once(tmp_path, bet
     assert between.accepted <= 2, "and one more by the thread behind the calls, if a second has passed"
 
 
+@pytest.mark.promise("server-never-fails-a-call")
 def test_a_hung_server_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, between, through):
     between.mode = "hang"
     assert shared_module.HOT_S < 0.3
@@ -201,6 +202,7 @@ def test_a_call_that_no_timeout_of_a_socket_ends_is_left_behind():
     never.set()
 
 
+@pytest.mark.promise("unsent-records-kept")
 def test_records_tuned_while_the_server_was_down_are_sent_when_it_is_back(tmp_path, between, through, url):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
@@ -215,6 +217,7 @@ def test_records_tuned_while_the_server_was_down_are_sent_when_it_is_back(tmp_pa
     assert open_store(url).get(problem("k2")) == record("k2", 2), "the server is asked by calls again"
 
 
+@pytest.mark.promise("unsent-records-kept")
 def test_a_record_that_one_process_could_not_send_is_sent_by_another(tmp_path, server, url):
     nobody = f"redis://{HOST}:{free_port()}/0"
     child = start("put", tmp_path / "a", url=nobody, keys=["k0", "k1"])
@@ -571,6 +574,7 @@ def test_a_kernels_own_store_may_be_an_address(tmp_path, url, monkeypatch):
     assert isinstance(tb.TuneCache("t", "cpu", root=url)._given, type(store_at(url)))
 
 
+@pytest.mark.promise("server-never-fails-a-call")
 @pytest.mark.parametrize("mode", ["refuse", "hang", "cut"])
 def test_no_call_fails_whatever_the_connection_does_and_there_is_one_warning(
     tmp_path, between, through, monkeypatch, mode
@@ -617,6 +621,7 @@ def test_a_server_that_answers_nonsense_fails_no_call(tmp_path, monkeypatch):
         listening.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.promise("no-secrets-shown")
 def test_a_wrong_password_is_one_warning_that_does_not_show_it(tmp_path, monkeypatch):
     with redis_server(tmp_path / "redis", password="right") as running:
         on_machine(monkeypatch, tmp_path, "a", running.url.replace("right", "hunter2"))

@@ -54,6 +54,7 @@ def test_a_fleet_with_new_code_tunes_once_more_and_not_once_per_machine(tmp_path
     assert seen == ["True", "False", "True", "False"]
 
 
+@pytest.mark.promise("fleet-tunes-once")
 @pytest.mark.parametrize(
     ("processes", "keys"),
     [pytest.param(4, 12, id="a few"), pytest.param(16, 200, id="many", marks=pytest.mark.slow)],

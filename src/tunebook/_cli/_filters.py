@@ -14,7 +14,7 @@ from tunebook._base.environment_variables import HOME_VARIABLE, book_root, signi
 from tunebook._base.errors import DefinitionError
 from tunebook._cli._verb import ArgumentParser, Namespace, UsageError
 from tunebook._selection.env_pins import names_of
-from tunebook.stores import LayeredStore, file_kinds, is_address, open_remote, open_store
+from tunebook.stores import JsonStore, LayeredStore, PackStore, file_kinds, is_address, open_remote, open_store
 from tunebook.stores._files import distrust
 from tunebook.stores._listing import Catalogue
 
@@ -118,10 +118,10 @@ def existing_book(given: str) -> Store:
 
 def _trusted(store: Store) -> Store:
     # A program takes an unsafe book for empty and warns; here a person asked for it.
-    if isinstance(store, LayeredStore):
-        with suppress(FileNotFoundError):
-            if (unsafe := distrust(store.where)) is not None:
-                raise unsafe
+    inside = "v1" if isinstance(store, LayeredStore) else "" if isinstance(store, (JsonStore, PackStore)) else None
+    with suppress(FileNotFoundError):
+        if inside is not None and (unsafe := distrust(store.where, inside=inside)) is not None:
+            raise unsafe
     return store
 
 

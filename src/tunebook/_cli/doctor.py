@@ -14,7 +14,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 from tunebook._api.versions import installed_version
 from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
@@ -26,9 +25,10 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, V
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
 from tunebook._selection.single_flight import maker_of
-from tunebook.stores import DirectoryStore, LayeredStore, PackStore, open_remote
+from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
 from tunebook.stores._files import distrust, locked, opened, write_file
 from tunebook.stores._listing import Catalogue
+from tunebook.stores._remote import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,6 +71,10 @@ def examine(store: Store, *, full: bool) -> Iterator[Finding]:
     front, *behind = store.layers if isinstance(store, LayeredStore) else (store,)
     if isinstance(front, DirectoryStore):
         yield from _directory(Path(front.where))
+    if isinstance(front, (JsonStore, PackStore)):
+        with suppress(OSError):  # a missing file, or one that cannot be read: the check of the entries says so
+            if (unsafe := distrust(front.where, inside="")) is not None:
+                yield Finding("bad", "book", unsafe.message)
     yield from _entries(store, full=full)
     packs = [layer for layer in behind if isinstance(layer, PackStore)]
     if not packs:
@@ -196,18 +200,15 @@ def _settings() -> Iterator[Finding]:
         except DefinitionError as error:
             yield Finding("bad", "setting", str(error))
         else:
-            yield Finding("good", "setting", f"{name}={_without_secrets(name, value)}")
+            yield Finding("good", "setting", f"{name}={_shown(name, value)}")
     if not given:
         yield Finding("note", "settings", "no TUNEBOOK_* variable is set")
 
 
-def _without_secrets(name: str, value: str) -> str:
+def _shown(name: str, value: str) -> str:
     if name == "TUNEBOOK_SIGNING_KEY":
         return value if value.startswith("@") else "(a secret)"
-    if name != "TUNEBOOK_REMOTE":
-        return value
-    parts = urlsplit(value)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return without_secrets(value) if name == "TUNEBOOK_REMOTE" else value
 
 
 def _shared() -> Iterator[Finding]:
@@ -222,7 +223,7 @@ def _shared() -> Iterator[Finding]:
         yield Finding("bad", "shared book", str(error))
     else:
         took = f"answers in {(time.perf_counter() - started) * 1000:.0f} ms"
-        yield Finding("good", "shared book", f"{_without_secrets('TUNEBOOK_REMOTE', url)} {took}")
+        yield Finding("good", "shared book", f"{without_secrets(url)} {took}")
 
 
 def _machine() -> Iterator[Finding]:

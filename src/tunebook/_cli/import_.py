@@ -1,7 +1,7 @@
 """Merge the entries of a file into this book.
 
-The file is a bundle, a pack, a book or another tool's file. If TUNEBOOK_SIGNING_KEY is set, a bundle must be signed
-with that key.
+The file is a bundle, a pack, a book or another tool's file. If TUNEBOOK_SIGNING_KEY is set, it must be a bundle that is
+signed with that key, unless --allow-unsigned is given: only bundles have signatures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tunebook._api.versions import environment_here, versions_differ
 from tunebook._base.environment_variables import signing_key
 from tunebook._cli._filters import FILTERS, filters_of
-from tunebook._cli._formats import OWN, add_format, format_of
+from tunebook._cli._formats import ENGINES, add_format, format_of
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._cli.merge import merge_records
+from tunebook._cli.merge import ALLOW_UNSIGNED, merge_records, refuse_unsigned
 from tunebook.formats import read
 from tunebook.stores import open_store
 from tunebook.stores._listing import measured_s
@@ -31,7 +31,7 @@ def _arguments(parser: ArgumentParser) -> None:
     add_format(parser)
     parser.add_argument("--as-kernel", metavar="NAME", default="", help="the kernel, if the file does not name it")
     parser.add_argument("--as-device", metavar="NAME", default="", help="the device, if the file does not name it")
-    parser.add_argument("--allow-unsigned", action="store_true", help="accept a bundle without a valid signature")
+    parser.add_argument("--allow-unsigned", action="store_true", help=ALLOW_UNSIGNED)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
@@ -65,7 +65,10 @@ def _read(path: Path, options: Namespace) -> Iterable[Record]:
         from tunebook.formats._bundle import import_bundle  # noqa: PLC0415 - help loads no format
 
         return import_bundle(path, key=signing_key(), allow_unsigned=options.allow_unsigned).records
-    if name in OWN:
+    refuse_unsigned([str(path)], options)
+    if name in ENGINES and not path.is_dir():
+        return ENGINES[name].open(path, vouched=True).items()
+    if name in ENGINES:
         return open_store(path).items()
     return read(name, path, op=options.as_kernel, device=options.as_device)
 

@@ -1,31 +1,49 @@
 """Merge the entries of other books into this one.
 
 The measurements of both books are kept, the choice with the better evidence wins, and entries that are pinned here stay
-pinned. It is safe while programs tune into the same book.
+pinned. It is safe while programs tune into the same book. If TUNEBOOK_SIGNING_KEY is set, entries of a shared book must
+be signed with that key, and a book on disk, which has no signatures, needs --allow-unsigned.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from tunebook._base.environment_variables import signing_key
+from tunebook._base.errors import CodecError
 from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
+from tunebook.stores import is_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tunebook._base.record_format import Record
+
+ALLOW_UNSIGNED: Final = "accept entries without a valid signature"
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("sources", metavar="BOOK", nargs="+", help="a directory, a .json file, a .db pack or a URL")
+    parser.add_argument("--allow-unsigned", action="store_true", help=ALLOW_UNSIGNED)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     filters = filters_of(options)
+    refuse_unsigned([given for given in options.sources if not is_address(given)], options)
     sources = [existing_book(given) for given in options.sources]
     merge_records((record for source in sources for record in filters.records(source)), options, terminal)
     return DONE
+
+
+def refuse_unsigned(sources: Sequence[str], options: Namespace) -> None:
+    """Raise `CodecError` if there are sources without signatures though a key is set, and the user did not allow it."""
+    # Not only for bundles: else the sender of a file would choose, by its suffix, whether its signature is checked.
+    if sources and signing_key() is not None and not options.allow_unsigned:
+        raise CodecError(
+            f"{sources[0]} is not signed, and a key is set. Import a bundle that was exported with the same "
+            "TUNEBOOK_SIGNING_KEY, or say that its origin does not matter: --allow-unsigned"
+        )
 
 
 def merge_records(records: Iterable[Record], options: Namespace, terminal: Terminal) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
 from tunebook._base.errors import StoreError, TunebookError, warn_once
+from tunebook.stores._files import LARGEST_GENERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -360,7 +361,11 @@ class _LeaseWatch:
         present = self._present()
         if not self._all_dead(present):
             return None
-        slip = _LeaseFile(self.board, self.lease_id, max(present, default=0) + 1, self.maker)
+        highest = max(present, default=0)
+        if highest == LARGEST_GENERATION:  # it was planted, and no slip can be above it
+            self.board.remove(f"{self.lease_id}.{highest}")
+            return None
+        slip = _LeaseFile(self.board, self.lease_id, highest + 1, self.maker)
         if not slip.post():
             return None
         # Meanwhile another may have taken over, failed and released, and a third begun at generation 1 again: two

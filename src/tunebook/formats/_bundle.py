@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tunebook.stores import Store
 
 _FORMAT: Final = "tunebook-bundle/1"
+# A bundle is read into memory before its signature can be checked. Some 300,000 entries fit; a pack has no limit.
+_MAX_BYTES: Final = 512 << 20
 # Each problem's lease is held while it is merged, with a thread to keep it alive: so many at a time, and one sync.
 _AT_ONCE: Final = 64
 
@@ -51,6 +53,9 @@ def export_bundle(records: Iterable[Record], path: str | os.PathLike[str], *, ke
     content = b"".join([canonical_json(about).encode() + b"\n", *lines])
     content += canonical_json(_seal(content, key)).encode() + b"\n"
     target = Path(path)
+    if len(content) > _MAX_BYTES:
+        remedy = "Export fewer entries, or a .db pack"
+        raise CodecError(f"{target} would take {len(content)} bytes, over the limit of {_MAX_BYTES}. {remedy}")
     try:
         # mtime=0: the same records give the same file.
         replace_file(target, gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
@@ -64,13 +69,7 @@ def import_bundle(path: str | os.PathLike[str], *, key: bytes | None = None, all
 
     Without a key a signed bundle is not read either, unless `allow_unsigned` says that its origin does not matter.
     """
-    try:
-        raw = Path(path).read_bytes()
-        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except OSError as error:
-        raise StoreError("read", str(path), f"cannot read the bundle {path}: {error}") from error
-    except (EOFError, zlib.error) as error:
-        raise CodecError(f"{path} is not a whole bundle: {error}") from error
+    content = _read(path)
     body, newline, seal = content.removesuffix(b"\n").rpartition(b"\n")
     about = _object(content.partition(b"\n")[0], path)
     if about.get("format") != _FORMAT:
@@ -79,9 +78,37 @@ def import_bundle(path: str | os.PathLike[str], *, key: bytes | None = None, all
     lines = body.split(b"\n")[1:]
     records = tuple(Record.from_bytes(b"\n".join([*lines[at : at + 2], b""])) for at in range(0, len(lines), 2))
     if len(records) != about.get("records"):
-        raise CodecError(f"{path} says that it has {about.get('records')} records, and has {len(records)}")
-    made = about.get("made")
-    return Bundle(records, made if isinstance(made, float) else 0.0, str(about.get("host", "")), signed)
+        raise CodecError(f"{path} has {len(records)} records, and its first line gives another number")
+    made, host = about.get("made"), about.get("host")
+    return Bundle(records, made if isinstance(made, float) else 0.0, host if isinstance(host, str) else "", signed)
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a bundle, unpacked; `CodecError` if it is cut short, or larger than any bundle."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+        content = _unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except OSError as error:
+        raise StoreError("read", str(path), f"cannot read the bundle {path}: {error}") from error
+    except (EOFError, zlib.error) as error:
+        raise CodecError(f"{path} is not a whole bundle: {error}") from error
+    if len(content) > _MAX_BYTES:
+        raise CodecError(f"{path} is not a bundle: its content takes over {_MAX_BYTES} bytes")
+    return content
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """Return the content of a gzip file, but little more than a bundle may have: 1 MB can unpack to 1 GB."""
+    parts, left = [], _MAX_BYTES + 1
+    while raw and left > 0:
+        member = zlib.decompressobj(wbits=31)  # a gzip file may have several
+        parts.append(member.decompress(raw, left))
+        left -= len(parts[-1])
+        if not member.eof and left > 0:
+            raise EOFError("it ends too early")
+        raw = member.unused_data.lstrip(b"\0")
+    return b"".join(parts)
 
 
 def _seal(content: bytes, key: bytes | None) -> dict[str, Any]:
@@ -95,7 +122,9 @@ def _check(content: bytes, seal: Mapping[str, Any], key: bytes | None, path: str
         raise CodecError(f"{path} was cut short or altered: its digest does not match")
     signature = seal.get("signature")
     if key is not None and isinstance(signature, str):
-        if not hmac.compare_digest(signature, str(_seal(content, key)["signature"])):
+        # As bytes, because texts that are not ASCII cannot be compared in this way.
+        expected = str(_seal(content, key)["signature"]).encode()
+        if not hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), expected):
             raise CodecError(f"{path} is signed with another key than TUNEBOOK_SIGNING_KEY")
         return True
     if allow_unsigned or (key is None and signature is None):
@@ -110,7 +139,7 @@ def _check(content: bytes, seal: Mapping[str, Any], key: bytes | None, path: str
 def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"{path} is not a bundle: {error}") from error
     if not isinstance(value, dict):
         raise CodecError(f"{path} is not a bundle: it has {type(value).__name__} where an object should be")

@@ -10,6 +10,7 @@ A release that writes records of another form makes a `v2` beside it. Neither re
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -52,6 +53,8 @@ _BATCH_RECORDS: Final = 1000
 _STALE_TEMP_S: Final = 3600
 # A lock here is held for microseconds. After these tries, of 1 ms, its holder is paused, and nobody should wait for it.
 _LOCK_TRIES: Final = 50
+# How long a root that was found safe counts as safe: a look at it takes 10 us, a get 15.
+_SAFE_S: Final = 1.0
 # Listing must not count as using: `tunebook prune --unused` goes by access times. Only the owner of a file may ask for
 # this.
 _QUIETLY: Final = getattr(os, "O_NOATIME", 0)
@@ -72,15 +75,17 @@ class DirectoryStore:
         sync: Sync = os.fsync,
         sync_all: Callable[[int], bool] = sync_file_system,
         now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.where: Final = str(root.absolute())
         self._base = Path(self.where, "v1")
         self._prefix = str(self._base)
-        self._sync, self._sync_all, self._now = sync, sync_all, now
-        self._safe = self._tidied = False
+        self._sync, self._sync_all, self._now, self._clock = sync, sync_all, now, clock
+        self._safe_until_s = -math.inf
+        self._tidied = False
 
     def get(self, problem: Problem) -> Record | None:
-        if not (self._safe or self._check_root()):
+        if not (self._clock() < self._safe_until_s or self._check_root()):
             return None
         return self._find(self._path(problem), problem)
 
@@ -96,7 +101,7 @@ class DirectoryStore:
 
     def delete(self, problem: Problem) -> bool:
         with writing(self.where):
-            if not (self._safe or self._check_root(for_writing=True)):
+            if not self._check_root(for_writing=True):
                 return False
             path = Path(self._path(problem))
             try:
@@ -130,7 +135,7 @@ class DirectoryStore:
 
     def leases(self) -> LeaseFiles | None:
         """Return the board for single flight among processes; None if the root is not used."""
-        if not (self._safe or self._check_root()):
+        if not self._check_root():
             # Left to the board, the root would get the mode that the umask gives: with the 002 of many systems, a mode
             # that we do not trust.
             if not Path(self.where).exists():
@@ -148,20 +153,21 @@ class DirectoryStore:
         return f"{self._prefix}/{device}/{op}/{problem_id(problem)}.json"
 
     def _check_root(self, *, for_writing: bool = False) -> bool:
-        """Return whether the root exists and is safe. An unsafe root is looked at again, at 8 us: it may be mended."""
+        """Return whether the root exists and is safe. An unsafe root is looked at each time: it may be mended."""
+        if self._clock() < self._safe_until_s:
+            return True
         try:
             unsafe = distrust(self.where)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise read_fault(self.where, error) from error
-        if unsafe is None:
-            self._safe = True
-        elif for_writing:
-            raise unsafe
-        else:
+        self._safe_until_s = self._clock() + _SAFE_S if unsafe is None else -math.inf
+        if unsafe is not None:
+            if for_writing:
+                raise unsafe
             warn_once(unsafe.kind, unsafe.path, unsafe.message)
-        return self._safe
+        return unsafe is None
 
     def _read(self, path: str, problem: Problem | None) -> Record | None:
         """Read a record; `CodecError` if it is damaged, or belongs elsewhere."""
@@ -219,8 +225,7 @@ class DirectoryStore:
 
     def _prepare(self) -> None:
         """Make the directory that a write needs; once per opening, remove the files that dead writers left."""
-        if not self._safe:
-            self._check_root(for_writing=True)
+        self._check_root(for_writing=True)
         if not (self._base / "tmp").is_dir():
             make_directory(self._base / "tmp", self._sync)
         if not self._tidied:
@@ -259,7 +264,7 @@ class DirectoryStore:
 
     def _directories(self, op: str | None = None) -> Iterator[str]:
         """Yield the directories of records, one per device and operation; with `op`, only directories of that name."""
-        if not (self._safe or self._check_root()):
+        if not self._check_root():
             return
         for device in self._names(self._prefix):
             if device not in RESERVED:

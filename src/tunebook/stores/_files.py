@@ -18,7 +18,7 @@ from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tunebook._base.vocabulary import Problem
 
@@ -197,29 +197,50 @@ def sync_file_system(descriptor: int) -> bool:
 # --------------------------------------------------------------------------------------------- trust and quarantine
 
 
-def distrust(root: str) -> StoreError | None:
-    """Return why nothing under a root may be used, or None; FileNotFoundError if the root does not exist.
+def distrust(place: str, *, inside: str = "v1") -> StoreError | None:
+    """Return why nothing at a place may be used, or None; FileNotFoundError if the place does not exist.
 
-    A stored configuration decides which code runs, so others must not be able to write one. The superuser's
-    directories are trusted: an administrator, or a container image, hands out a book that way.
+    A stored configuration decides which code runs, so others must not be able to write one. The superuser's files are
+    trusted: an administrator, or a container image, hands out a book that way. `inside` is a directory in the place
+    that is looked at, too; "" for a file.
     """
-    fault = _unsafe(Path(root))
+    fault = _unsafe_link(Path(place)) or _unsafe(Path(place))
     with suppress(FileNotFoundError):
-        fault = fault or _unsafe(Path(root, "v1"))
-    return StoreError("unsafe", root, f"the book at {root} is not used, because {fault}") if fault else None
+        fault = fault or (_unsafe(Path(place, inside)) if inside else "")
+    return StoreError("unsafe", place, f"the book at {place} is not used, because {fault}") if fault else None
 
 
-def _unsafe(directory: Path) -> str:
-    facts = directory.stat()
+def _unsafe(path: Path) -> str:
+    facts = path.stat()
     if facts.st_uid not in {os.geteuid(), 0}:
-        found = f"{directory} belongs to another user (uid {facts.st_uid})"
-        remedy = f"chown -R {os.geteuid()} {directory}"
+        found = f"{path} belongs to another user (uid {facts.st_uid})"
+        remedy = f"chown -R {os.geteuid()} {path}"
     elif facts.st_mode & 0o022:
-        found = f"the mode of {directory}, {facts.st_mode & 0o777:o}, lets others write to it"
-        remedy = f"chmod go-w {directory}"
+        found = f"the mode of {path}, {facts.st_mode & 0o777:o}, lets others write to it"
+        remedy = f"chmod go-w {path}"
     else:
         return ""
     return f"{found}; results stay in memory, for this process only. Mend it with: {remedy}"
+
+
+def _unsafe_link(path: Path) -> str:
+    """Return why a link on the way to a path may not be followed: its owner can let it lead elsewhere at any time."""
+    ahead, seen = [path.absolute()], set[Path]()
+    while ahead:
+        way = ahead.pop()
+        for part in (way, *way.parents):
+            if part in seen:
+                break
+            seen.add(part)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                facts = part.lstat()
+                if not stat.S_ISLNK(facts.st_mode):
+                    continue
+                if facts.st_uid not in {os.geteuid(), 0}:
+                    found = f"{part} is a link of another user (uid {facts.st_uid}), which may lead elsewhere tomorrow"
+                    return f"{found}. Mend it with: chown -h {os.geteuid()} {part}, or give the path that it leads to"
+                ahead.append(part.parent / part.readlink())
+    return ""
 
 
 # Enough to see the cause; a disk that damages everything must not fill the rest of itself with the remains.
@@ -248,8 +269,17 @@ def set_aside(path: Path, inode: int, quarantine: Path, now_s: float) -> Path:
 
 # ------------------------------------------------------------------------------------------------------------ leases
 
+# Nobody takes a lease over so often: a slip above this was planted. A record's generation is a sum of these, and has 63
+# bits.
+LARGEST_GENERATION: Final = 999_999_999
 # One spelling per number: a stray `k.007` would be listed as 7, and then not be found under that name.
-_NAME: Final = re.compile(r"([A-Za-z0-9_-]{1,128})\.([1-9][0-9]{0,18})")
+_GENERATION: Final = re.compile(r"[1-9][0-9]{0,8}")
+_NAME: Final = re.compile(rf"([A-Za-z0-9_-]{{1,128}})\.({_GENERATION.pattern})")
+
+
+def generations_among(names: Iterable[str]) -> list[int]:
+    """Return the generations in a listing of slips, ascending, without other names and numbers that are too large."""
+    return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
 
 
 @final
@@ -308,8 +338,8 @@ class LeaseFiles:
                 names = os.listdir(self._shard(lease_id))  # noqa: PTH208 - names, not objects
             except FileNotFoundError:
                 return []
-        matches = filter(None, map(_NAME.fullmatch, names))
-        return sorted(int(match[2]) for match in matches if match[1] == lease_id)
+        mine = f"{lease_id}."
+        return generations_among(name[len(mine) :] for name in names if name.startswith(mine))
 
     def _shard(self, lease_id: str) -> Path:
         # A waiter lists a directory at every look, and killed processes leave slips behind. In 256 directories,

@@ -20,7 +20,7 @@ import json
 import os
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ from tunebook._base.record_format import Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._files import (
     LeaseFiles,
+    distrust,
     locked,
     make_directory,
     opened,
@@ -76,10 +77,14 @@ class JsonStore:
     """One readable file. Safe between threads, and between the processes of a host.
 
     A damaged entry is a miss and stays in the file for a person to mend; a damaged file is moved aside by the next
-    write. A file of a newer version is neither read nor written.
+    write. A file of a newer version is neither read nor written, nor is a file that others can write to, unless the
+    caller vouches for it.
     """
 
-    def __init__(self, path: Path, *, sync: Sync = os.fsync, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, path: Path, *, vouched: bool = False, sync: Sync = os.fsync, now_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._given = "" if vouched else str(path.absolute())
         # The target of a link, so that a rename replaces the file and not the link.
         self._path = Path(os.path.realpath(path))
         self.where: Final = str(self._path)
@@ -175,10 +180,13 @@ class JsonStore:
         """Return the content for reading, parsed again if the file changed; empty, after one warning, if invalid."""
         try:
             facts = self._path.stat()
-            identity = facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev
+            identity = facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev, facts.st_uid, facts.st_mode
             parsed = self._parsed
             if parsed is not None and parsed[0] == identity:
                 return parsed[1]
+            if (unsafe := self._distrust()) is not None:
+                warn_once(unsafe.kind, unsafe.path, unsafe.message)
+                return _JsonContent()
             content = self._parse()
         except FileNotFoundError:
             return _JsonContent()
@@ -190,6 +198,9 @@ class JsonStore:
             self._parsed = identity, content
         return content
 
+    def _distrust(self) -> StoreError | None:
+        return distrust(self._given, inside="") if self._given else None
+
     def _parse(self) -> _JsonContent:
         try:
             data = read_file(str(self._path), _MAX_FILE_BYTES)
@@ -200,6 +211,9 @@ class JsonStore:
     def _change(self, change: Callable[[_JsonContent], bool]) -> bool:
         """Apply a change to the present content, and replace the file; False if the change had nothing to do."""
         with writing(self.where), self._locked():
+            with suppress(FileNotFoundError):
+                if (unsafe := self._distrust()) is not None:
+                    raise unsafe
             content = self._parse()
             if content.keep:
                 message = f"{self._path} is left as it is, and results stay in memory: {content.fault}."

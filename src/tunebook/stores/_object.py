@@ -9,7 +9,6 @@ It needs conditional puts (create if absent, replace if unchanged), which all th
 from __future__ import annotations
 
 import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -21,7 +20,7 @@ from obstore.store import from_url
 
 from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._base.record_format import MAX_RECORD_BYTES
-from tunebook.stores._files import path_component, problem_id
+from tunebook.stores._files import generations_among, path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _TRIES: Final = 32
 # An object takes tens of milliseconds, whatever its size: in bulk, several are under way at once.
 _AT_A_TIME: Final = 16
 _BATCH: Final = 256
-_GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class _ObjectContent(NamedTuple):
@@ -196,8 +194,7 @@ class ObjectLeases:
         self._objects.remove(_lease_path(name))
 
     def generations(self, lease_id: str) -> list[int]:
-        names = (path.rpartition("/")[2] for path in self._objects.paths(f"v1/leases/{lease_id}"))
-        return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
+        return generations_among(path.rpartition("/")[2] for path in self._objects.paths(f"v1/leases/{lease_id}"))
 
 
 def _client(url: str, timeout_s: float) -> Any:

@@ -26,7 +26,7 @@ class FileEngine(NamedTuple):
 
     name: str  # its format in `tunebook export --format`
     kind: str
-    open: Callable[[Path], Store]
+    open: Callable[..., Store]  # takes a path; with `vouched=True`, the caller vouches for the file
     create: Callable[[Path, Iterable[Record]], object]  # writes a file of these records alone
     writable: bool = True  # it takes more records later
 
@@ -91,12 +91,13 @@ def file_kinds() -> list[str]:
 
 def open_remote(url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> RemoteStore:
     """Open a shared book by its address, without connecting; `timeout_s` bounds each exchange with the server."""
+    from tunebook.stores._remote import without_secrets  # noqa: PLC0415 - loaded late: for shared books only
+
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise DefinitionError(f"{url!r} has lost a slash (pathlib drops it): pass the address as text, not as a Path")
+        remedy = "pass the address as text, not as a Path"
+        raise DefinitionError(f"{without_secrets(url)!r} has lost a slash (pathlib drops it): {remedy}")
     if scheme.lower() not in _REMOTE_ENGINES:
-        from tunebook.stores._remote import without_secrets  # noqa: PLC0415 - loaded late: for shared books only
-
         known = ", ".join(f"{name}://" for name in _REMOTE_ENGINES)
         raise DefinitionError(f"unknown scheme in {without_secrets(url)!r}: a shared book begins with one of {known}")
     package, extra = _REMOTE_ENGINES[scheme.lower()]

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
-from tunebook.stores._files import make_directory, problem_id, sync_path, write_file, writing
+from tunebook.stores._files import distrust, make_directory, problem_id, sync_path, write_file, writing
 
 if TYPE_CHECKING:
     import sqlite3
@@ -101,11 +101,12 @@ class PackStore:
     """A pack, opened when it is first asked. Safe to share between threads, and to carry over a fork.
 
     `source` is a path or a resource of a package (`importlib.resources.files(...) / ...`), zipped or not. A file that
-    is damaged, foreign, of a newer version or missing answers every get with None, after one warning.
+    is damaged, foreign, of a newer version or missing answers every get with None, after one warning; so does a file
+    that others can write to, unless the caller vouches for it.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, *, vouched: bool = False) -> None:
+        self._source, self._vouched = source, vouched
         self.where: Final = str(source)
         # The process that may use the connection, a lock for it, and the connection: None if the file is not a pack.
         self._opened: tuple[int, threading.Lock, sqlite3.Connection | None] | None = None
@@ -211,6 +212,11 @@ class PackStore:
         import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
         try:
+            if isinstance(self._source, Path) and not self._vouched:
+                unsafe = distrust(str(self._source.absolute()), inside="")
+                if unsafe is not None:
+                    warn_once(unsafe.kind, unsafe.path, unsafe.message)
+                    return None
             connection = self._connect()
             # Two threads may both open it at first; each connection is closed with the store.
             weakref.finalize(self, connection.close)

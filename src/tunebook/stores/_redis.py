@@ -10,18 +10,17 @@ A release that writes records of another form uses `tunebook:v2:`. Neither relea
 from __future__ import annotations
 
 import hashlib
-import re
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
 
-from redis import Redis
+from redis import Redis, SSLConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from tunebook._base.errors import DefinitionError, StoreError
-from tunebook.stores._files import path_component, problem_id
+from tunebook.stores._files import generations_among, path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ _BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte
 _TRIES: Final = 32
 # A holder changes its slip every few seconds; a slip this old was left by a machine that is gone.
 _SLIP_LIFETIME_S: Final = 86_400
-_GENERATION: Final = re.compile(rb"[1-9][0-9]{0,18}")
 
 # Look and replace in one step. Generations are compared as 19 digits, because a number in Lua has only 53 bits. ARGV[3]
 # is the digest of a record that stands there and may not: a damaged or forged record must not keep its place by number
@@ -75,7 +73,8 @@ class RedisStore:
     def __init__(self, url: str, *, timeout_s: float = 5.0, key: bytes | None = None) -> None:
         self.where: Final = without_secrets(url)
         self._envelope = Envelope(self.where, key)
-        self._client: Any = _client(url, timeout_s)
+        # Half for connecting and half for the answer. redis-py's own are 5 s each.
+        self._client: Any = connect(url, socket_connect_timeout=timeout_s / 2, socket_timeout=timeout_s / 2)
 
     def get(self, problem: Problem) -> Record | None:
         with _exchange(self.where):
@@ -180,28 +179,33 @@ class RedisLeases:
     def generations(self, lease_id: str) -> list[int]:
         with _exchange(self._where):
             names = self._client.hkeys(f"{_LEASE}{lease_id}")
-        return sorted(int(name) for name in names if _GENERATION.fullmatch(name))
+        return generations_among(name.decode("ascii", "replace") for name in names)
 
     def _place(self, name: str) -> tuple[str, str]:
         lease_id, _, generation = name.rpartition(".")
         return f"{_LEASE}{lease_id}", generation
 
 
-def _client(url: str, timeout_s: float) -> Any:
-    options: dict[str, Any] = {
-        # Half for connecting and half for the answer. redis-py's own are 5 s each, and ten tries with growing pauses:
-        # one get from a hung server took 60 s.
-        "socket_connect_timeout": timeout_s / 2,
-        "socket_timeout": timeout_s / 2,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,  # the third brings nothing here, and one exchange more before the first command
-    }
+def connect(url: str, *, decode_responses: bool = False, **timeouts_s: float) -> Any:
+    """Return a client for an address, not connected yet: it tries everything once, and TLS checks the host's name.
+
+    `DefinitionError` if the address is invalid.
+    """
+    # redis-py's own retries are ten, with growing pauses: one get from a hung server took 60 s. The third protocol
+    # brings nothing here, and one exchange more before the first command.
+    options: dict[str, Any] = {**timeouts_s, "retry": Retry(NoBackoff(), 0), "protocol": 2}
     scheme, separator, rest = url.partition("://")
     try:
         client = Redis.from_url(f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}", **options)
+        given = client.connection_pool.connection_kwargs
+        if "decode_responses" in given:
+            raise ValueError("leave decode_responses out")  # noqa: TRY301 - one way out
+        given["decode_responses"] = decode_responses
+        if issubclass(client.connection_pool.connection_class, SSLConnection):
+            # redis-py 5 takes a valid certificate of any host. Python refuses the check for a certificate that, by the
+            # user's own wish, nothing checks.
+            given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
         client.connection_pool.make_connection()  # unknown options are found out here, and nothing is connected yet
-        if client.connection_pool.connection_kwargs.get("decode_responses"):
-            raise ValueError("records are bytes, so leave decode_responses out")  # noqa: TRY301 - one way out
     except (TypeError, ValueError, RedisError) as error:
         example = "redis://:password@host:6379/0, or rediss://host:6380/0?ssl_ca_certs=/path/of/ca.pem for TLS"
         where = without_secrets(url)

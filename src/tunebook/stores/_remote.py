@@ -98,10 +98,17 @@ def fault(where: str, error: Exception) -> StoreError:
 
 
 def without_secrets(url: str) -> str:
-    """Return an address without user, password and options."""
-    scheme, _, rest = url.partition("://")
+    """Return an address without user, password and options.
+
+    >>> without_secrets("redis://user:pass/word@host:6379/0?ssl_cert_reqs=none")
+    'redis://host:6379/0'
+    """
+    scheme = re.match(r"[\w+]+:/+|", url)
     # Up to the last @, and not as a parser would see it: a password with a slash in it belongs to the path then.
-    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    login, _, place = url[scheme.end() if scheme else 0 :].rpartition("@")
+    # A question mark before the @ is of a password, or the @ is of an option: either may be a secret.
+    shown = "..." if "?" in login else place.partition("?")[0]
+    return f"{scheme[0] if scheme else ''}{shown}"
 
 
 # ------------------------------------------------------------------------------- a server that may be down or hung

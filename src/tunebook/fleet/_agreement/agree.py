@@ -28,6 +28,7 @@ from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.board import Board, RedisBoard, poll, torch_board
 from tunebook.fleet._agreement.log import Share, list_ranks
 from tunebook.fleet._agreement.round import AgreementOptions
+from tunebook.stores._remote import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,8 +90,9 @@ def _open_board(over: str | Board, job: str | None, rank: int | None, world: int
             return board
     elif isinstance(over, Board):
         return over
+    given = without_secrets(over) if isinstance(over, str) else over
     raise DefinitionError(
-        f"agree({over!r}): ranks cannot agree over that; write 'jax', 'torch', 'redis://...' or a fleet.Board"
+        f"agree({given!r}): ranks cannot agree over that; write 'jax', 'torch', 'redis://...' or a fleet.Board"
     )
 
 

@@ -193,10 +193,9 @@ class RedisBoard:
         return int(self._send(key, ("incrby", amount))[0])
 
     def _client(self, url: str, timeout_s: float) -> Any:
-        # The client's own retries would take a minute at a server that hangs; `RetryingBoard` gives up after seconds.
-        retry = importlib.import_module("redis.retry").Retry(importlib.import_module("redis.backoff").NoBackoff(), 0)
-        timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": _ANSWER_S}
-        return self._redis.Redis.from_url(url, decode_responses=True, protocol=2, retry=retry, **timeouts)
+        from tunebook.stores._redis import connect  # noqa: PLC0415 - it needs redis, which takes 0.2 s
+
+        return connect(url, decode_responses=True, socket_timeout=timeout_s, socket_connect_timeout=_ANSWER_S)
 
     def _send(self, key: str, *commands: tuple[Any, ...]) -> list[Any]:
         """Send commands on a key, renew its expiry, and return the answers; an existing value is not an error."""
