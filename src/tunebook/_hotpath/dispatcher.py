@@ -45,7 +45,7 @@ from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
 from tunebook._memo.context_stack import INNERMOST
 from tunebook._selection.recording import recordings
-from tunebook._selection.selector import event_data
+from tunebook._selection.tiers import event_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
