@@ -202,7 +202,8 @@ def the_slowest_device_decides_inside_shard_map():
 def the_slowest_device_decides_for_sharded_arrays():
     k = tb.tunable(
         lambda x, *, config: over_the_mesh(lambda y: uneven_or_even()(y, config=dict(config)))(x),
-        space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="around", store=False, tuner=cpu_tuner(),
+        space=tb.Space(way=["uneven", "even"]), heuristic={"way": "uneven"}, name="around", store=False,
+        tuner=cpu_tuner(),
     )  # fmt: skip
     k(put(P("d")))
     assert chosen(k) == ["even"]

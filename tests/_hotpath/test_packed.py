@@ -406,7 +406,7 @@ LATE_NUMPY = """
         return config.b
 
     def packs():
-        return kernel.__globals__["_tb_pack"] is not None
+        return "_tb_find" in kernel.__code__.co_names
 
     kernel(1)
     assert "numpy" not in sys.modules

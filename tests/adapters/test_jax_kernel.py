@@ -257,7 +257,8 @@ def test_a_tunable_function_is_differentiated_by_jax_for_validate_backward():
         return jnp.sin(x)
 
     decoy.defvjp(lambda x: (jnp.sin(x), x), lambda x, dy: (jnp.cos(x) * dy + 0.0 * slow(x),))
-    options = {"space": tb.Space(way=["decoy", "good"]), "heuristic": {"way": "decoy"}, "store": False, "tuner": cpu_tuner()}
+    options = {"space": tb.Space(way=["decoy", "good"]), "heuristic": {"way": "decoy"}, "store": False}
+    options["tuner"] = cpu_tuner()
 
     def make(**policy):
         return tb.tunable(

@@ -7,12 +7,12 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.output_check import as_mismatch, comparison
@@ -191,7 +191,7 @@ class FunctionKernel(Kernel[Any, Any]):
             self._checksum = self._checksum_over(self._space)
         return self._checksum
 
-    @cached_property
+    @computed_once
     def code_checksum(self) -> str:
         return code_checksum(self.function, version=self.version)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard
 
 from tunebook._base.config_codec import decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError, TunebookError, warn_once
@@ -14,7 +16,6 @@ from tunebook._base.vocabulary import Json, Problem
 from tunebook._selection.persistent_cache import default_book, store_at
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from tunebook.stores import Store
@@ -99,6 +100,9 @@ class _Done(NamedTuple):
     fresh: bool = False  # whether this process measured it, rather than read it
 
 
+_caches: Final[weakref.WeakSet[TuneCache]] = weakref.WeakSet()
+
+
 class TuneCache:
     """The fastest implementation by key. Safe to share between threads; an entry on disk is read when it is needed.
 
@@ -113,7 +117,12 @@ class TuneCache:
         self._device = device_id
         self._given = None if root is None else store_at(root)
         self._entries: dict[str, _Done | Pending] = {}
-        self._lock = threading.Lock()
+        self.renew_lock()
+        _caches.add(self)
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child."""
+        self._lock = threading.RLock()  # re-entrant, for finalisers that look something up
 
     def fastest(self, key: object) -> Lookup:
         """Return the state of a key."""
@@ -245,3 +254,11 @@ def _result_from(entry: Json) -> AutotuneResult:
         case {"name": str(name), "index": int(index), "computation": list(times)}:
             return AutotuneResult.success(AutotuneOutcome(name, index, tuple(decode(times))))
     raise CodecError(f"not a result: {str(entry)[:80]}")
+
+
+def _renew_locks() -> None:
+    for cache in _caches:
+        cache.renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

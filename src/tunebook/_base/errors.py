@@ -17,7 +17,6 @@ Each error carries its facts as attributes and can be pickled, because tuning ha
 
 from __future__ import annotations
 
-import threading
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -168,23 +167,21 @@ class TunebookWarning(UserWarning):
 
 
 _WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
-_warned: set[tuple[str, str]] = set()
-_warned_lock = threading.Lock()
+_warned: Final[dict[tuple[str, str], object]] = {}
 
 
 def warn_once(kind: str, where: str, message: str) -> None:
     """Warn, unless this kind of fault at this place was warned about before in this process."""
-    # A full disk would otherwise say so at every call (a prototype logged 99,000 lines).
-    with _warned_lock:
-        if (kind, where) in _warned:
-            return
-        if len(_warned) >= _WARNED_LIMIT:
-            _warned.clear()
-        _warned.add((kind, where))
+    # A full disk would otherwise say so at every call (a prototype logged 99,000 lines). No lock: `setdefault` is
+    # atomic, and a lock could be held by this very thread (in a finaliser) or by a thread that a fork did not copy.
+    mine = object()
+    if _warned.setdefault((kind, where), mine) is not mine:
+        return
+    if len(_warned) > _WARNED_LIMIT:
+        _warned.clear()
     warnings.warn(message, TunebookWarning, stacklevel=3)
 
 
 def forget_warnings() -> None:
     """Let every warning be given once more; for tests."""
-    with _warned_lock:
-        _warned.clear()
+    _warned.clear()

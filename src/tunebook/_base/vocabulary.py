@@ -1,9 +1,9 @@
-"""The vocabulary: problems, measurements, failures."""
+"""The vocabulary: problems, measurements, failures; and attributes that are computed once."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,3 +75,30 @@ class Measurement(NamedTuple):
     def valid_samples_s(self) -> tuple[float, ...]:
         """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
         return tuple(s for s in self.samples_s if math.isfinite(s) and s > 0)
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class computed_once(Generic[T_co]):  # noqa: N801 - a decorator, written as functools.cached_property is
+    """An attribute that is computed when it is first read: functools.cached_property without a lock.
+
+    In Python 3.11 that has one lock for all objects of a class, and a fork while another thread computes an attribute
+    leaves it locked in the child. Here two threads may both compute an attribute, and both get the first result.
+    """
+
+    def __init__(self, compute: Callable[[Any], T_co]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T_co: ...
+    def __get__(self, instance: object, owner: type) -> Self | T_co:
+        if instance is None:
+            return self
+        found: T_co = vars(instance).setdefault(self._name, self._compute(instance))
+        return found

@@ -32,7 +32,6 @@ one-entry inline cache, which makes calls of alternating shapes slow (a peer goe
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import cache
 from types import SimpleNamespace
@@ -46,7 +45,7 @@ from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
 from tunebook._memo.context_stack import INNERMOST
 from tunebook._selection.recording import recordings
-from tunebook._selection.selector import event_data
+from tunebook._selection.tiers import event_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -138,9 +137,9 @@ class Dispatcher:
         self._packs = accelerator_wanted()  # until a call comes that cannot be packed
         self._pack: Pack | None = None
         self._signature = Signature(implementation)
-        self._lock = threading.Lock()
         self._constants = SimpleNamespace()
         self._generated = self._generate()
+        self._generated_for = self._form()
         self.function: Final = self._generated.call
         MEMO.register(self._answers)
 
@@ -161,15 +160,20 @@ class Dispatcher:
         return _Generated(*(namespace[name] for name in _Generated._fields))
 
     def _seen(self) -> dict[str, Any]:
-        """Return the names of the generated code whose values change with the arguments seen."""
-        classes = {f"_tb_class_{name}": kind for name, kind in self._classes.items()}
-        find = None if self._pack is None else finder_of(self._pack, self._answers.fast, self.known)
-        return {"_tb_pack": self._pack, "_tb_find": find, **classes, **hot_names()}
+        """Return the names of the generated code whose values change with the arguments seen.
+
+        A thread that is inside the old code goes on loading them. So a name keeps the kind of its value for good: a
+        kernel that leaves the packed way keeps its finder, whose keys are not found any more.
+        """
+        names = {f"_tb_class_{name}": kind for name, kind in self._classes.items()} | hot_names()
+        if self._pack is not None:
+            names |= {"_tb_pack": self._pack, "_tb_find": finder_of(self._pack, self._answers.fast, self.known)}
+        return names
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:
         """Generate the code anew for the kinds of arguments seen; the public function keeps its identity."""
-        with self._lock:
-            before = self._form()
+        # The memo's lock is re-entrant, because a finaliser may call this kernel meanwhile, and open in a forked child.
+        with MEMO.lock:
             used = {n: x for n, x in zip(self._signature.names, arguments, strict=True) if n in self._names}
             for name, value in used.items():
                 reader = reader_for(value, layout=self._layout)
@@ -180,13 +184,15 @@ class Dispatcher:
             pack = find_pack(layout=self._layout) if self._packs else None
             self._packs = pack is not None and pack(*used.values()) is not None
             self._pack = pack if self._packs else None
-            if before == self._form():
+            form = self._form()
+            if form == self._generated_for:
                 return
             self._generated = self._generate()
             # Answers under keys of the old form could never be found again.
             MEMO.forget(self._answers)
             self.function.__globals__.update(self._seen())
             self.function.__code__ = self._generated.call.__code__
+            self._generated_for = form  # last: after an interrupt, the next call generates the code
 
     def _form(self) -> object:
         """Return the form of the keys: packed keys have one form for arguments of any kind."""

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 from tunebook._arrays.describe import device_of, libraries_of, surroundings_of
@@ -18,7 +18,7 @@ from tunebook._arrays.device_fingerprint import (
 )
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.record_format import blake2b
-from tunebook._base.vocabulary import Problem
+from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import candidates_checksum, code_checksum
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key, fast_key_of
@@ -161,7 +161,7 @@ class KernelOperations(Generic[Cfg, Out]):
                     return found  # type: ignore[no-any-return]
         return getattr(self, name)  # type: ignore[no-any-return]
 
-    @cached_property
+    @computed_once
     def _varied(self) -> frozenset[str]:
         """The operations that have variants."""
         names = dir(self)
@@ -210,7 +210,7 @@ class KernelOperations(Generic[Cfg, Out]):
         objective = "" if self.objective == "typical" else f"-{objective_name(self.objective)}"
         return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}"
 
-    @cached_property
+    @computed_once
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
         names = {

@@ -53,41 +53,47 @@ class Answers:
                 memo.pop(key, None)
 
 
+class Suspension:
+    """Suspends the memo for as long as it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
 class AnswerMemo:
     """The switch over every kernel's memoised answers. One per process: `MEMO`."""
 
     def __init__(self) -> None:
-        # Re-entrant: a scope is released by the garbage collector, which may run while this thread holds the lock.
-        self._lock = threading.RLock()
+        # Re-entrant: a finaliser may call a kernel while this thread holds the lock.
+        self.lock = threading.RLock()
         self._all: weakref.WeakSet[Answers] = weakref.WeakSet()
-        self.suspended = 0
+        # References to all that live. Not a count: an interrupt between a change of a count and the note that it was
+        # changed would leave it wrong for good.
+        self.suspended: Final[set[weakref.ref[Suspension]]] = set()
         self.epoch = 0
 
     def renew_lock(self) -> None:
         """Take a new lock, in a forked child: if another thread held it at the fork, it would stay locked."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def register(self, answers: Answers) -> None:
         """Put a kernel's answers under this switch."""
-        with self._lock:
+        with self.lock:
             self._all.add(answers)
 
-    def suspend(self) -> None:
-        """Keep every hot path from answering by itself."""
-        with self._lock:
-            self.suspended += 1
+    def suspend(self) -> Suspension:
+        """Keep every hot path from answering by itself while the result lives; then they fill with the next calls."""
+        suspension = Suspension()
+        with self.lock:
+            # `discard` is one step, which cannot be interrupted as Python code can.
+            self.suspended.add(weakref.ref(suspension, self.suspended.discard))
             self.epoch += 1
             for each in self._all:
                 each.fast.clear()
-
-    def resume(self) -> None:
-        """End a suspension; the hot paths fill again with the next calls."""
-        with self._lock:
-            self.suspended -= 1
+        return suspension
 
     def invalidate(self, problem: Problem | None = None) -> None:
         """Forget the answers to one problem, or all answers."""
-        with self._lock:
+        with self.lock:
             self.epoch += 1
             for each in self._all:
                 if problem is None:
@@ -97,13 +103,13 @@ class AnswerMemo:
 
     def forget(self, answers: Answers) -> None:
         """Forget one kernel's answers, because their keys have a new form; the answers themselves are still right."""
-        with self._lock:
+        with self.lock:
             answers.clear()
             answers.problems.clear()
 
     def note(self, answers: Answers, key: Hashable, problem: Problem) -> None:
         """Memoise which problem a call is."""
-        with self._lock:
+        with self.lock:
             if len(answers.problems) >= CAPACITY:
                 answers.problems.clear()
             answers.problems[key] = problem
@@ -112,7 +118,7 @@ class AnswerMemo:
         self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int, explored: bool = False
     ) -> None:
         """Memoise an answer (or, `explored`, a session), unless something changed since `epoch` was read before it."""
-        with self._lock:
+        with self.lock:
             if epoch != self.epoch:
                 return
             memo = answers.explored if explored else answers.known
@@ -123,7 +129,7 @@ class AnswerMemo:
 
     def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:
         """Let the hot path give an answer by itself, unless the memo is suspended or has another answer by now."""
-        with self._lock:
+        with self.lock:
             known = answers.known.get(key)
             if known is not None and known is answer and not self.suspended:
                 answers.fast[key] = known.config
@@ -133,17 +139,12 @@ class Epoch:
     """Counts the answers that were replaced by better ones while the program ran. One per process: `EPOCH`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._listeners: Final[list[Callable[[int], object]]] = []  # append and remove are atomic
         self.number = 0
 
-    def renew_lock(self) -> None:
-        """Take a new lock, in a forked child."""
-        self._lock = threading.Lock()
-
     def advance(self) -> None:
         """Count one more, and tell the listeners."""
-        with self._lock:
+        with MEMO.lock:
             self.number += 1
             number = self.number
         for listener in tuple(self._listeners):
@@ -163,7 +164,6 @@ class Epoch:
 MEMO: Final = AnswerMemo()
 EPOCH: Final = Epoch()
 os.register_at_fork(after_in_child=MEMO.renew_lock)
-os.register_at_fork(after_in_child=EPOCH.renew_lock)
 
 
 class ConfigCache(Generic[C]):

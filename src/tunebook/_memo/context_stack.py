@@ -23,15 +23,12 @@ class _Layer:
     A task that was started inside the block keeps its copy of the context after the block has ended.
     """
 
-    __slots__ = ("outer", "value")
+    __slots__ = ("outer", "suspension", "value")
 
     def __init__(self, value: object, outer: _Layer | None) -> None:
         self.value: Final = value
         self.outer: Final = outer
-        MEMO.suspend()
-
-    def __del__(self, release: Callable[[], None] = MEMO.resume) -> None:
-        release()
+        self.suspension: Final = MEMO.suspend()
 
 
 # None means that nothing is scoped here: one read tells the hot path's second level that memoised answers apply.

@@ -101,10 +101,9 @@ class Counts:
             # A verification that does not hold begins a tuning of the same problem: together they are one.
             elif event == "autotune_start" and problem not in self._began:
                 self._began[problem] = self._clock_s()
-                cells[RUNNING, by][0] += 1
+                cells[RUNNING, by] = [0]  # see `values`
             # Without a beginning here, a caller that waited sent the event, or another process did the tuning.
             elif event == "autotune_finish" and (began_s := self._began.pop(problem, None)) is not None:
-                cells[RUNNING, by][0] -= 1
                 cells[SECONDS, by][0] += max(self._clock_s() - began_s, 0.0)
                 cells[TUNINGS, (*by, "failed" if failed else "decided")][0] += 1
             if event in _GIVEN:
@@ -116,7 +115,10 @@ class Counts:
     def values(self, family: Family) -> dict[Labels, float]:
         """Return the counts of a family by their labels."""
         with self._lock:
-            return {labels: cell[0] for (each, labels), cell in self._cells.items() if each is family}
+            found = {labels: cell[0] for (each, labels), cell in self._cells.items() if each is family}
+            if family is RUNNING:  # not a count of its own, which an interrupt could leave wrong for good
+                found = {labels: sum(problem[:2] == labels for problem in self._began) for labels in found}
+            return found
 
     def text(self) -> str:
         """Return the counts in Prometheus' text format."""

@@ -167,14 +167,15 @@ class AutotuneTier(Tier[C]):
         """Give the turn to answer a call, once among threads and processes."""
         wait = request.policy.while_tuning != "heuristics" or not request.policy.allow_heuristics
         key, lease_id = key_of(request), problem_id(request.problem)
-        return self._flights.turn(key, self._book.leases(), lease_id, look=look, wait=wait)
+        may_guess = partial(_may_guess, request)
+        return self._flights.turn(key, self._book.leases(), lease_id, look=look, wait=wait, may_guess=may_guess)
 
     def _take(self, request: Request[C], turn: FlightTurn[Found[C] | Skipped]) -> Found[C] | Skipped:
         """Return the result of a turn, as the answer to this caller."""
         answer = turn.result
         if not isinstance(answer, Found):
-            busy = "another caller is tuning this problem, and policy.while_tuning is 'heuristics'"
-            return answer or Skipped(busy, transient=True)
+            why = "that waits for this call" if turn.ring else "policy.while_tuning is 'heuristics'"
+            return answer or Skipped(f"another caller is tuning this problem, and {why}", transient=True)
         self._decided[key_of(request)] = answer.config
         if not turn.leads and answer.level is None:
             return answer._replace(event="cache_hit", level="memory")  # the result of another thread
@@ -218,7 +219,7 @@ class AutotuneTier(Tier[C]):
             tuned: Tuned[C] | None = None
             # By their ids, so that two processes with some problems in common never wait for each other in a ring.
             for request in sorted(requests, key=lambda request: problem_id(request.problem)):
-                turn = turns.enter_context(self._turn_on_demand(request, "tune"))
+                turn = turns.enter_context(self._turn_on_demand(request, "tune", ordered=True))
                 if not turn.leads:
                     tuned = turn.result
                     break
@@ -229,8 +230,11 @@ class AutotuneTier(Tier[C]):
                 turn.result = tuned
         return tuned
 
-    def _turn_on_demand(self, request: Request[C], verb: str) -> AbstractContextManager[FlightTurn[Any]]:
-        return self._flights.turn((verb, key_of(request)), self._book.leases(), problem_id(request.problem))
+    def _turn_on_demand(
+        self, request: Request[C], verb: str, *, ordered: bool = False
+    ) -> AbstractContextManager[FlightTurn[Any]]:
+        lease_id = problem_id(request.problem)
+        return self._flights.turn((verb, key_of(request)), self._book.leases(), lease_id, ordered=ordered)
 
     def _tune_all(
         self,
@@ -362,6 +366,10 @@ class AutotuneTier(Tier[C]):
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
+
+
+def _may_guess(request: Request[Any]) -> bool:
+    return request.policy.allow_heuristics and request.kernel.heuristic(request.inv) is not None
 
 
 def _generation(entry: Trusted[Any] | Refused[Any]) -> int:

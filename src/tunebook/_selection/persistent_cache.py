@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 import typing
 from pathlib import Path
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _open_books: Final[dict[tuple[Path | None, str | None, bytes | None], Store]] = {}
-_open_lock = threading.Lock()
 
 
 def default_book() -> Store:
@@ -41,13 +39,14 @@ def book_before(url: str | None) -> Store:
         warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
         return MemoryStore()
     key = None if url is None else signing_key()
-    with _open_lock:
-        if (root, url, key) not in _open_books:
-            front = MemoryStore() if root is None else open_store(None, default_root=root)
-            if url is not None:
-                front = open_shared(front, url, root=root, key=key, may_write=lambda: mode() == "normal")
-            _open_books[root, url, key] = front
-        return _open_books[root, url, key]
+    opened = _open_books.get((root, url, key))
+    if opened is not None:
+        return opened
+    front = MemoryStore() if root is None else open_store(None, default_root=root)
+    if url is not None:
+        front = open_shared(front, url, root=root, key=key, may_write=lambda: mode() == "normal")
+    # Opening touches nothing, so that it may happen twice: a lock could be held by a thread that a fork did not copy.
+    return _open_books.setdefault((root, url, key), front)
 
 
 def store_at(place: str | os.PathLike[str]) -> Store:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -74,11 +73,10 @@ class Recording:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._calls: dict[Problem, RecordedCall] = {}
-        self._lock = threading.Lock()
         self.dropped = 0
 
     def __iter__(self) -> Iterator[RecordedCall]:
-        with self._lock:
+        with MEMO.lock:
             calls = list(self._calls.values())
         return iter(sorted(calls, key=lambda call: (-call.seconds, call.problem)))
 
@@ -95,7 +93,7 @@ class Recording:
         placement: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Count one call."""
-        with self._lock:
+        with MEMO.lock:
             seen = self._calls.get(problem)
             if seen is None and len(self._calls) >= self._capacity:
                 self.dropped += 1
@@ -267,8 +265,7 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
 # --------------------------------------------------------------------------------------------- current recordings
 
 _registry: Final = Recording()
-_active: tuple[Recording, ...] = ()
-_active_lock = threading.Lock()
+_active: Final[list[Recording]] = []  # append and remove are atomic
 
 
 class Apart:
@@ -285,7 +282,7 @@ class Apart:
 def recordings() -> tuple[Recording, ...]:
     """Return the recordings that are on here."""
     apart = None if INNERMOST.get() is None else next(scoped(Apart), None)
-    return _active if apart is None else (apart.recording,)
+    return tuple(_active) if apart is None else (apart.recording,)
 
 
 @contextmanager
@@ -294,21 +291,21 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
 
     Calls run with a known configuration, else with the heuristic, else with the first candidate.
     """
-    global _active  # noqa: PLW0603 - process-wide on purpose: frameworks run backward passes in threads of their own
     if capacity < 1:
         raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
     recording = Recording(capacity)
-    MEMO.suspend()
-    with _active_lock:
-        _active = (*_active, recording)
-    # Memoised answers are given without a look at recordings. While a recording is on, no answer is memoised.
-    MEMO.invalidate()
+    suspension = None
     try:
+        suspension = MEMO.suspend()
+        # For the whole process on purpose: frameworks run backward passes in threads of their own.
+        _active.append(recording)
+        # Memoised answers are given without a look at recordings. While a recording is on, no answer is memoised.
+        MEMO.invalidate()
         yield recording
     finally:
-        with _active_lock:
-            _active = tuple(r for r in _active if r is not recording)
-        MEMO.resume()
+        with suppress(ValueError):
+            _active.remove(recording)
+        del suspension  # here, because the traceback of an error keeps this frame
 
 
 def record_invocation(
@@ -328,5 +325,4 @@ def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...],
 
 def clear_invocations() -> None:
     """Forget the calls of `record_invocation`."""
-    with _registry._lock:  # noqa: SLF001 - the registry is this module's own
-        _registry._calls.clear()  # noqa: SLF001 - its own registry
+    _registry._calls.clear()  # noqa: SLF001 - the registry is this module's own

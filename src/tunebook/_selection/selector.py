@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -31,6 +31,7 @@ from tunebook._selection.tiers import (
     Pinned,
     Request,
     Skipped,
+    Teller,
     Tier,
 )
 from tunebook._selection.trusted_entries import EntryGuard
@@ -76,12 +77,6 @@ class NoSelection(NamedTuple):
     problem: Problem
     tried: tuple[tuple[str, str], ...]
     cause: Exception | None = None
-
-
-def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> dict[str, Any]:
-    """Return the data that a listener gets with an event."""
-    told = {"device": problem.device, "op_id": problem.op, "call_key": problem.call_key, **data}
-    return told if level is None else {**told, "level": level}
 
 
 def _first_answer(
@@ -256,18 +251,19 @@ class ConfigSelectorChain(Generic[C]):
         """Return the configuration for a call, and where it came from; `problem` is the call's, where it is known."""
         request = self.request(inv, kernel, problem)
         tiers = self._tiers_alone if _agreement is None else asked_tiers(self.tiers)
-        selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
-        if isinstance(selection, NoSelection):
-            request.tell("error", cfg=None, tried=selection.tried)
-            remedy = (
-                f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
-                "`tunebook tune`, or pass a configuration with the call."
-            )
-            remedy = remedy if request.mode in {"frozen", "replay"} else ""
-            raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
-        if selection.remember:
-            self._memory.remember(request, selection.config)
-        request.tell(selection.event, cfg=selection.config, level=selection.level)
+        with request.tell, request.tell:
+            selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
+            if isinstance(selection, NoSelection):
+                request.tell("error", cfg=None, tried=selection.tried)
+                remedy = (
+                    f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
+                    "`tunebook tune`, or pass a configuration with the call."
+                )
+                remedy = remedy if request.mode in {"frozen", "replay"} else ""
+                raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
+            if selection.remember:
+                self._memory.remember(request, selection.config)
+            request.tell(selection.event, cfg=selection.config, level=selection.level)
         return selection
 
     def preview(
@@ -334,15 +330,18 @@ class ConfigSelectorChain(Generic[C]):
         on_step: Callable[[Step], None] | None,
     ) -> R:
         """Do the work of a tuning on demand, remember its configuration, and tell the listeners how it ended."""
-        try:
-            found = work(budget=parse_budget(budget), on_step=on_step)
-        except TuningFailed as error:
+        with ExitStack() as told:
+            for request in (*requests, *requests):
+                told.enter_context(request.tell)
+            try:
+                found = work(budget=parse_budget(budget), on_step=on_step)
+            except TuningFailed as error:
+                for request in requests:
+                    request.tell("autotune_finish", cfg=None, error=error, called=False)
+                raise
             for request in requests:
-                request.tell("autotune_finish", cfg=None, error=error, called=False)
-            raise
-        for request in requests:
-            self._memory.remember(request, found.config)
-            request.tell("autotune_finish", cfg=found.config, called=False)
+                self._memory.remember(request, found.config)
+                request.tell("autotune_finish", cfg=found.config, called=False)
         return found
 
     @property
@@ -380,13 +379,7 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Request[C]:
         """Return a call as the tiers get it, under the policy of this thread or task."""
         problem = known or kernel.problem(inv)
-
-        def tell(event: Event, **data: Any) -> None:
-            if not silent and (listeners := self.listeners):
-                told = event_data(problem, **data)
-                for listener in listeners:
-                    listener(event, **told)
-
+        tell = Teller(problem, list if silent else lambda: self.listeners)
         heard = bool(self.listeners) and not silent
         return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
 

@@ -21,7 +21,7 @@ import weakref
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from tunebook._base.errors import StoreError, TunebookError, warn_once
 from tunebook.stores._files import LARGEST_GENERATION
@@ -40,6 +40,7 @@ _POLL_S: Final = (0.005, 0.05)  # first and longest wait between two looks; a ta
 # lease's time, because its maker, if it only paused there, does not hold until it has found nobody ahead of it.
 _EMPTY_S: Final = 0.25
 _UNKNOWN_HOST: Final = "unknown"
+_LOOK_S: Final = 0.1  # how often a thread that waits for another looks whether that waits for it
 
 # One item per fork since this module was imported: a forked child does not hold the locks of its ancestors. Not the
 # pid: parent and child can have the same pid, across pid namespaces.
@@ -48,34 +49,35 @@ os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
 
 
 # The work that a context is part of: a thread, and the processes and threads that it starts with a copy of its context.
-_works: ContextVar[tuple[list[tuple[object, Hashable]], ...]] = ContextVar("tunebook_leading", default=())
-
-
-@contextmanager
-def _leading(scope: object, key: Hashable) -> Iterator[None]:
-    """While entered, calls from within know that they are part of the work for a key."""
-    work = [(scope, key)]
-    token = _works.set((*_works.get(), work))
-    try:
-        yield
-    finally:
-        _works.reset(token)
-        work.clear()  # for copies of the context that outlive the work
+_works: ContextVar[tuple[_Flight[Any], ...]] = ContextVar("tunebook_leading", default=())
 
 
 def _leads(scope: object, key: Hashable) -> bool:
-    return any((scope, key) in work for work in _works.get())
+    return any((scope, key) in flight.leading for flight in _works.get())
 
 
 class _Flight(Generic[T]):
-    """One run of the work for a key. Entered by the thread that does it, because it has to see every error."""
+    """One run of the work for a key, entered by the thread that does it before others can find it.
+
+    Leaving it twice does no harm. So it is entered twice: if an interrupt strikes while it is left, it is left again.
+    """
 
     def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
         # With the number of forks, so that a forked child does not wait for its parent's threads.
         self.up, self.key = up, (len(_FORKS), key)
+        self.thread: Final = threading.get_ident()
+        self.leading: Final[list[tuple[object, Hashable]]] = []  # emptied, for copies of the context that outlive it
+        self.waits_for: Final[list[_Flight[Any]]] = []  # the flights that its work waits for
+        self.stuck_at: object = None  # see `StuckWatch`
         self.landed: Final = threading.Event()
         self.result: T | None = None
         self.error: Exception | None = None
+
+    def lead(self, scope: object, key: Hashable) -> None:
+        """Let calls from within know that they are part of the work for a key."""
+        self.leading.append((scope, key))
+        if self not in _works.get():
+            _works.set((*_works.get(), self))
 
     def __enter__(self) -> None:
         pass
@@ -83,15 +85,24 @@ class _Flight(Generic[T]):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             self.error = error
+        self.leading.clear()
+        _works.set(tuple(flight for flight in _works.get() if flight is not self))
         # Forgotten before it lands: a waiter that tries again must not find it still up.
-        self.up.pop(self.key, None)
+        if self.up.get(self.key) is self:
+            del self.up[self.key]
         # If the work forked, this may be the child, where a thread that no longer exists may own the event's lock.
         if self.key[0] == len(_FORKS):
             self.landed.set()
 
+    def waited_for(self) -> list[_Flight[Any]]:
+        """Return this flight, the flights that its work waits for, the flights that theirs wait for, and so on."""
+        found: list[_Flight[Any]] = [self]
+        for flight in found:
+            found += [each for each in tuple(flight.waits_for) if each not in found]
+        return found
+
     def outcome(self) -> T | None:
-        """Wait; return the result, or None if the leader was interrupted and another thread must try again."""
-        self.landed.wait()
+        """Return the result, or None if the leader was interrupted and another thread must try again."""
         if isinstance(self.error, TunebookError):
             # Ours can be copied, as they can be pickled; others are shared. One object raised in 32 threads has a
             # traceback of them all.
@@ -105,11 +116,14 @@ class FlightTurn(Generic[T]):
     """A caller's turn at the work of a key.
 
     If it `leads`, the caller does the work, publishes under the lease's `generation`, and sets `result` for all waiting
-    threads. Else `result` comes from another thread or process; None if that is at work and the caller would not wait.
+    threads. Else `result` comes from another thread or process; None if that is at work and the caller would not wait,
+    or must not, because of a `ring`: that work waits for the caller.
     """
 
-    def __init__(self, *, leads: bool = False, generation: int = 0, result: T | None = None) -> None:
-        self.leads, self.generation, self.result = leads, generation, result
+    def __init__(
+        self, *, leads: bool = False, generation: int = 0, result: T | None = None, ring: bool = False
+    ) -> None:
+        self.leads, self.generation, self.result, self.ring = leads, generation, result, ring
 
 
 class Flights(Generic[T]):
@@ -125,10 +139,12 @@ class Flights(Generic[T]):
         self,
         key: Hashable,
         board: LeaseBoard | None = None,
-        lease_id: str | None = None,
+        lease_id: str = "",
         *,
         look: Callable[[], T | None] = lambda: None,
         wait: bool = True,
+        may_guess: Callable[[], bool] = lambda: False,
+        ordered: bool = False,
         lease_s: float = LEASE_S,
     ) -> Iterator[FlightTurn[T]]:
         """Give the turn to do the work of a key, once among threads and, with a board, among processes.
@@ -136,32 +152,57 @@ class Flights(Generic[T]):
         Another thread's or process's work is waited for; `look` returns the result of a process. An error of the
         leading thread is raised in every thread that waits, and then forgotten: the next call tries again.
         KeyboardInterrupt and the like end the leader's call only: a waiter leads then. A call from within the work
-        would wait for itself: it leads too, without a lease.
+        would wait for itself: it leads too, without a lease. So does a call inside other work that has waited for a
+        process for as long as a lease lasts, unless turns are taken in one order everywhere (`ordered`). If the work of
+        another thread waits for the caller, the caller guesses if it may, else it leads.
         """
-        if _leads(self, key) or (lease_id is not None and _leads(Lease, lease_id)):
+        if _leads(self, key) or (lease_id and _leads(Lease, lease_id)):
             yield FlightTurn(leads=True)
             return
-        while True:
+        # Inside other work, a process that waits for that work would be waited for without end.
+        inside = not ordered and any(flight.leading for flight in _works.get())
+        turn: FlightTurn[T] | None = None
+        while turn is None:
             mine: _Flight[T] = _Flight(self._up, key)
-            flight = self._up.setdefault(mine.key, mine)
-            if flight is not mine:
-                result = flight.outcome() if wait else None
-                if result is None and wait:
-                    continue
-                yield FlightTurn(result=result)
-                return
-            with mine, _leading(self, key):
-                claimed = acquire(board, lease_id or "", look=look, lease_s=lease_s, deadline_s=None if wait else 0.0)
-                if isinstance(claimed, Lease):
-                    turn: FlightTurn[T] = FlightTurn(leads=True, generation=claimed.generation)
-                    with claimed, _leading(Lease, lease_id):
-                        yield turn
+            with mine, mine, _Slips() as slips, slips:
+                flight = self._up.setdefault(mine.key, mine)
+                if flight is mine:
+                    mine.lead(self, key)
+                    patience_s = (lease_s if inside else None) if wait else 0.0
+                    claimed = acquire(board, lease_id, look=look, lease_s=lease_s, deadline_s=patience_s, slips=slips)
+                    if isinstance(claimed, Lease) or (inside and wait and isinstance(claimed, Busy)):
+                        mine.lead(Lease, lease_id)
+                        turn = FlightTurn(leads=True, generation=getattr(claimed, "generation", 0))
+                    else:  # None if busy: threads that would wait longer than this one go on by themselves
+                        turn = FlightTurn(result=getattr(claimed, "result", None))
+                    yield turn
                     mine.result = turn.result
                     return
-                # Left as None if busy: threads that would wait longer than this one go on by themselves.
-                mine.result = claimed.result if isinstance(claimed, AlreadyThere) else None
-            yield FlightTurn(result=mine.result)
-            return
+            turn = self._wait_for(flight, may_guess) if wait else FlightTurn()
+        yield turn
+
+    def _wait_for(self, flight: _Flight[T], may_guess: Callable[[], bool]) -> FlightTurn[T] | None:
+        """Return the result of another thread's flight; None if its leader was interrupted."""
+        from tunebook._measure.device_lock import StuckWatch, turns_put_down  # noqa: PLC0415 - for waits only
+
+        led, watch, look_s = [each for each in _works.get() if each.leading], StuckWatch(LEASE_S), 0.0
+        with ExitStack() as stack:
+            for each in led:
+                each.waits_for.append(flight)
+                stack.callback(each.waits_for.remove, flight)
+            while not flight.landed.wait(look_s):
+                chain = flight.waited_for()
+                # A flight of this very thread, in another context or left behind, cannot land while the thread waits.
+                # The threads of a pool do not know for whose candidate they work: its thread waits for them.
+                own = flight.thread == threading.get_ident() or any(each in led for each in chain)
+                if own or watch.is_stuck(chain[-1]):
+                    return FlightTurn(leads=not may_guess(), ring=True)
+                if not look_s:
+                    # The thread that leads the flight may wait for the device that this thread holds.
+                    stack.enter_context(turns_put_down())
+                    look_s = _LOOK_S
+        result = flight.outcome()
+        return None if result is None else FlightTurn(result=result)
 
 
 class Maker(NamedTuple):
@@ -238,13 +279,17 @@ class _LeaseFile:
         self._board, self._lease_id, self._name = board, lease_id, f"{lease_id}.{generation}"
         self._signature: Final = f"{maker.host} {maker.pid} {maker.started} {os.urandom(8).hex()} ".encode()
         self._beats = 0
+        self._posting = self._is_off = False
         self._forks: Final = len(_FORKS)
         self._withdrawn: Final = threading.Event()
-        self._lock: Final = threading.Lock()  # a beat that ends after the removal could mark the next holder's slip
+        self._lock: Final = threading.RLock()  # a beat that ends after the removal could mark the next holder's slip
 
     def post(self) -> bool:
         """Put the slip on the board; False if another process did."""
-        return self._board.create(self._name, self.content())
+        self._posting = True
+        created = self._board.create(self._name, self.content())
+        self._posting = False
+        return created
 
     def keep(self, lease_s: float) -> None:
         """Beat in a thread from now on."""
@@ -268,18 +313,17 @@ class _LeaseFile:
 
     def withdraw(self, *, lower: bool) -> None:
         """Take the slip off the board, after all lower generations if asked to; nothing in a forked child."""
-        if self._forks != len(_FORKS):
+        if self._forks != len(_FORKS) or self._is_off:
             return
         self._withdrawn.set()
         with self._lock:
-            if not self._is_ours():
-                return
-            if lower:
+            if self._is_ours():
                 # Ours goes last: while it is there no other process can hold the lease, so these are old slips.
-                for generation in self._board.generations(self._lease_id):
+                for generation in self._board.generations(self._lease_id) if lower else ():
                     if generation < self.generation:
                         self._board.remove(f"{self._lease_id}.{generation}")
-            self._board.remove(self._name)
+                self._board.remove(self._name)
+        self._is_off = True  # last: an interrupted withdrawal is not over
 
     def content(self) -> bytes:
         """Return the bytes that the slip has, or gets next."""
@@ -287,7 +331,10 @@ class _LeaseFile:
 
     def _is_ours(self) -> bool:
         # Paused past its lease, taken over and released since, the name can belong to another holder's slip by now.
-        return (self._board.read(self._name) or b"").startswith(self._signature)
+        content = self._board.read(self._name) or b""
+        # An interrupt between the creation and the write leaves an empty slip. If another process is just making a slip
+        # of this name, it does not find it again, and starts anew.
+        return content.startswith(self._signature) or (self._posting and not content)
 
 
 def _keep_alive(slip_ref: weakref.ref[_LeaseFile], withdrawn: threading.Event, every_s: float) -> None:
@@ -338,6 +385,20 @@ class Lease(NamedTuple):
         self.release()
 
 
+class _Slips(list[_LeaseFile]):
+    """The slips that this call has put on the board, or is about to. They come off when it is left, as often as it is.
+
+    An interrupt may strike when the slip is on the board, and before anything else knows about it.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for slip in self:
+            Lease(slip.generation, slip).release()
+
+
 class _LeaseWatch:
     """A waiter's view of a lease: the slips on the board, and for how long it has seen each of them unchanged."""
 
@@ -350,10 +411,11 @@ class _LeaseWatch:
         clock: Callable[[], float],
         maker: Maker,
         is_gone: Callable[[Maker], bool],
+        slips: list[_LeaseFile],
     ) -> None:
         self.board, self.lease_id, self.lease_s = board, lease_id, lease_s
         self.clock, self.maker, self.is_gone = clock, maker, is_gone
-        self.looked_at_s = 0.0
+        self.slips, self.looked_at_s = slips, 0.0
         self.still_s: dict[tuple[int, bytes], float] = {}
 
     def attempt(self) -> _LeaseFile | None:
@@ -366,7 +428,9 @@ class _LeaseWatch:
             self.board.remove(f"{self.lease_id}.{highest}")
             return None
         slip = _LeaseFile(self.board, self.lease_id, highest + 1, self.maker)
+        self.slips[:] = [slip]
         if not slip.post():
+            self.slips.clear()
             return None
         # Meanwhile another may have taken over, failed and released, and a third begun at generation 1 again: two
         # different names, both free. The later of the two sees the other here; without this look both would hold.
@@ -409,35 +473,49 @@ def acquire(
     jitter: Callable[[], float] = random.random,
     maker: Maker | None = None,
     is_gone: Callable[[Maker], bool] = Maker.is_gone,
+    slips: list[_LeaseFile] | None = None,
 ) -> Lease | AlreadyThere[T] | Busy:
     """Wait until `look` returns a result or the lease can be held, for `deadline_s` at most (None: as long as needed).
 
-    Without a board, or if it fails (one warning), the caller goes on without a lease. A holder that asks again for its
-    lease waits for itself.
+    `slips` gets the slip before it is on the board, so that the caller can withdraw it after an interrupt. Without a
+    board, or if it fails (one warning), the caller goes on without a lease. A holder that asks again for its lease
+    waits for itself.
     """
     if board is None:
         return _unless_found(Lease(0), look)
     claim = _LeaseWatch(
-        board=board, lease_id=lease_id, lease_s=lease_s, clock=clock, maker=maker or this_process(), is_gone=is_gone
+        board=board,
+        lease_id=lease_id,
+        lease_s=lease_s,
+        clock=clock,
+        maker=maker or this_process(),
+        is_gone=is_gone,
+        slips=[] if slips is None else slips,
     )
     wait_s, longest_s = _POLL_S
     give_up = None if deadline_s is None else clock() + deadline_s
-    while True:
-        try:
-            slip = claim.attempt()
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
-            return _unless_found(Lease(0), look)
-        if slip is not None:
-            slip.keep(lease_s)
-            return _unless_found(Lease(slip.generation, slip), look)
-        if (found := look()) is not None:
-            return AlreadyThere(found)
-        if give_up is not None and clock() >= give_up:
-            return Busy()
-        # Jittered, or a hundred waiters would all list the directory at the same moment.
-        sleep(wait_s * (0.5 + jitter() / 2))
-        wait_s = min(2 * wait_s, longest_s)
+    with ExitStack() as aside:
+        while True:
+            try:
+                slip = claim.attempt()
+            except StoreError as error:
+                warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
+                return _unless_found(Lease(0), look)
+            if slip is not None:
+                slip.keep(lease_s)
+                return _unless_found(Lease(slip.generation, slip), look)
+            if (found := look()) is not None:
+                return AlreadyThere(found)
+            if give_up is not None and clock() >= give_up:
+                return Busy()
+            if wait_s == _POLL_S[0] and _works.get():
+                from tunebook._measure.device_lock import turns_put_down  # noqa: PLC0415 - for waits only
+
+                # The holder of the lease may wait for the device that this process holds.
+                aside.enter_context(turns_put_down())
+            # Jittered, or a hundred waiters would all list the directory at the same moment.
+            sleep(wait_s * (0.5 + jitter() / 2))
+            wait_s = min(2 * wait_s, longest_s)
 
 
 def _unless_found(held: Lease, look: Callable[[], T | None]) -> Lease | AlreadyThere[T]:

@@ -13,7 +13,7 @@ from tunebook._selection.trusted_entries import Refused
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._base.environment_variables import Mode
     from tunebook._base.record_format import Record
@@ -50,12 +50,45 @@ class Skipped(NamedTuple):
     exploration: InCallSession[Any] | None = None
 
 
+def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> dict[str, Any]:
+    """Return the data that a listener gets with an event."""
+    told = {"device": problem.device, "op_id": problem.op, "call_key": problem.call_key, **data}
+    return told if level is None else {**told, "level": level}
+
+
+class Teller:
+    """Tells the listeners the events of a request. Left by an error, it ends the tuning that has begun and not ended.
+
+    Leaving it twice does no harm, so it is entered twice, as a flight is.
+    """
+
+    __slots__ = ("_began", "_listeners", "_problem")
+
+    def __init__(self, problem: Problem, listeners: Callable[[], Sequence[Callable[..., object]]]) -> None:
+        self._problem, self._listeners, self._began = problem, listeners, False
+
+    def __call__(self, event: Event, **data: Any) -> None:
+        self._began = self._began or event == "autotune_start"
+        if listeners := self._listeners():
+            told = event_data(self._problem, **data)
+            for listener in listeners:
+                listener(event, **told)
+        self._began = self._began and event != "autotune_finish"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._began and error is not None:
+            self("autotune_finish", cfg=None, error=error, called=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Call[C]):
     """A call on its way through the tiers. `heard` says that a listener gets the events."""
 
     policy: AutotunePolicy
-    tell: Callable[..., None]
+    tell: Teller
     heard: bool = False
     on_step: Callable[[Step], None] | None = None
     mode: Mode = "normal"

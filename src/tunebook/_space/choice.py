@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
+from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._space.space import Config, Space
 
@@ -109,7 +109,7 @@ class Choice:
         """Return a digest of the code of every implementation."""
         return self._code
 
-    @cached_property
+    @computed_once
     def _code(self) -> str:
         parts = [f"{name}={code_checksum(option.function)}" for name, option in self.options.items()]
         return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from numbers import Number
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 
 from tunebook._base.config_codec import fingerprint, fingerprint_of, register_codec
 from tunebook._base.errors import CodecError, DefinitionError, did_you_mean
+from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._code.source import text_of
 from tunebook._space.axis import Axis, axis_of
@@ -239,11 +239,11 @@ class Space:
         """Count the configurations, once; only axes that a constraint ties together are gone through."""
         return self._count
 
-    @cached_property
+    @computed_once
     def _count(self) -> int:
         return self._walk.count() if self._constraints else self.size
 
-    @cached_property
+    @computed_once
     def _walk(self) -> SpaceWalk:
         return SpaceWalk(self._axes, self._constraints, lambda values: self._find_refusal(_config_of(values)) is None)
 
@@ -283,7 +283,7 @@ class Space:
         """Return a digest of axes, values and the code of the constraints; the same in every process."""
         return self._fingerprint
 
-    @cached_property
+    @computed_once
     def _fingerprint(self) -> str:
         axes: dict[str, Json] = {name: [*sorted(values)] for name, values in self._values.items()}
         constraints: list[Json] = [*sorted({code_checksum(predicate) for predicate in self._constraints})]
@@ -291,12 +291,12 @@ class Space:
 
     # ------------------------------------------------------------------------------------------------- for searching
 
-    @cached_property
+    @computed_once
     def grid(self) -> tuple[Axis, ...]:
         """The axes as a search sees them: with their kinds, and values in canonical order."""
         return tuple(axis_of(name, values, self._kinds.get(name)) for name, values in self._axes.items())
 
-    @cached_property
+    @computed_once
     def _places(self) -> tuple[dict[tuple[type, Any], int], ...]:
         return tuple({_place(value): at for at, value in enumerate(axis.values)} for axis in self.grid)
 

@@ -126,12 +126,16 @@ class Tuner:
 
     def tune(self, job: Job[Cfg]) -> Tuned[Cfg]:
         """Measure the candidates without a known measurement, and decide over all of them."""
-        stopwatch = self._stopwatch_by(job.setup.timer)
-        if job.search is not None:
-            from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
+        watch = self._watch(job)  # once, because its limit on waiting for a device is for all batches of a search
+        if job.search is None:
+            return self._tune(job, *watch)
+        from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
 
-            return Searching(job, job.search, job.policy(stopwatch), self.tune, self._clock_s).run()
-        turn, probes = self._watch(job)
+        policy = job.policy(self._stopwatch_by(job.setup.timer))
+        return Searching(job, job.search, policy, lambda batch: self._tune(batch, *watch), self._clock_s).run()
+
+    def _tune(self, job: Job[Cfg], turn: DeviceTurn | None, probes: Iterable[Probe]) -> Tuned[Cfg]:
+        stopwatch = self._stopwatch_by(job.setup.timer)
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])

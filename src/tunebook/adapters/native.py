@@ -18,12 +18,13 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.device_fingerprint import device_fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, MissingDependency
+from tunebook._base.vocabulary import computed_once
 from tunebook.adapters._source.build_cache import BuildCache, PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
 
@@ -93,7 +94,7 @@ class CLibrary:
         """Return a digest of source, headers, flags and compiler: editing one of them makes it another kernel."""
         return digest([self._source.text, [*self._source.headers], [*self._flags], _identity(self._executable)])
 
-    @cached_property
+    @computed_once
     def _executable(self) -> str:
         names = ("cc", "gcc", "clang") if self._compiler is None else (self._compiler,)
         found = next(filter(None, map(shutil.which, names)), None)

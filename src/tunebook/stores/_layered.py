@@ -12,10 +12,11 @@ Nothing of the package is imported to find the file: importing a kernel library 
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
+from tunebook._base.vocabulary import computed_once
 from tunebook.stores._files import distrust, problem_id
 from tunebook.stores._pack import PackStore
 
@@ -45,7 +46,7 @@ class LayeredStore:
         self._front, self._find_shipped = front, find_shipped
         self.where: Final = front.where
 
-    @cached_property
+    @computed_once
     def layers(self) -> tuple[Store, ...]:
         """The front, then the shipped stores in their order."""
         return (self._front, *self._find_shipped())

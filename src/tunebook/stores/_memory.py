@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 from tunebook._base.record_format import Record
 
@@ -22,9 +23,10 @@ class MemoryStore:
     """
 
     where = "memory"
+    # One for all: stores in memory are few and quick. Re-entrant, because a finaliser may call a kernel meanwhile.
+    _lock: ClassVar = threading.RLock()
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._records: dict[Problem, tuple[int, bytes]] = {}
 
     def get(self, problem: Problem) -> Record | None:
@@ -53,3 +55,11 @@ class MemoryStore:
 
     def leases(self) -> None:
         return
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        """Take a new lock, in a forked child."""
+        cls._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=MemoryStore.renew_lock)

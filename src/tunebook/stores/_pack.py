@@ -109,7 +109,7 @@ class PackStore:
         self._source, self._vouched = source, vouched
         self.where: Final = str(source)
         # The process that may use the connection, a lock for it, and the connection: None if the file is not a pack.
-        self._opened: tuple[int, threading.Lock, sqlite3.Connection | None] | None = None
+        self._opened: tuple[int, threading.RLock, sqlite3.Connection | None] | None = None
         self._groups: list[EntryGroup] | None = None
 
     def get(self, problem: Problem) -> Record | None:
@@ -195,7 +195,7 @@ class PackStore:
         # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
         # does not have.
         if opened is None or opened[0] != os.getpid():
-            opened = self._opened = (os.getpid(), threading.Lock(), self._open())
+            opened = self._opened = (os.getpid(), threading.RLock(), self._open())
         _, lock, connection = opened
         if connection is None:
             return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -14,7 +13,7 @@ from triton.runtime.errors import PTXASError
 from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu, nvidia_driver
 from tunebook._base.errors import CompileError, DefinitionError
-from tunebook._base.vocabulary import Problem
+from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.call_key import call_key
@@ -127,7 +126,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         facts = {"driver": version, "target": f"{target.backend}:{target.arch}", **knobs}
         return environment_fingerprint(["triton"], facts)
 
-    @cached_property
+    @computed_once
     def code_checksum(self) -> str:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
         return code_checksum(self.function, version=self.version, extra=[link.values for link in self.chain[:-2]])
@@ -136,7 +135,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
         return super().checksum(inv) if self._prunes else self._static_checksum
 
-    @cached_property
+    @computed_once
     def _static_checksum(self) -> str:
         return self._checksum_over(self._known.values())
 

@@ -15,12 +15,12 @@ For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, after its 
 from __future__ import annotations
 
 import inspect
-import threading
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
 from tunebook._keys.call_key import fast_key_of
+from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -65,7 +65,6 @@ class Launcher:
         self._typed: set[str] = set()  # arguments with a dtype
         self._one_device: bool | None = None
         self._form = 0
-        self._lock = threading.Lock()
         self.bind: Any = self._generate()
 
     def _generate(self) -> Any:
@@ -113,7 +112,7 @@ class Launcher:
 
     def _launch_other(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launch a call that the generated code does not cover yet: the first one, or arguments of other classes."""
-        with self._lock:
+        with MEMO.lock:  # re-entrant, for finalisers, and open in a forked child
             before = dict(self._seen)
             for name, value in zip(self._names, args, strict=True):
                 kind = type(value) if name not in self._key or type(value) in _PLAIN else None
