@@ -222,6 +222,10 @@ class FunctionKernel(Kernel[Any, Any]):
         priority = 0 if self._choice is None else self._choice.option(cfg).priority
         return self._spread(priority, inv) if callable(priority) else priority
 
+    @property
+    def makes_inputs(self) -> bool:
+        return self._inputs is not None
+
     def make_inputs(self, inv: Invocation[Any, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
         if self._inputs is None:
             return None

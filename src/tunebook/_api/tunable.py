@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, TunebookError
+from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
-from tunebook._selection.recording import Recording, concrete, problem_here, recordings
+from tunebook._selection.recording import Recording, how_to_give_values, make_up, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._selection.trusted_entries import body_of
 from tunebook._tuning.job import Budget, Tuned, parse_budget
@@ -128,7 +128,8 @@ def tunable(
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
     `check="exact"` asks for equal bits, False checks nothing, and a function of the output and the expected output
     returns the difference. `mutates` names the arguments that runs write to; by default they are detected. `inputs` is
-    a function of made-up arguments that returns better ones, for calls without data: in a trace of jax.
+    a function of made-up arguments that returns valid ones, for tuning without a caller's: in a trace, from a
+    recording, in the background, or by `tunebook verify`.
 
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
     gets the candidates and the arguments, and returns the candidates worth a try. Of these the `keep` cheapest are
@@ -275,15 +276,23 @@ def tune_recorded(
         if known is None and left.is_spent:
             return Outcome(call, "skipped", "the budget is spent")
         if known is None:
-            inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+            inv = make_up(kernel, inv, seed)
             # Asked again: the description of an array need not hold its device and driver, and the array does.
             known = _known_by(selector, inv, kernel, kernel.problem(inv))
         if known is not None:
             return Outcome(call, "known", known)
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
-        return Outcome(call, "failed", str(error))
+        return Outcome(call, "failed", _reason(error, inv, kernel))
     return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
+
+
+def _reason(error: TunebookError, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> str:
+    """Return why a recorded call could not be tuned; the first line says it all."""
+    if not isinstance(error, TuningFailed):
+        return str(error)
+    hint = f" (on {MADE_UP[inv.values_from]}). {how_to_give_values(kernel)}" if error.on_made_up else ""
+    return f"{error.summary}{hint}\n{error}"
 
 
 def _known_by(
@@ -294,5 +303,7 @@ def _known_by(
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
-    unfinished = record is not None and body_of(record).provenance.get("complete") is False
+    facts = {} if record is None else body_of(record).provenance
+    # A tuning on a caller's arguments cannot be finished on made-up ones.
+    unfinished = facts.get("complete") is False and facts.get("values_from", "call") != "call"
     return None if unfinished else known.source

@@ -281,6 +281,12 @@ def obstacle_to(inv: Any) -> str | None:
     return None if framework is None else framework.obstacle((inv.args, inv.kwargs))
 
 
+def is_traced(inv: Any) -> bool:
+    """Return whether a compiler traces the caller of a call, so that its arrays have no values."""
+    framework = framework_of((inv.args, inv.kwargs))
+    return framework is not None and framework.is_traced((inv.args, inv.kwargs))
+
+
 def tuning_site(inv: Any) -> AbstractContextManager[tuple[TuningSite | None, Callable[..., Any]]]:
     """Give the place where candidates of a call may run, and `there(function, *args)`, which calls a function in it.
 

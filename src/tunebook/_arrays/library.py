@@ -9,16 +9,19 @@ first array of their library appears; `import tunebook` imports none of them.
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 import re
 import sys
-from dataclasses import dataclass
+import zlib
+from binascii import a2b_base64, b2a_base64
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
+from tunebook._base.errors import CodecError, DefinitionError, UnkeyableError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The facts about an array that are part of a call key. It has `.shape` and `.dtype`, and the live array's key."""
+    """The facts about an array that are part of a call key. It has `.shape` and `.dtype`, and the live array's key.
+
+    `values` are the values of a small array of integers, as text, to make up arrays from; they are not in the key.
+    """
 
     __module__ = "tunebook"  # its name in recordings, which must outlive the move of a file
 
@@ -39,6 +45,7 @@ class ArraySpec:
     layout: str = "C"
     platform: str = ""
     grad: bool = False  # whether torch computes its gradient: a call then keeps more memory than its result
+    values: str = field(default="", repr=False, compare=False)
 
 
 # ------------------------------------------------------------------------------- how arrays usually look: the defaults
@@ -200,6 +207,9 @@ class Framework(Protocol):
     def obstacle(self, arguments: object) -> str | None:
         """Return the reason why a call with these arguments cannot be tuned, or None."""
 
+    def is_traced(self, arguments: object) -> bool:
+        """Return whether some of the arrays are placeholders of a trace, without values."""
+
     def capture(self, inv: Any) -> CapturedCall:
         """Return a call so that it can be tuned, with the settings of this thread."""
 
@@ -235,7 +245,10 @@ class ArrayLibrary(NamedTuple):
 
     **Measuring.** `timer(arguments)` returns a `Timer`, or None for the host's clock.
 
-    **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values.
+    **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values. Small
+    arrays of integers may be indices, which random values would send out of range: `values(x)` returns their values as
+    an array of numpy, or None if they cannot be read now, and `with_values(x, values)` returns a made-up array with
+    these values, which may be the same array.
 
     **Calls.** `framework` knows the settings around a call; `compiling()` says whether a compiler is reading the
     running code; `mesh_classes()` returns the classes by which a call is spread over devices.
@@ -265,6 +278,8 @@ class ArrayLibrary(NamedTuple):
     dtype_text: Callable[[Any], str | None] = lambda _value: None
     timer: Callable[[object], Timer | None] = lambda _arguments: None
     make: Callable[[ArraySpec, int], Any] | None = None
+    values: Callable[[Any], Any] = lambda _x: None
+    with_values: Callable[[Any, Any], Any] | None = None
     framework: Framework | None = None
     compiling: Callable[[], bool] | None = None
     mesh_classes: Callable[[], tuple[type, ...]] = tuple
@@ -357,16 +372,47 @@ def hot_names() -> dict[str, object]:
 # ------------------------------------------------------------------------- arrays made up from their specs, for tuning
 
 
+# Arrays of integers with more elements are not sampled: a recording of 10,000 calls must stay small.
+SAMPLED: Final = 4096
+
+
+def sampled(x: Any, spec: ArraySpec) -> ArraySpec:
+    """Return the spec of an array with its values, if it is a small array of integers that can be read and written."""
+    library = library_of(x)
+    size = math.prod(spec.shape)
+    whole_numbers = spec.dtype.lstrip("<>").startswith(("i", "u", "bool"))
+    if not whole_numbers or not 0 < size <= SAMPLED or library.with_values is None or "*" in spec.layout:
+        return spec
+    values = library.values(x)
+    if values is None:
+        return spec
+    packed = zlib.compress(values.tobytes(), 1)  # in the order of the indices, whatever the layout
+    return replace(spec, values=b2a_base64(packed, newline=False).decode())
+
+
 def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
-    """Return a concrete array for a spec, filled with harmless values; the same values for the same seed."""
-    make = library_named(spec.library).make
+    """Return a concrete array for a spec, filled with its values or harmless ones; equal for the same seed."""
+    library = library_named(spec.library)
+    make = library.make
     if make is None:
         makers = sorted(library.name for library in loaded_libraries() if library.make is not None)
         raise Unsupported(
             f"cannot make an array of {spec.library!r} from its description; there are makers for {makers}. Pass live "
             "arrays, or give the library's ArrayLibrary record a make function"
         )
-    return make(spec, rng_seed)
+    made = make(spec, rng_seed)
+    if not spec.values or library.with_values is None:
+        return made
+    np = importlib.import_module("numpy")
+    like = np.asarray(library.to_numpy(made))
+    try:
+        # At most one byte more than the array takes: a planted text must not fill the memory.
+        raw = zlib.decompressobj().decompress(a2b_base64(spec.values), like.nbytes + 1)
+        values = np.frombuffer(raw, like.dtype).reshape(like.shape)
+    except (ValueError, zlib.error) as error:
+        kind = f"{spec.dtype}{list(spec.shape)}"
+        raise CodecError(f"the recorded values of an array {kind} cannot be read: {error}") from error
+    return library.with_values(made, values)
 
 
 def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:

@@ -67,6 +67,17 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
         del measurements  # taken by `__new__`
         super().__init__(message, exceptions)
 
+    @property
+    def on_made_up(self) -> bool:
+        """Whether the candidates ran on made-up arguments, so that they may work on a caller's."""
+        return bool(self.measurements) and all(m.values_from != "call" for m in self.measurements)
+
+    @property
+    def summary(self) -> str:
+        """The message and the most frequent error, in one line."""
+        errors = [f"{type(e).__name__}: {e}".partition("\n")[0] for e in self.exceptions]
+        return f"{self.message}: {max(errors, key=errors.count)}"
+
     def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
         """Return a group of some of the errors, as `except*` needs it."""
         return TuningFailed(self.message, excs, self.measurements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -14,6 +14,17 @@ Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 """The origin of a stored configuration. A heuristic is missing here, since a guess is never stored."""
 
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
+
+ValuesFrom: TypeAlias = Literal["call", "inputs", "samples", "random"]
+"""Where the values of a call's arguments are from: the caller, or made up by the author's function (`inputs=`), from
+recorded integers, or at random."""
+
+MADE_UP: Final[Mapping[str, str]] = {
+    "call": "the caller's arguments",
+    "inputs": "arguments made by inputs=",
+    "samples": "made-up arguments: recorded integers, random floats",
+    "random": "made-up arguments: random floats, integers from 1 to 3",
+}
 
 Event: TypeAlias = Literal[
     "override",
@@ -32,6 +43,9 @@ Event: TypeAlias = Literal[
 
 StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""
+
+
+VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 
 class Problem(NamedTuple):
@@ -70,6 +84,11 @@ class Measurement(NamedTuple):
     when: float = 0.0
     dropped: bool = False
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
+
+    @property
+    def values_from(self) -> str:
+        """Where the arguments' values were from, as in `ValuesFrom`. It is a part of the policy."""
+        return self.policy.partition(VALUES)[2].partition("/")[0] or "call"
 
     @property
     def valid_samples_s(self) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ STYLES: Final = {
     "new": "cyan",
     "holds": "green",
     "changed": "yellow",
+    "kept": "yellow",
     "failed": "red",
     "skipped": "yellow",
 }

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.versions import versions_of
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._entries import config_text, find_newest
 from tunebook._cli._filters import FILTERS, book_of, size_text
 from tunebook._cli._terminal import TextColumn, clean
@@ -50,6 +51,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
     pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
+    if (values_from := facts.pop("values_from", None)) is not None:
+        pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
     pairs += [("versions", versions or head.environment or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     pairs += [(name, str(value)) for name, value in facts.items()]
@@ -67,6 +70,8 @@ def _tuning(facts: dict[str, Any]) -> str:
         del facts["objective"]
     verified = facts.pop("verified", None)
     again = _day(verified.get("when")) if isinstance(verified, dict) else ""
+    if again and isinstance(verified, dict) and verified.get("values_from", "call") != "call":
+        again += " on made-up arguments"
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
     count = f"; {ran} measured{took}" if ran is not None else ""
@@ -86,7 +91,7 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
     if 0 < limit < len(rows):
         terminal.line(f"  and {len(rows) - limit} more; --limit 0 shows all", "dim")
     if others := len(body_of(record).measurements) - len(rows):
-        terminal.line(f"  and {others} measured with other code or versions; --json prints them", "dim")
+        terminal.line(f"  and {others} measured with other code, versions or arguments; --json prints them", "dim")
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
@@ -102,6 +107,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
     for m in measured_for_choice(body_of(record)):
         if m.failure is not None:
             said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
+            said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             yield "", "failed", "", "", config_text(m.config), said
 
 

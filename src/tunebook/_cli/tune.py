@@ -1,8 +1,9 @@
 """Tune the calls of a recording on each device of this machine, or on a cluster.
 
-Skips calls that are tuned already, takes expensive calls first, and measures on made-up arrays. Workers import the
-modules that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where
-it stopped. Exits with 1 unless every call is tuned at the end.
+Skips calls that are tuned already, takes expensive calls first, and measures on made-up arguments: of the kernel's
+inputs= function, or else recorded integers and random floats. Workers import the modules that the calls name. Results
+are merged into the book as they arrive, so that an interrupted run continues where it stopped. Exits with 1 unless
+every call is tuned at the end.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tunebook._statistics.decide import objective_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import StrategyLike
+    from tunebook._base.vocabulary import StrategyLike, ValuesFrom
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
@@ -51,7 +51,10 @@ _NOT_MEASURED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Invocation(Generic[Cfg, Out]):
-    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it."""
+    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it.
+
+    `values_from` is "call" for the caller's own arguments; a call that is tuned without them has made-up arguments.
+    """
 
     op_id: str
     args: tuple[Any, ...]
@@ -64,6 +67,7 @@ class Invocation(Generic[Cfg, Out]):
     out_specs: Any = None
     check_vma: bool = False
     surroundings: Mapping[str, Any] | None = None  # as `beside` returns them, for a call that was made elsewhere
+    values_from: ValuesFrom = "call"
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _listed: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -195,6 +199,11 @@ class KernelOperations(Generic[Cfg, Out]):
             getattr(self.variant(name, inv), "__func__", None) is not getattr(Kernel, name)
             for name in ("fwd_with_residuals", "vjp")
         )
+
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether the author says how arguments are made up."""
+        return getattr(type(self), "make_inputs", None) is not Kernel.make_inputs
 
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the fingerprint of the software that a measurement of this call depends on."""
@@ -337,10 +346,11 @@ class Kernel(KernelOperations[Cfg, Out]):
         return difference(output, expected)
 
     def make_inputs(self, inv: Invocation[Cfg, Out]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return arguments to tune on, for a trace or a recording, which hold no data; None to use made-up arrays.
+        """Return arguments to tune on where the caller's are missing; None to use made-up arrays.
 
-        `inv` holds the made-up arrays. Their shapes and dtypes are right; they hold random floats that are not zero,
-        and integers from 1 to 3.
+        A trace, a recording, the background and the command line have no arrays of a caller. `inv` holds made-up
+        arrays of the right shapes and dtypes: random floats that are not zero; integers that were recorded, or from 1
+        to 3. The returned arguments must have the same call key.
         """
         return None
 

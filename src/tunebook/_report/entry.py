@@ -73,7 +73,8 @@ def _current(record: Record, measured: Sequence[Measurement], chosen: str) -> Se
     if all(m[2:5] == measured[0][2:5] for m in measured):  # code, policy, environment: a slice is faster
         return measured
     here = [m for m in measured if m.environment == record.head.environment] or measured
-    model = max(here, key=lambda m: (m.fingerprint == chosen, m.when))
+    values_from = record.body.provenance.get("values_from", "call")
+    model = max(here, key=lambda m: (m.fingerprint == chosen, m.values_from == values_from, m.when))
     conditions = (model.code, model.policy, model.environment)
     return [m for m in measured if (m.code, m.policy, m.environment) == conditions]
 

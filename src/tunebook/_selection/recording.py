@@ -23,13 +23,14 @@ from tunebook._arrays.describe import (
     walk,
 )
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec, materialise, sampled
 from tunebook._base.config_codec import classes_of, decode, encode
-from tunebook._base.errors import CodecError, DefinitionError, StoreError
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, TuningFailed
 from tunebook._base.record_format import canonical_json
-from tunebook._base.vocabulary import Json, Problem
+from tunebook._base.vocabulary import Json, Problem, ValuesFrom
 from tunebook._kernel.kernel import LIVE, Invocation, Kernel
-from tunebook._keys.call_key import is_plain
+from tunebook._keys.call_key import explain_difference, is_plain
+from tunebook._measure.stopwatch import Attempt
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped
 from tunebook.stores._files import replace_file
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
 CAPACITY: Final = 10_000
+# Nor must the integers in it: after so many characters of them, calls are recorded without values.
+_MOST_SAMPLED: Final = 32 << 20
 
 _FORMAT: Final = "tunebook-recording/1"
 _OLD_NAMES: Final = ("tunebook._arrays.ArraySpec", "tunebook._arrays.describe.ArraySpec")  # of specs in older files
@@ -73,6 +76,7 @@ class Recording:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._calls: dict[Problem, RecordedCall] = {}
+        self._sampled = 0
         self.dropped = 0
 
     def __iter__(self) -> Iterator[RecordedCall]:
@@ -99,7 +103,8 @@ class Recording:
                 self.dropped += 1
                 return
             if seen is None:
-                specs = abstract((args, dict(kwargs)))
+                specs = abstract((args, dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
+                self._sampled += sum(len(leaf.values) for leaf in walk(specs) if isinstance(leaf, ArraySpec))
                 seen = RecordedCall(
                     problem=problem,
                     kernel=kernel,
@@ -171,15 +176,70 @@ def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall
     return sorted(calls, key=lambda call: (-call.seconds, call.problem))
 
 
-def abstract(value: Any) -> Any:
-    """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
+def abstract(value: Any, *, samples: bool = False) -> Any:
+    """Return a value with every array in it replaced by its spec, so that nothing large stays alive.
+
+    With `samples`, the specs of small arrays of integers have their values.
+    """
     devices = DeviceOrdinals()
-    return map_leaves(lambda leaf: describe(leaf, devices) if is_array(leaf) else leaf, value)
+
+    def change(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        spec = describe(leaf, devices)
+        return sampled(leaf, spec) if samples and spec is not leaf else spec
+
+    return map_leaves(change, value)
 
 
 def concrete(value: Any, seed: int = 0) -> Any:
     """Return a value with every array spec in it replaced by an array of made-up values; undoes `abstract`."""
     return map_leaves(lambda leaf: materialise(leaf, seed) if isinstance(leaf, ArraySpec) else leaf, value)
+
+
+def values_in(value: Any) -> ValuesFrom:
+    """Return where the values of a call are from after `concrete`; a call without arrays keeps the caller's values."""
+    specs = [leaf for leaf in walk(value) if isinstance(leaf, ArraySpec)]
+    if not specs:
+        return "call"
+    return "samples" if any(spec.values for spec in specs) else "random"
+
+
+def make_up(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], seed: int = 0) -> Invocation[Any, Any]:
+    """Return a recorded call on arrays: by the author's function, else from recorded samples and random values."""
+    given = inv.args, dict(inv.kwargs)
+    args, kwargs = concrete(given, seed)
+    return with_inputs(kernel, replace(inv, args=args, kwargs=kwargs, values_from=values_in(given)))
+
+
+def with_inputs(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
+    """Return a call on made-up arrays with better ones, if the author says how they are made.
+
+    `TuningFailed` if the author's function raises, `DefinitionError` if it returns arguments of another problem.
+    """
+    if inv.values_from == "call" or not kernel.makes_inputs:
+        return inv
+    made = None
+    with Attempt() as attempt:
+        made = kernel.make_inputs(inv)
+    if attempt.trial.error is not None:
+        raise TuningFailed(f"the function that makes inputs for {kernel.op_id} failed", [attempt.trial.error])
+    if made is None:
+        return inv
+    better = replace(inv, args=made[0], kwargs=made[1], values_from="inputs")
+    wanted, found = kernel.problem(inv).call_key, kernel.problem(better).call_key
+    if found != wanted:
+        raise DefinitionError(
+            f"inputs= of {kernel.op_id!r} returned arguments with another key "
+            f"({'; '.join(explain_difference(found, wanted))}). Return arrays of the same shapes, dtypes and layouts"
+        )
+    return better
+
+
+def how_to_give_values(kernel: Kernel[Any, Any]) -> str:
+    """Return the advice for a kernel that fails on made-up arguments, which its callers' arguments need not do."""
+    better = "mend its inputs= function" if kernel.makes_inputs else "give it inputs=, a function that makes valid ones"
+    return f"A caller's arguments may be valid where made-up ones are not: {better}, or tune it in a call."
 
 
 def opaque_part(value: object) -> str | None:

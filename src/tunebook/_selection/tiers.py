@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 from tunebook._base.environment_variables import pins_text
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import Refused
+from tunebook._selection.trusted_entries import Refused, why_undecided
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Persistent(Tier[C]):
         if entry.record is None:
             return Skipped(f"no entry in {entry.where}")
         if not entry.record.head.decided:
-            return Skipped("no decision, because every candidate failed")
+            return Skipped(why_undecided(entry.record))
         if entry.outdated:
             return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
         return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
-from tunebook._base.vocabulary import Measurement
+from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
 from tunebook._statistics.race import typical_s
@@ -179,6 +179,7 @@ class Conditions(NamedTuple):
     code: str = ""
     environment: str = ""
     mode: str = "forward"
+    values_from: ValuesFrom = "call"
 
 
 class Job(NamedTuple, Generic[Cfg]):
@@ -218,7 +219,8 @@ class Job(NamedTuple, Generic[Cfg]):
 
     def policy(self, stopwatch: Stopwatch) -> str:
         """Return the measurement policy under a stopwatch."""
-        return f"{stopwatch.name}/{self.conditions.mode}"
+        made_up = self.conditions.values_from
+        return f"{stopwatch.name}/{self.conditions.mode}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):
@@ -226,8 +228,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     The result of another library's tuner has no `verdict`. `configs` are the candidates by fingerprint. The job ended
     at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
-    heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known. In a
-    notebook a result shows as a report.
+    heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known.
+    `values_from` says on which arguments it was measured. In a notebook a result shows as a report.
     """
 
     config: Cfg
@@ -243,6 +245,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     default: str | None = None
     problem: Problem | None = None
     roofline: Roofline | None = None
+    values_from: ValuesFrom = "call"
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:

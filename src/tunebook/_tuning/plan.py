@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tunebook._arrays.describe import libraries_of, timer_for
+from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._memo.context_stack import Scope, scoped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._arrays.library import TuningSite
-    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._base.vocabulary import Problem, StrategyLike, ValuesFrom
     from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
     from tunebook._tuning.job import Budget, Call, History, Step
     from tunebook.search._by_name import Search
@@ -60,10 +60,13 @@ def job_for(
 ) -> Job[C]:
     """Return the job that tunes a call, given its history; `site` is the place of its runs, if it is not here."""
     kernel = call.kernel
-    if site is not None and site.with_inputs is not None:
+    values_from = values_for(call)
+    if site is not None and site.with_inputs is not None and call.inv.values_from == "call":
         made = kernel.make_inputs(site.inv)
+        values_from = "random" if made is None else "inputs"
         site = site if made is None else site.with_inputs(*made)
-    call = call if site is None else replace(call, inv=site.inv)
+    if site is not None:
+        call = replace(call, inv=replace(site.inv, values_from=values_from))
     inv = call.inv
     job = outline(call, policy, history)
     forward = job.conditions.mode == "forward"
@@ -92,6 +95,14 @@ def job_for(
         on_step=on_step,
     )
     return job if site is None else _at_site(job, site, kernel, forward=forward)
+
+
+def values_for(call: Call[Any]) -> ValuesFrom:
+    """Return where the values of the arguments are from when a call is tuned: a call in a trace has none."""
+    inv = call.inv
+    if inv.values_from != "call" or not is_traced(inv):
+        return inv.values_from
+    return "inputs" if call.kernel.makes_inputs else "random"
 
 
 def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
@@ -125,11 +136,14 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
         made = [compile_one(config) for compile_one in compilers]
         return made[0] if all(product == made[0] for product in made) else None
 
+    made_up: ValuesFrom = next(
+        (job.conditions.values_from for job in jobs if job.conditions.values_from != "call"), "call"
+    )
     # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
     mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
-        conditions=first.conditions._replace(mode=mode),
+        conditions=first.conditions._replace(mode=mode, values_from=made_up),
         setup=first.setup._replace(compile=compile_for_all if first.setup.compile else None),
         goal=first.goal._replace(
             roofline=None,
@@ -175,7 +189,7 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         heuristic=kernel.heuristic(inv),
         search=search,
         history=history,
-        conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode),
+        conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode, values_for(call)),
         setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
     )
 

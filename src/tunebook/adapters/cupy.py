@@ -197,6 +197,11 @@ def _to_numpy(x: Any) -> Any:
     return sys.modules["cupy"].asnumpy(x)
 
 
+def _with_values(x: Any, values: Any) -> Any:
+    x[...] = sys.modules["cupy"].asarray(values)
+    return x
+
+
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
     np, cupy = importlib.import_module("numpy"), _cupy()
     _, _, ordinal = spec.platform.partition("#")
@@ -227,5 +232,7 @@ register_array_library(
         fast_key=attrgetter("shape", "dtype", "strides", "device.id"),  # its devices have no hash
         timer=_timer,
         make=_make,
+        values=_to_numpy,
+        with_values=_with_values,
     )
 )

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
+import numpy as np
 
 from tunebook._arrays.describe import arrays_in, describe
 from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
@@ -77,6 +78,9 @@ class _Jax:
                 return f"the shape ({', '.join(map(str, x.shape))}) is symbolic, so there is nothing to measure on"
         return None
 
+    def is_traced(self, arguments: object) -> bool:
+        return any(isinstance(x, jax.core.Tracer) for x in array_leaves(arguments))
+
     def capture(self, inv: Invocation[Any, Any]) -> TracedCall:
         if inv.surroundings is not None:
             return TracedCall(inv, TraceFacts.from_json(inv.surroundings.get("@jax", {})))
@@ -89,6 +93,11 @@ class _Jax:
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
     dtype = jax.random.key(0).dtype if spec.dtype.startswith("key<") else jax.numpy.dtype(spec.dtype)
     return made_up(spec.shape, dtype, rng_seed)
+
+
+def _values(x: Any) -> Any:
+    readable = not isinstance(x, jax.core.Tracer) and x.is_fully_addressable  # not on other hosts
+    return np.asarray(x) if readable else None
 
 
 def _timer(arguments: object) -> ProfilerTimer | None:
@@ -187,6 +196,8 @@ register_array_library(
         packed=lambda: (_ARRAY, _TRACER, "aval", "value", SETTINGS.number, *_READ) if _has_one_device() else None,
         timer=_timer,
         make=_make,
+        values=_values,
+        with_values=lambda _x, values: jax.numpy.asarray(values),
         framework=_Jax(),
         mesh_classes=lambda: (jax.sharding.Mesh, jax.sharding.PartitionSpec),
     )

@@ -74,6 +74,11 @@ def _put_back(x: Any, copy: Any) -> None:
     x[...] = copy
 
 
+def _with_values(x: Any, values: Any) -> Any:
+    x[...] = values
+    return x
+
+
 def _packed() -> tuple[object, ...] | None:
     """Return the class whose structs the accelerator reads; they change only with numpy's major version."""
     numpy = sys.modules["numpy"]
@@ -121,6 +126,8 @@ register_array_library(
         reader=_reader,
         packed=_packed,
         make=_make,
+        values=lambda x: x if _is_plain(x) else None,
+        with_values=_with_values,
     )
 )
 register_array_library(ArrayLibrary(name="numba", device=_numba_device, platform=lambda _device: "gpu"))

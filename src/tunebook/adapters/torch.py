@@ -89,6 +89,9 @@ class _Torch:
                 return "a CUDA graph is being captured, and nothing else may run"
         return None
 
+    def is_traced(self, arguments: object) -> bool:
+        return any(map(_is_fake, _tensors(arguments)))
+
     def capture(self, inv: Invocation[Any, Any]) -> _CapturedTensorCall:
         return _CapturedTensorCall(inv)
 
@@ -191,8 +194,11 @@ class _CapturedTensorCall:
 
     def _make_site(self) -> TuningSite:
         args, kwargs = self._inv.args, dict(self._inv.kwargs)
-        if self._is_traced:
-            args, kwargs = concrete(abstract((args, kwargs)))
+        if not self._is_traced:
+            return self._site_with(args, kwargs)
+        return self._site_with(*concrete(abstract((args, kwargs))))._replace(with_inputs=self._site_with)
+
+    def _site_with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
         inv = replace(self._inv, args=args, kwargs=kwargs)
         differentiable = bool(self._settings.get("grad"))
         return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
@@ -278,6 +284,16 @@ def _to_numpy(x: torch.Tensor) -> Any:
     x = (x if x.layout is torch.strided else x.to_dense()).cpu().resolve_conj().resolve_neg()
     narrow = x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64)
     return (x.float() if narrow else x).numpy()  # numpy has no bfloat16, and float32 holds each of its values
+
+
+def _known_values(x: torch.Tensor) -> Any:
+    plain = type(x) in _PLAIN and x.layout is torch.strided and _TORCH.obstacle((x,)) is None
+    return _to_numpy(x) if plain else None
+
+
+def _with_values(x: torch.Tensor, values: Any) -> torch.Tensor:
+    _put_back(x, torch.from_numpy(values.copy()))  # a copy, because torch warns of arrays that cannot be written to
+    return x
 
 
 def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
@@ -411,6 +427,8 @@ register_array_library(
         dtype_text=lambda value: str(value) if isinstance(value, torch.dtype) else None,
         timer=_timer,
         make=_make,
+        values=_known_values,
+        with_values=_with_values,
         framework=_TORCH,
         compiling=torch.compiler.is_dynamo_compiling,
     )
