@@ -20,7 +20,7 @@ import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
 from tunebook._arrays.library import ArraySpec, materialise
 from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._kernel.output_check import difference
+from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 
@@ -191,8 +191,8 @@ def test_torch_compares_tensors_like_the_check_on_the_host(values, dtype):
     half = len(values) // 2
     one, two = (torch.tensor(part, dtype=dtype) for part in (values[:half], values[half : 2 * half]))
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 1e-3, "bfloat16": 1e-3}
-    by_numpy = difference(one.double().numpy(), two.double().numpy(), tolerance=tolerance)
-    by_torch = difference(one, two, tolerance=tolerance)
+    by_numpy = Comparison(tolerance)(one.double().numpy(), two.double().numpy())
+    by_torch = Comparison(tolerance)(one, two)
     assert (by_torch is None) == (by_numpy is None)
 
 

@@ -15,7 +15,7 @@ from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
-from tunebook._kernel.output_check import as_mismatch, comparison
+from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
@@ -256,11 +256,18 @@ class FunctionKernel(Kernel[Any, Any]):
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         if self.reference is None or self._compare is None:
             return None
-        compare, expected = self._compare, self._spread(self.reference, inv)
+        compare, expected = self._compare_on(inv), self._spread(self.reference, inv)
         return lambda output: compare(output, expected)
 
-    def compare(self, output: Any, expected: Any) -> Any:
-        return as_mismatch(self._compare(output, expected), HOW_TO_DIFFER) if self._compare is not None else None
+    def comparison(self, inv: Invocation[Any, Any]) -> Compare:
+        compare = self._compare_on(inv)
+        return lambda output, expected: as_mismatch(compare(output, expected), HOW_TO_DIFFER)
+
+    def _compare_on(self, inv: Invocation[Any, Any]) -> Compare:
+        compare = self._compare
+        if compare is None:
+            return lambda _output, _expected: None
+        return compare.on((inv.args, inv.kwargs)) if isinstance(compare, Comparison) else compare
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
         """Call `function` with `before` and the arguments, passed as the kernel's signature takes them."""

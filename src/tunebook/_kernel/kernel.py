@@ -20,7 +20,7 @@ from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import candidates_checksum, code_checksum
-from tunebook._kernel.output_check import difference
+from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import StrategyLike, ValuesFrom
+    from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
@@ -205,6 +206,13 @@ class KernelOperations(Generic[Cfg, Out]):
         """Whether the author says how arguments are made up."""
         return getattr(type(self), "make_inputs", None) is not Kernel.make_inputs
 
+    def comparison(self, inv: Invocation[Cfg, Out]) -> Compare:
+        """Return how outputs of a call are compared: by `compare`, if the author defines it."""
+        own: Compare | None = getattr(self, "compare", None)
+        if own is None or getattr(own, "__func__", None) is Kernel.compare:
+            return Comparison().on((inv.args, inv.kwargs))
+        return own
+
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the fingerprint of the software that a measurement of this call depends on."""
         arguments = inv.args, inv.kwargs
@@ -341,7 +349,8 @@ class Kernel(KernelOperations[Cfg, Out]):
     def compare(self, output: Any, expected: Any) -> Any:
         """Return the difference between an output and the heuristic's output, or None if they agree.
 
-        Used while tuning if `checks` is True and `checker` returns None.
+        Used while tuning if `checks` is True and `checker` returns None. By default numbers may differ by a tolerance
+        that follows from the dtypes and sizes of the arguments.
         """
         return difference(output, expected)
 

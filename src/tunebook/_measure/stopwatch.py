@@ -16,7 +16,7 @@ from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
 from tunebook._base.errors import CompileError
 from tunebook._base.vocabulary import Failure, FailureKind
-from tunebook._kernel.output_check import as_mismatch
+from tunebook._kernel.output_check import as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
@@ -209,13 +209,15 @@ def _outcome(launches: Launches[Any], output: object) -> object:
 def _copy(output: object) -> object:
     """Return a copy of the comparable parts of an output, which the next run cannot write to."""
     parts = parts_of(output)
+    if isinstance(output, (set, frozenset)):
+        return output if all(map(is_scalar, output)) else type(output)
     if parts is not None:
         copied = {step: _copy(part) for step, part in parts.items()}
         return list(copied.values()) if isinstance(output, (tuple, list)) else copied
     if is_array(output):
         return library_of(output).copy(output)
     # Objects of any other class may be equal to nothing but themselves.
-    return output if isinstance(output, (bool, int, float, complex, str, bytes)) else type(output)
+    return output if is_scalar(output) else type(output)
 
 
 class TimedPart(NamedTuple):

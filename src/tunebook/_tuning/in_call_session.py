@@ -296,7 +296,7 @@ class InCallSession(Generic[C]):
         checker = kernel.checker(inv)
         if checker is not None or not kernel.checks:
             return checker
-        model = AgainstModel(0, kernel.compare, self._stopwatch)
+        model = AgainstModel(0, kernel.comparison(inv), self._stopwatch)
         model(launches, 0, launches(0)())
         launches.arguments.notice()
         return partial(model, launches, 1)

@@ -88,7 +88,7 @@ def job_for(
         goal=Goal(
             objective=objective_for(kernel.objective),
             enough_s=kernel.enough_s(inv) if forward else 0.0,
-            compare=kernel.compare if kernel.checks and forward else None,
+            compare=kernel.comparison(inv) if kernel.checks and forward else None,
             roofline=kernel.roofline(inv) if forward else None,
         ),
         budget=budget,
