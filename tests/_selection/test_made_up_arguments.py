@@ -402,7 +402,8 @@ def test_a_failure_in_a_trace_of_jax_does_not_keep_an_eager_call_from_tuning(tmp
 
     chain = tb.ConfigSelectorChain(tb.ConfigCache(), None, fake_tuner(clock), tb.PersistentCache("picky", tmp_path))
     execute, x, kernel = tb.Executor(chain), jax.numpy.ones(3), Picky("picky")
-    jax.jit(lambda x: execute(kernel, x))(x)
+    with pytest.warns(tb.TunebookWarning, match=r"not on made-up values, on made-up arguments\. .*inputs="):
+        jax.jit(lambda x: execute(kernel, x))(x)
     problem = kernel.problem(tb.Invocation("picky", (x,), {}))
     assert (seen, chain.persistent.read(problem).head.decided) == (["random"], False)
     jax.jit(lambda x: execute(kernel, x) * 2)(x)

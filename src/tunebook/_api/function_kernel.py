@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from tunebook._base.config_codec import annotations_of
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, TuningFailed, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -119,7 +119,8 @@ class FunctionKernel(Kernel[Any, Any]):
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
-        self._compare = comparison(options.get("check", True), options.get("tolerance"))
+        self._check, self._tolerance = options.get("check", True), options.get("tolerance")
+        self._compare = comparison(self._check, self._tolerance)
         self.checks = self._compare is not None
         self.mutates = None if mutates is None else self._known_names("mutates", mutates)
         self._inputs, self._compile = options.get("inputs"), options.get("compile")
@@ -258,6 +259,27 @@ class FunctionKernel(Kernel[Any, Any]):
             return None
         compare, expected = self._compare_on(inv), self._spread(self.reference, inv)
         return lambda output: compare(output, expected)
+
+    @computed_once
+    def check_checksum(self) -> str:
+        given = [self.reference, self._check, repr(self._tolerance)]
+        return code_checksum(None, extra=given) if given != [None, True, "None"] else ""
+
+    def blame(self, inv: Invocation[Any, Any], error: TuningFailed) -> TuningFailed:
+        kinds = {m.failure.kind for m in error.measurements if m.failure is not None}
+        if self.reference is None or not kinds or not kinds <= {"wrong-result", "nan"}:
+            return error
+        compare, one, other = (
+            self._compare_on(inv),
+            self._spread(self.reference, inv),
+            self._spread(self.reference, inv),
+        )
+        unlike = as_mismatch(compare(other, one))
+        if unlike is None:
+            return error
+        # Without the measurements: the candidates may be right.
+        said = "the reference returns another output each time, so no output can be checked against it"
+        return TuningFailed(f"{said}. Fix its random seed, or give another check=", [ValueError(unlike.message)])
 
     def comparison(self, inv: Invocation[Any, Any]) -> Compare:
         compare = self._compare_on(inv)

@@ -27,6 +27,7 @@ from tunebook._statistics.decide import objective_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from tunebook._base.errors import TuningFailed
     from tunebook._base.vocabulary import StrategyLike, ValuesFrom
     from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
@@ -213,6 +214,15 @@ class KernelOperations(Generic[Cfg, Out]):
             return Comparison().on((inv.args, inv.kwargs))
         return own
 
+    @property
+    def check_checksum(self) -> str:
+        """The digest over the check of outputs, as far as `code_checksum` does not cover it."""
+        return ""
+
+    def blame(self, inv: Invocation[Cfg, Out], error: TuningFailed) -> TuningFailed:
+        """Return the error of a tuning that rejected every candidate; another one if the check itself is at fault."""
+        return error
+
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the fingerprint of the software that a measurement of this call depends on."""
         arguments = inv.args, inv.kwargs
@@ -390,6 +400,9 @@ class AutotunePolicy:
     in the call if the kernel has no heuristic or the heuristic is not allowed. Both keep to the heuristic, with a
     warning, if an argument is neither an array nor a plain value.
 
+    If every candidate is rejected, the heuristic's configuration too, or the reference fails, the call warns once and
+    runs with the heuristic's configuration. With `strict` it raises `TuningFailed` instead.
+
     `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
     `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
     candidate without harm; "auto" does so for kernels on the CPU that are compiled ahead (`compile=`). The worker is a
@@ -405,6 +418,7 @@ class AutotunePolicy:
     isolate: Isolate = "never"
     candidate_timeout_s: float = 60.0
     incremental_slowdown: float = 1.5
+    strict: bool = False
 
     def __post_init__(self) -> None:
         choices = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}

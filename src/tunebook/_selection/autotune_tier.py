@@ -18,7 +18,7 @@ from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
 from tunebook._tuning.job import FAILURE_LIFETIME_S, Budget, Job, Step, Tuned
-from tunebook._tuning.plan import job_for, outline, search_for, together, values_for
+from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
 from tunebook.stores import problem_id
@@ -346,21 +346,32 @@ class AutotuneTier(Tier[C]):
                 job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
                 if job.search is not None:
                     job = job._replace(search=book.start_for(request, job.search))
-                if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
-                    request.tell("autotune_start", candidates=job.size, verifying=False)
-                    tuned: Tuned[C] = there(self._tuner.tune, job)
-                    found = Verified(held=False, reason="there was no choice to verify", tuned=tuned)
-                else:
-                    there_and_then = outdated.record.head.environment
-                    among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
-                    keep = book.stands(request, entry, job.conditions.values_from) is not None
-                    found = there(partial(verify, keep=keep), job, partial(self._tell_and_tune, request), among)
+                keep = book.stands(request, entry, job.conditions.values_from) is not None
+                try:
+                    found: Verified[C] = there(self._measure, request, job, outdated, keep)
+                except TuningFailed as error:
+                    inv = request.inv if site is None else site.inv
+                    raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
         except TuningFailed as error:
             book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
         tuned = found.tuned._replace(values_from=job.conditions.values_from)
         tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
+
+    def _measure(
+        self,
+        request: Request[C],
+        job: Job[C],
+        outdated: Trusted[C] | None,
+        keep: bool,  # noqa: FBT001 - called in another place, by position
+    ) -> Verified[C]:
+        if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
+            tuned = self._tell_and_tune(request, job)
+            return Verified(held=False, reason="there was no choice to verify", tuned=tuned)
+        there_and_then = outdated.record.head.environment
+        among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
+        return verify(job, partial(self._tell_and_tune, request), among, keep=keep)
 
     def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
         request.tell("autotune_start", candidates=job.size, verifying=verifying)

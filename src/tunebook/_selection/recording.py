@@ -25,14 +25,14 @@ from tunebook._arrays.describe import (
 from tunebook._arrays.device_fingerprint import device_fingerprint
 from tunebook._arrays.library import ArraySpec, materialise, sampled
 from tunebook._base.config_codec import classes_of, decode, encode
-from tunebook._base.errors import CodecError, DefinitionError, StoreError, TuningFailed
+from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Json, Problem, ValuesFrom
 from tunebook._kernel.kernel import LIVE, Invocation, Kernel
 from tunebook._keys.call_key import explain_difference, is_plain
-from tunebook._measure.stopwatch import Attempt
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped
+from tunebook._tuning.plan import by_author
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
@@ -219,11 +219,7 @@ def with_inputs(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Invocati
     """
     if inv.values_from == "call" or not kernel.makes_inputs:
         return inv
-    made = None
-    with Attempt() as attempt:
-        made = kernel.make_inputs(inv)
-    if attempt.trial.error is not None:
-        raise TuningFailed(f"the function that makes inputs for {kernel.op_id} failed", [attempt.trial.error])
+    made = by_author(f"the function that makes inputs for {kernel.op_id}", kernel.make_inputs, inv)
     if made is None:
         return inv
     better = replace(inv, args=made[0], kwargs=made[1], values_from="inputs")

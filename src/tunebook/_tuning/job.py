@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tunebook._arrays.library import Timer
-    from tunebook._base.vocabulary import FailureKind, Json, Problem, StrategyLike
+    from tunebook._base.vocabulary import Failure, FailureKind, Json, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare
     from tunebook._measure.compile_pool import Compiled
@@ -39,6 +39,8 @@ Cfg = TypeVar("Cfg")
 FAILURE_LIFETIME_S: Final = 7 * 24 * 3600.0
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
+_CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
+_REJECTED: Final = frozenset({"wrong-result", "nan"})
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -180,6 +182,7 @@ class Conditions(NamedTuple):
     environment: str = ""
     mode: str = "forward"
     values_from: ValuesFrom = "call"
+    checked_by: Callable[[], str] = str  # the digest of the check: a changed check may accept a rejected output
 
 
 class Job(NamedTuple, Generic[Cfg]):
@@ -290,7 +293,10 @@ class CandidateSet(Generic[Cfg]):
 
     def is_comparable(self, m: Measurement) -> bool:
         """Whether a measurement was made under the conditions of this tuning."""
-        return (m.code, m.policy, m.environment) == (self._conditions.code, self._policy, self._conditions.environment)
+        if (m.code, m.policy, m.environment) != (self._conditions.code, self._policy, self._conditions.environment):
+            return False
+        rejected = m.failure is not None and m.failure.kind in _REJECTED
+        return not rejected or m.extra.get(_CHECK, "") == self._conditions.checked_by()
 
     def record(
         self,
@@ -318,9 +324,14 @@ class CandidateSet(Generic[Cfg]):
             compile_s=None if compiled is None else compiled.seconds,
             when=now_s,
             dropped=dropped,
-            extra={} if compiled is None or compiled.program is None else {PROGRAM: compiled.program},
+            extra=self._remarks(failure, compiled),
         )
         return self.results[name]
+
+    def _remarks(self, failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
+        program = None if compiled is None else compiled.program
+        check = self._conditions.checked_by() if failure is not None and failure.kind in _REJECTED else ""
+        return {name: text for name, text in ((PROGRAM, program), (_CHECK, check)) if text}
 
     def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
         """Keep the measurement of a candidate for another that compiles to the same program, and return it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
+from tunebook._measure.stopwatch import Attempt
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tunebook.search._by_name import Search
 
 C = TypeVar("C")
+R = TypeVar("R")
 
 # A space with more configurations than this is searched, and TRIALS of them are tried unless a budget says otherwise.
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
@@ -62,7 +64,7 @@ def job_for(
     kernel = call.kernel
     values_from = values_for(call)
     if site is not None and site.with_inputs is not None and call.inv.values_from == "call":
-        made = kernel.make_inputs(site.inv)
+        made = by_author("the function that makes inputs", kernel.make_inputs, site.inv)
         values_from = "random" if made is None else "inputs"
         site = site if made is None else site.with_inputs(*made)
     if site is not None:
@@ -72,7 +74,7 @@ def job_for(
     forward = job.conditions.mode == "forward"
     if site is not None and policy.validate_backward and not is_forward_only():
         forward = not job.candidates or not site.differentiable(site.bind(kernel, inv, job.candidates[0]))
-    check = kernel.checker(inv) if forward else None
+    check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
         isolate = kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
@@ -95,6 +97,14 @@ def job_for(
         on_step=on_step,
     )
     return job if site is None else _at_site(job, site, kernel, forward=forward)
+
+
+def by_author(what: str, function: Callable[..., R], *args: Any) -> R:
+    """Call a function of the kernel's author, whose error ends the tuning and not the call: `TuningFailed`."""
+    with Attempt() as attempt:
+        return function(*args)
+    error = cast("Exception", attempt.trial.error)
+    raise TuningFailed(f"{what} failed", [error])
 
 
 def values_for(call: Call[Any]) -> ValuesFrom:
@@ -189,7 +199,9 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         heuristic=kernel.heuristic(inv),
         search=search,
         history=history,
-        conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode, values_for(call)),
+        conditions=Conditions(
+            kernel.code_checksum, kernel.environment(inv), mode, values_for(call), lambda: kernel.check_checksum
+        ),
         setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
     )
 
