@@ -97,25 +97,30 @@ class Recording:
         placement: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Count one call."""
+        new: RecordedCall | None = None
+        if problem not in self._calls and len(self._calls) < self._capacity:
+            # Without the lock: to read integers from a GPU waits for its work.
+            specs = abstract((args, dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
+            new = RecordedCall(
+                problem=problem,
+                kernel=kernel,
+                args=specs[0],
+                kwargs=specs[1],
+                module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
+                count=0,
+                surroundings=surroundings_of((args, kwargs)),
+                placement=placement,
+            )
         with MEMO.lock:
             seen = self._calls.get(problem)
-            if seen is None and len(self._calls) >= self._capacity:
+            if seen is None and (new is None or len(self._calls) >= self._capacity):
                 self.dropped += 1
                 return
-            if seen is None:
-                specs = abstract((args, dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
-                self._sampled += sum(len(leaf.values) for leaf in walk(specs) if isinstance(leaf, ArraySpec))
-                seen = RecordedCall(
-                    problem=problem,
-                    kernel=kernel,
-                    args=specs[0],
-                    kwargs=specs[1],
-                    module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
-                    count=0,
-                    surroundings=surroundings_of((args, kwargs)),
-                    placement=placement,
-                )
-            self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
+            if seen is None and new is not None:
+                seen = new
+                self._sampled += sum(len(x.values) for x in walk((new.args, new.kwargs)) if isinstance(x, ArraySpec))
+            if seen is not None:
+                self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
