@@ -301,7 +301,7 @@ def test_a_rebuilt_call_has_the_authors_inputs_too(tmp_path):
     [
         (lambda a: (a[:2],), tb.DefinitionError, r"another key \(a: .* there, .* here\)\. Return arrays of the same"),
         (lambda a: 1 / 0, tb.TuningFailed, "function that makes inputs for root failed"),
-        (lambda a: (a, a), tb.TuningFailed, "returned 2 arguments; return one for each of a"),
+        (lambda a: (a, a), tb.DefinitionError, "returned 2 arguments; return one for each of a"),
     ],
 )
 def test_wrong_inputs_are_an_error_that_names_them(tmp_path, inputs, error, message):

@@ -100,11 +100,14 @@ def job_for(
 
 
 def by_author(what: str, function: Callable[..., R], *args: Any) -> R:
-    """Call a function of the kernel's author, whose error ends the tuning and not the call: `TuningFailed`."""
+    """Call a function of the kernel's author, whose error ends the tuning and not the call: `TuningFailed`.
+
+    An invalid definition is an error of the call too.
+    """
     with Attempt() as attempt:
         return function(*args)
     error = cast("Exception", attempt.trial.error)
-    raise TuningFailed(f"{what} failed", [error])
+    raise error if isinstance(error, DefinitionError) else TuningFailed(f"{what} failed", [error])
 
 
 def values_for(call: Call[Any]) -> ValuesFrom:
