@@ -18,8 +18,6 @@ WITHOUT_A_TEST = {
     "failures-keep-no-arrays",
     "hot-path-whole",
     "metrics-settle",
-    "no-control-characters",
-    "odd-records-shown",
     "odd-remote-keys",
     "real-data-counts",
     "scalars-compared",
