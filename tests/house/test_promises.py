@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TEST = {
     "all-rejected-warns",
     "async-refused",
-    "busy-machine",
     "exploding-keys",
     "failures-do-not-travel",
     "failures-keep-no-arrays",
