@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
-from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
@@ -24,7 +23,7 @@ from tunebook._selection.trusted_entries import (
     verdict_of,
 )
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._tuning.progress import seconds_text
+from tunebook._tuning.progress import day_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -104,7 +103,9 @@ class Explanation:
         call = [ExplanationLine("item", line) for line in spell_out(self.problem.call_key)]
         near = [ExplanationLine("item", "; ".join(miss.differences)) for miss in self.near_misses]
         heading = [ExplanationLine("section", "near misses:")] if near else []
-        return [title, *call, *self._answer(), *self._measured(), *heading, *near]
+        lines = [title, *call, *self._answer(), *self._measured(), *heading, *near]
+        # Anybody may have written the texts of a shared book, and people print them on terminals.
+        return [line._replace(text=clean_lines(line.text), label=clean(line.label)) for line in lines]
 
     def _repr_html_(self) -> str:
         from html import escape  # noqa: PLC0415 - 1.5 ms that only notebooks need to pay
@@ -120,7 +121,7 @@ class Explanation:
             if m.values_from != "call":
                 reason += f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             if failure.expires is not None:
-                reason += f" (remembered until {_day(failure.expires)})"
+                reason += f" (remembered until {day_text(failure.expires)})"
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
             key = re.sub(r"\d+", "#", reason), m.values_from != "call"
             _, configs = groups.setdefault(key, (reason, []))
@@ -153,7 +154,7 @@ class Explanation:
         facts = body_of(record).provenance
         winner = verdict.winner.measurement
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
-        yield ExplanationLine("section", f"measured {_day(winner.when or facts.get('when'))} on {where}")
+        yield ExplanationLine("section", f"measured {day_text(winner.when or facts.get('when'))} on {where}")
         if self.differences:
             yield _item("otherwise", "; ".join(self.differences))
         ran, seconds = facts.get("ran"), facts.get("seconds")
@@ -194,10 +195,6 @@ class Explanation:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
             yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
-
-
-def _day(when: object) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
 
 
 def _versions(environment: str) -> str:

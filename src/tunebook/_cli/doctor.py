@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from tunebook._api.versions import installed_version
 from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
 from tunebook._base import environment_variables as settings
-from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
+from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean
 from tunebook._cli._filters import Filters, age_text, open_book, size_text
-from tunebook._cli._terminal import clean, wrapped
+from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins

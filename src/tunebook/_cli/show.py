@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.versions import versions_of
+from tunebook._base.errors import clean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._entries import config_text, find_newest
 from tunebook._cli._filters import FILTERS, book_of, size_text
-from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
-from tunebook._tuning.progress import seconds_text
+from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
     if (values_from := facts.pop("values_from", None)) is not None:
         pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
-    pairs += [("versions", versions or head.environment or "any"), ("checksum", head.checksum or "any")]
+    pairs += [("versions", versions or head.environment[:200] or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     pairs += [(name, str(value)) for name, value in facts.items()]
     terminal.fields(((name, clean(text)) for name, text in pairs), "  ")
@@ -69,17 +69,13 @@ def _tuning(facts: dict[str, Any]) -> str:
     if facts.get("objective") == "typical":
         del facts["objective"]
     verified = facts.pop("verified", None)
-    again = _day(verified.get("when")) if isinstance(verified, dict) else ""
-    if again and isinstance(verified, dict) and verified.get("values_from", "call") != "call":
+    again = f"; verified {day_text(verified.get('when'))}" if isinstance(verified, dict) else ""
+    if isinstance(verified, dict) and verified.get("values_from", "call") != "call":
         again += " on made-up arguments"
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
     count = f"; {ran} measured{took}" if ran is not None else ""
-    return f"{_day(when)}{on}{count}{again and f'; verified{again}'}"
-
-
-def _day(when: object) -> str:
-    return f" {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}" if isinstance(when, (int, float)) else ""
+    return f"{'' if when is None else f' {day_text(when)}'}{on}{count}{again}"
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:

@@ -8,11 +8,10 @@ every call is tuned at the end.
 
 from __future__ import annotations
 
-from tunebook._base.errors import Unsupported
+from tunebook._base.errors import Unsupported, clean
 from tunebook._cli._entries import key_text, named
 from tunebook._cli._filters import open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
-from tunebook._cli._terminal import clean
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._tuning.progress import seconds_text
 from tunebook.fleet import FarmStep, tune_recording
