@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import os
 import sys
 import weakref
@@ -180,6 +181,10 @@ def _are_plain(value: Any, expected: Any, _: object) -> bool:
     return len(value) == len(expected) and all(map(_is_plain, value, expected))
 
 
+def _are_names(value: Any, expected: Any, _: object) -> bool:
+    return bool(value == expected)
+
+
 def _has_code(value: Any, expected: Any, _: object) -> bool:
     return type(value) is FunctionType and value.__code__ is expected()
 
@@ -226,7 +231,8 @@ class _CodeWalk:
         if self._scope.names is not None:
             owner = registers[0][0]
             names = self.note(owner, self._scope.names)
-            registers = [self._hop(owner, values.member, name) for name in names]
+            routes = [values.route(self.values[owner], name, is_own=True) for name in names]
+            registers = [self._hop(owner, *route) for route in routes if route is not None]
         referred: list[Json] = [self.refer(*register) for register in registers]
         while self._pending:
             number, register, bound_to = self._pending.popleft()
@@ -245,7 +251,8 @@ class _CodeWalk:
 
     def note(self, source: int, read: Read, key: Hashable = None) -> Any:
         value = read(self.values[source], key)
-        self.steps.append(_Step(read, source, key, _are_plain if type(value) is tuple else _is_plain, value))
+        is_same = _is_plain if type(value) is not tuple else _are_plain if read is values.contents else _are_names
+        self.steps.append(_Step(read, source, key, is_same, value))
         self.values.append(value)
         return value
 
@@ -284,7 +291,8 @@ class _CodeWalk:
     def _function(self, register: int, owner: int | None) -> Json:
         f: FunctionType = self.values[register]
         # Not __module__: functools.wraps copies that from the function inside.
-        module, is_wrapper, *_ = self.note(register, _head)
+        name, is_wrapper, *_ = self.note(register, _head)
+        module = str(name or "")
         wrapped = self.load(register, _in_dict, "__wrapped__") if is_wrapper else None
         parts: dict[str, Json] = {} if wrapped is None else {"wrapped": self.refer(wrapped)}
         if self._is_foreign(module, f.__code__.co_filename):
@@ -370,7 +378,7 @@ class _CodeWalk:
 
     def _hop(self, register: int, read: Read, key: Any) -> tuple[int, int | None]:
         found = self.load(register, read, key)
-        if read is not values.member or not isinstance(self.values[found], FunctionType):
+        if read not in (values.member, values.quick_member) or not isinstance(self.values[found], FunctionType):
             return found, None
         x = self.values[register]
         bound_to = values.owner_of(x, key)
@@ -392,7 +400,7 @@ class _CodeWalk:
         """Return how to read an attribute or item of a value of the user's own; None where the path ends."""
         if kind != ".":
             is_index = type(x) in (list, tuple) and type(key) is int and -len(x) <= key < len(x)
-            return (values.item, key) if is_index or (type(x) is dict and key in x) else None
+            return (operator.getitem, key) if is_index or (type(x) is dict and key in x) else None
         if isinstance(x, ModuleType):
             if self._is_foreign(x.__name__, str(getattr(x, "__file__", None) or "")):
                 return None
@@ -522,8 +530,9 @@ def _root(roots: Any, i: Any) -> Any:
 
 def _head(f: FunctionType, _: None) -> tuple[Any, ...]:
     """Return the module of a function, whether it wraps another, and which parameters have a default."""
-    names = (*sorted(f.__kwdefaults__ or ()), len(f.__defaults__ or ()))
-    return str(f.__globals__.get("__name__", "")), "__wrapped__" in vars(f), *names
+    keywords = f.__kwdefaults__
+    names = sorted(keywords) if keywords else ()
+    return f.__globals__.get("__name__"), "__wrapped__" in f.__dict__, len(f.__defaults__ or ()), *names
 
 
 def _part(x: Any, name: Any) -> Any:

@@ -124,12 +124,22 @@ def route(x: Any, name: str, *, is_own: bool) -> tuple[Callable[[Any, Any], Any]
         return enum_member, name
     if isinstance(x, Enum) and name in ("name", "value"):
         return enum_part, name
+    found = member(x, name)
     if not (is_own or is_record(x)):
         return (member, name) if type(instance_dict(x).get(name, NOTHING)) in PLAIN else None
-    if member(x, name) is not NOTHING:
-        return member, name
+    if found is not NOTHING:
+        is_plain = type(type(x)) is type and hasattr(x, "__dict__") and quick_member(x, name) is found
+        return quick_member if is_plain else member, name
     has_code = not isinstance(x, type) and isinstance(member(x, "__getattr__"), FunctionType)
     return (member, "__getattr__") if has_code else None
+
+
+def quick_member(x: Any, name: str) -> Any:
+    """Return a method, or a value of an object or its class; as `member`, which takes 2 us, where neither computes it."""
+    own = x.__dict__
+    if name not in own:
+        return getattr(type(x), name, NOTHING)
+    return member(x, name) if hasattr(type(x), name) else own[name]
 
 
 def owner_of(owner: Any, name: str) -> Any:
@@ -180,7 +190,8 @@ def _definition(owner: object, name: str) -> Any:
 
 def item(x: Any, key: Any) -> Any:
     """Return one item of a list, a tuple or a dict."""
-    return next(base for base in (dict, list, tuple) if isinstance(x, base)).__getitem__(x, key)  # type: ignore[operator]
+    base: Any = next(base for base in (dict, list, tuple) if isinstance(x, base))
+    return base.__getitem__(x, key)
 
 
 def array_text(x: Any, _: None = None) -> str:
@@ -213,7 +224,7 @@ def _container(walk: Walk, register: int, x: Any) -> Json:
         return _dict(walk, register, x)
     in_order = x if isinstance(x, (list, tuple)) else sorted(x, key=_stable_name)
     if all(type(each) in PLAIN for each in x):
-        walk.note(register, _items if in_order is x else _set_text)
+        walk.note(register, contents if in_order is x else _set_text)
         return [{"value": encode(each)} for each in in_order]
     if in_order is x:
         walk.note(register, _length)
@@ -225,16 +236,19 @@ def _container(walk: Walk, register: int, x: Any) -> Json:
 def _dict(walk: Walk, register: int, x: dict[Any, Any]) -> Json:
     keys = sorted((key for key in x if not walk.is_state(x, "[]", key)), key=_stable_name)
     if len(keys) == len(x) and all(type(key) in PLAIN and type(value) in PLAIN for key, value in x.items()):
-        walk.note(register, _pairs)
+        walk.note(register, contents)
         return [[{"value": encode(key)}, {"value": encode(x[key])}] for key in keys]
     walk.replays &= all(type(key) in PLAIN for key in x)
-    walk.note(register, _keys)
+    walk.note(register, contents, "keys")
     pairs = ((walk.load(register, lambda _x, key: key, key), walk.load(register, item, key)) for key in keys)
     return [[walk.refer(key), walk.refer(value)] for key, value in pairs]
 
 
-def _items(x: Any, _: None) -> tuple[Any, ...]:
-    return tuple(x)
+def contents(x: Any, part: Any) -> tuple[Any, ...]:
+    """Return the plain items of a list, a tuple or a dict, or of a dict the plain keys only."""
+    if part == "keys":
+        return tuple(key if type(key) in PLAIN else None for key in x)
+    return (*x, *x.values()) if isinstance(x, dict) else tuple(x)
 
 
 def _set_text(x: Any, _: None) -> str:
@@ -243,14 +257,6 @@ def _set_text(x: Any, _: None) -> str:
 
 def _length(x: Any, _: None) -> int:
     return len(x)
-
-
-def _keys(x: dict[Any, Any], _: None) -> tuple[Any, ...]:
-    return tuple(key if type(key) in PLAIN else None for key in x)
-
-
-def _pairs(x: dict[Any, Any], _: None) -> tuple[Any, ...]:
-    return (*x, *x.values())
 
 
 def _stable_name(x: object) -> str:
