@@ -21,6 +21,7 @@ from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook._code import source as source_module
 from tunebook._code.checksum import candidates_checksum, code_checksum, source_digest
+from tunebook._code.values import text_of
 from tunebook._space.space import Config, Space
 
 HELPERS = """
@@ -186,13 +187,13 @@ def test_two_lambdas_on_one_line_differ():
 def test_a_lambda_is_told_from_the_lambda_around_it():
     outer = lambda x: lambda y: x + y  # fmt: skip
     assert code_checksum(outer) != code_checksum(outer(1))
-    assert source_module.text_of(outer) == "lambda x: lambda y: x + y"
-    assert source_module.text_of(outer(1)) == "lambda y: x + y"
+    assert text_of(outer) == "lambda x: lambda y: x + y"
+    assert text_of(outer(1)) == "lambda y: x + y"
 
 
 def test_lambdas_are_found_by_their_columns():
     fs = [lambda a: a, lambda b: (b, b), lambda c=(lambda d: d): c]  # fmt: skip
-    found = [source_module.text_of(f) for f in (*fs, fs[2]())]
+    found = [text_of(f) for f in (*fs, fs[2]())]
     assert found == ["lambda a: a", "lambda b: (b, b)", "lambda c=lambda d: d: c", "lambda d: d"]
 
 

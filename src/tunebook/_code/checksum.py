@@ -13,27 +13,26 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-import os
 import sys
 import weakref
 from collections import ChainMap, deque
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.describe import is_array
 from tunebook._arrays.device_fingerprint import library_version
 from tunebook._base.config_codec import encode, fingerprint, fingerprint_of
-from tunebook._code import source, values
-from tunebook._code.source import ByIdentity, closure, inner_callable, node_of
-from tunebook._code.values import NOTHING, PLAIN
+from tunebook._code import replay, source, values
+from tunebook._code.replay import Read, SeenValue
+from tunebook._code.source import NOTHING, ByIdentity, closure, inner_callable, node_of
+from tunebook._code.values import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from tunebook._base.vocabulary import Json
 
-Read: TypeAlias = "Callable[[Any, Any], Any]"
 _KEPT: Final = 8  # recipes for one code object: closures with other values
 _MOST_STEPS: Final = 4096  # a longer recipe takes more memory than its time is worth
 
@@ -48,18 +47,18 @@ def code_checksum(function: object, *, version: str = "", extra: Iterable[object
     """
     innermost = _innermost(function)
     roots = (function, *extra)
-    return _digest(roots, innermost, _Scope(len(roots), version, _home(innermost)))
+    return _digest(roots, innermost, _DigestOptions(len(roots), version, _home(innermost)))
 
 
 def members_checksum(owner: object, names: Callable[[Any, Any], tuple[str, ...]], *, version: str = "") -> str:
     """Return a digest over some methods of an object; `names(owner, None)` returns their names."""
-    return _digest((owner,), owner, _Scope(1, version, _home(type(owner)), names=names))
+    return _digest((owner,), owner, _DigestOptions(1, version, _home(type(owner)), names=names))
 
 
 def source_digest(function: object) -> str:
     """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign, and unversioned."""
     # Otherwise an activation function from a big framework would drag half the framework into every key.
-    return _digest((function,), _innermost(function), _Scope(1, "", "", versions=False))
+    return _digest((function,), _innermost(function), _DigestOptions(1, "", "", versions=False))
 
 
 def candidates_checksum(candidates: Iterable[object]) -> str:
@@ -88,7 +87,7 @@ def _home(function: object) -> str:
     return "" if root == "__main__" else root
 
 
-class _Scope(NamedTuple):
+class _DigestOptions(NamedTuple):
     """The arguments of a digest beside the live values."""
 
     roots: int
@@ -101,104 +100,49 @@ class _Scope(NamedTuple):
 # ------------------------------------------------------------------------------------------------- known digests
 
 
-class _Step(NamedTuple):
-    """One value that a walk read: `read(values[source], key)`, and how to tell whether it is still the same."""
-
-    read: Read
-    source: int
-    key: Any
-    is_same: Callable[[Any, Any, list[Any]], bool]
-    expected: Any
-
-
 class _Recipe(NamedTuple):
     """The steps of a walk, and its digest. It holds plain values, and weak references to all others."""
 
-    scope: _Scope
-    steps: tuple[_Step, ...]
+    options: _DigestOptions
+    steps: tuple[SeenValue, ...]
     digest: str
 
 
 _RECIPES: Final[ByIdentity[tuple[_Recipe, ...]]] = ByIdentity()  # by code object, or by class
 
 
-def _digest(roots: tuple[object, ...], innermost: Any, scope: _Scope) -> str:
+def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) -> str:
     anchor = getattr(innermost, "__code__", None) or type(innermost)
     known = _RECIPES.get(anchor) or ()
     for recipe in known:
-        if recipe.scope == scope and _replay(recipe.steps, roots):
+        if recipe.options == options and replay.replay(recipe.steps, roots):
             return recipe.digest
-    facts: frozenset[Any] = frozenset()
+    facts: set[Any] = set()
     walks: list[_CodeWalk] = []  # they keep alive the objects whose ids are among the facts
     while True:
-        walk = _CodeWalk(roots, innermost, scope, facts)
+        walk = _CodeWalk(roots, innermost, options, facts)
         digest = walk.digest()
         walks.append(walk)
-        if walk.found <= facts or not (walk.asked or any(isinstance(fact, tuple) for fact in walk.found - facts)):
+        new = walk.found - facts
+        if not new or not (walk.asked or any(isinstance(fact, tuple) for fact in new)):
             break
-        # The code changes some of the values that were read before that was known, or mentions more attributes.
-        facts |= walk.found
+        # The code changes values that were read before that was known, or mentions more attributes.
+        facts = walk.found
     if walk.replays and len(walk.steps) <= _MOST_STEPS:
-        _RECIPES.put(anchor, (_Recipe(scope, tuple(walk.steps), digest), *known[: _KEPT - 1]))
+        _RECIPES.put(anchor, (_Recipe(options, tuple(walk.steps), digest), *known[: _KEPT - 1]))
     return digest
-
-
-def _replay(steps: tuple[_Step, ...], roots: tuple[object, ...]) -> bool:
-    """Return whether the running program has the same values as when the steps were written."""
-    found: list[Any] = [roots]
-    try:
-        for read, origin, key, is_same, expected in steps:
-            value = read(found[origin], key)
-            if not is_same(value, expected, found):
-                return False
-            found.append(value)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return False  # a value of another kind
-    return True
 
 
 def _test_for(value: Any) -> tuple[Callable[[Any, Any, list[Any]], bool], Any]:
     """Return a test for a value that does not keep it alive. The parts of an object have steps of their own."""
     kind = type(value)
     if kind in PLAIN or value is NOTHING:
-        return _is_plain, value
+        return replay.is_plain, value
     if kind is FunctionType:
-        return _has_code, weakref.ref(value.__code__)
+        return replay.has_code, weakref.ref(value.__code__)
     if isinstance(value, (type, ModuleType, BuiltinFunctionType)):
-        return _is_it, weakref.ref(value)
-    return _is_instance, weakref.ref(kind)
-
-
-def _is_plain(value: Any, expected: Any, _: object = None) -> bool:
-    if value is expected:
-        return True
-    if type(value) is not type(expected):
-        return False
-    return repr(value) == repr(expected) if type(value) in (float, complex) else bool(value == expected)  # -0.0 and nan
-
-
-def _are_plain(value: Any, expected: Any, _: object) -> bool:
-    return len(value) == len(expected) and all(map(_is_plain, value, expected))
-
-
-def _are_names(value: Any, expected: Any, _: object) -> bool:
-    return bool(value == expected)
-
-
-def _has_code(value: Any, expected: Any, _: object) -> bool:
-    return type(value) is FunctionType and value.__code__ is expected()
-
-
-def _is_it(value: Any, expected: Any, _: object) -> bool:
-    return value is expected()
-
-
-def _is_instance(value: Any, expected: Any, _: object) -> bool:
-    return type(value) is expected()
-
-
-def _is_shared(value: Any, expected: Any, found: list[Any]) -> bool:
-    return value is found[expected]
+        return replay.is_it, weakref.ref(value)
+    return replay.is_instance, weakref.ref(kind)
 
 
 # -------------------------------------------------------------------------------------------------------- the walk
@@ -208,18 +152,19 @@ class _CodeWalk:
     """Lists all reachable objects, each once, in an order that does not depend on addresses or hashes.
 
     `facts` come from an earlier walk: names of attributes that the code mentions, and the ids of the places that it
-    changes. `found` are the facts of this walk.
+    changes. `found` has the facts of this walk too.
     """
 
-    def __init__(self, roots: tuple[object, ...], innermost: Any, scope: _Scope, facts: frozenset[Any]) -> None:
-        self._scope = scope
-        self._innermost = innermost
-        self._facts = facts
-        self.found: set[Any] = set()
+    def __init__(
+        self, roots: tuple[object, ...], innermost: Any, options: _DigestOptions, facts: frozenset[Any]
+    ) -> None:
+        self._options = options
+        self.innermost = innermost
+        self.found: set[Any] = {*facts}
         self.asked = False  # for the names of attributes
         self.replays = True
         self.values: list[Any] = [roots]
-        self.steps: list[_Step] = []
+        self.steps: list[SeenValue] = []
         self._registers: dict[tuple[int, Read, Hashable], int] = {}
         self._nodes: list[Json] = []
         self._numbers: dict[tuple[int, int], tuple[int, int, int | None]] = {}
@@ -227,10 +172,12 @@ class _CodeWalk:
         self._alive: list[object] = []  # the id of a freed object may come back
 
     def digest(self) -> str:
-        registers = [(self.load(0, _root, i), None) for i in range(len(self.values[0]))]
-        if self._scope.names is not None:
+        registers: list[tuple[int, int | None]] = [
+            (self.load(0, operator.getitem, i), None) for i in range(self._options.roots)
+        ]
+        if self._options.names is not None:
             owner = registers[0][0]
-            names = self.note(owner, self._scope.names)
+            names = self.note(owner, self._options.names)
             routes = [values.route(self.values[owner], name, is_own=True) for name in names]
             registers = [self._hop(owner, *route) for route in routes if route is not None]
         referred: list[Json] = [self.refer(*register) for register in registers]
@@ -238,21 +185,27 @@ class _CodeWalk:
             number, register, bound_to = self._pending.popleft()
             is_function = isinstance(self.values[register], FunctionType)
             self._nodes[number] = self._function(register, bound_to) if is_function else values.parts(self, register)
-        return fingerprint_of([self._scope.version, referred, self._nodes])
+        return fingerprint_of([self._options.version, referred, self._nodes])
 
-    def load(self, source: int, read: Read, key: Hashable = None) -> int:
-        address = source, read, key
+    def load(self, origin: int, read: Read, key: Hashable = None) -> int:
+        address = origin, read, key
         if address not in self._registers:
-            value = read(self.values[source], key)
+            value = read(self.values[origin], key)
             self._registers[address] = len(self.values)
-            self.steps.append(_Step(read, source, key, *_test_for(value)))
+            self.steps.append(SeenValue(read, origin, key, *_test_for(value)))
             self.values.append(value)
         return self._registers[address]
 
-    def note(self, source: int, read: Read, key: Hashable = None) -> Any:
-        value = read(self.values[source], key)
-        is_same = _is_plain if type(value) is not tuple else _are_plain if read is values.contents else _are_names
-        self.steps.append(_Step(read, source, key, is_same, value))
+    def note(self, origin: int, read: Read, key: Hashable = None) -> Any:
+        value = read(self.values[origin], key)
+        is_same = (
+            replay.is_plain
+            if type(value) is not tuple
+            else replay.are_plain
+            if read is values.contents
+            else replay.are_names
+        )
+        self.steps.append(SeenValue(read, origin, key, is_same, value))
         self.values.append(value)
         return value
 
@@ -264,7 +217,9 @@ class _CodeWalk:
         if isinstance(x, ModuleType):
             return {"module": x.__name__, "version": self._version(x.__name__)}
         if isinstance(x, MethodType):
-            return self.refer(self.load(register, _part, "__func__"), self.load(register, _part, "__self__"))
+            return self.refer(
+                self.load(register, values.attribute, "__func__"), self.load(register, values.attribute, "__self__")
+            )
         if not isinstance(x, FunctionType) and is_array(x):
             return {"array": self.note(register, values.array_text)}
         key = id(x), 0 if owner is None else id(self.values[owner])
@@ -283,7 +238,7 @@ class _CodeWalk:
         """Let the later of two registers of one object be compared with the earlier; return the earlier."""
         earlier, later = sorted((one, other))
         if earlier != later:
-            self.steps[later - 1] = self.steps[later - 1]._replace(is_same=_is_shared, expected=earlier)
+            self.steps[later - 1] = self.steps[later - 1]._replace(is_same=replay.is_shared, expected=earlier)
         return earlier
 
     # ------------------------------------------------------------------------------------------------------ functions
@@ -291,9 +246,9 @@ class _CodeWalk:
     def _function(self, register: int, owner: int | None) -> Json:
         f: FunctionType = self.values[register]
         # Not __module__: functools.wraps copies that from the function inside.
-        name, is_wrapper, *_ = self.note(register, _head)
+        name, is_wrapper, *_ = self.note(register, source.head)
         module = str(name or "")
-        wrapped = self.load(register, _in_dict, "__wrapped__") if is_wrapper else None
+        wrapped = self.load(register, source.dict_value, "__wrapped__") if is_wrapper else None
         parts: dict[str, Json] = {} if wrapped is None else {"wrapped": self.refer(wrapped)}
         if self._is_foreign(module, f.__code__.co_filename):
             parts |= self.foreign(module, f.__code__.co_qualname)
@@ -323,26 +278,26 @@ class _CodeWalk:
                 n: self.refer(self._variable(register, f, n)) for n in given if n in visible and _is_data(visible[n])
             },
             "defaults": {
-                name: self.refer(self.load(register, _default, key))
-                for name, key in _default_keys(f)
+                name: self.refer(self.load(register, source.default_value, key))
+                for name, key in source.default_keys(f)
                 if name not in state
             },
         }
 
     def _variable(self, register: int, f: FunctionType, name: str) -> int:
         if name in f.__code__.co_freevars:
-            return self.load(register, _cell, f.__code__.co_freevars.index(name))
-        return self.load(register, _global, name)
+            return self.load(register, source.cell_value, f.__code__.co_freevars.index(name))
+        return self.load(register, source.global_value, name)
 
     def _names(
-        self, register: int, f: FunctionType, owner: int | None, reads: Iterable[source.Path]
+        self, register: int, f: FunctionType, owner: int | None, reads: Iterable[source.AccessPath]
     ) -> Iterator[tuple[str, Json]]:
         for path in reads:
             if path.root in ("import", "from"):
                 yield f"import {path.text()}", self._imported(register, f, path)
             elif (followed := self._follow(register, f, owner, path)) is not None:
-                taken, *found = followed
-                yield path.text(taken), self.refer(*found)
+                taken, found, bound_to = followed
+                yield path.text(taken), self.refer(found, bound_to)
         if owner is not None and "__class__" in f.__code__.co_freevars:  # it calls super()
             n = 0
             while values.definition(self.values[owner], (f.__name__, n)) is not NOTHING:
@@ -350,25 +305,32 @@ class _CodeWalk:
                 n += 1
 
     def _follow(
-        self, register: int, f: FunctionType, owner: int | None, path: source.Path
+        self, register: int, f: FunctionType, owner: int | None, path: source.AccessPath
     ) -> tuple[int, int, int | None] | None:
         """Follow a dotted name; return the number of steps followed, the register of the value, and of its self.
 
         None if the name is not defined, or is state of the code.
         """
         value, is_state = self._start(f, owner, path)
+        routes, value, passes_state = self._routes(value, path.steps)
+        is_state |= passes_state or (id(value), "*", "") in self.found
+        if is_state and value is not NOTHING and _is_data(value):
+            return None
+        found = owner if path.root == "self" and owner is not None else self._variable(register, f, path.name)
+        return None if (end := self._walk_along(found, routes)) is None else (len(routes), *end)
+
+    def _routes(self, value: Any, steps: Iterable[tuple[str, Any]]) -> tuple[list[tuple[Read, Any]], Any, bool]:
+        """Follow steps from a value; return how, the value at the end, and whether the code changes one on the way."""
         routes: list[tuple[Read, Any]] = []
-        for kind, key in path.steps:
+        is_state = False
+        for kind, key in steps:
             route = None if value is NOTHING else self._route(value, kind, key)
             if route is None:
                 break
             is_state |= self.is_state(value, kind, key)
             routes.append(route)
             value = route[0](value, route[1])
-        if value is not NOTHING and _is_data(value) and (is_state or (id(value), "*", "") in self._facts):
-            return None
-        found = owner if path.root == "self" and owner is not None else self._variable(register, f, path.name)
-        return None if (end := self._walk_along(found, routes)) is None else (len(routes), *end)
+        return routes, value, is_state
 
     def _walk_along(self, register: int, routes: Iterable[tuple[Read, Any]]) -> tuple[int, int | None] | None:
         bound_to: int | None = None
@@ -386,17 +348,17 @@ class _CodeWalk:
             return found, None if bound_to is None else register
         return found, self.load(register, values.kind_of)
 
-    def _start(self, f: FunctionType, owner: int | None, path: source.Path) -> tuple[Any, bool]:
+    def _start(self, f: FunctionType, owner: int | None, path: source.AccessPath) -> tuple[Any, bool]:
         """Return the value of a variable, and whether the code changes the variable."""
         if path.root == "self" and owner is not None:
             return self.values[owner], False
         cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
         if path.name in cells:
-            return closure(f).get(path.name, NOTHING), (id(cells[path.name]),) in self._facts
+            return closure(f).get(path.name, NOTHING), (id(cells[path.name]),) in self.found
         # Builtins are left out: they come with Python, whose version is part of the environment.
-        return f.__globals__.get(path.name, NOTHING), (id(f.__globals__), ".", path.name) in self._facts
+        return f.__globals__.get(path.name, NOTHING), (id(f.__globals__), ".", path.name) in self.found
 
-    def _route(self, x: Any, kind: str, key: Any) -> tuple[Read, Any] | None:  # noqa: PLR0911 - one for each kind
+    def _route(self, x: Any, kind: str, key: Any) -> tuple[Read, Any] | None:
         """Return how to read an attribute or item of a value of the user's own; None where the path ends."""
         if kind != ".":
             is_index = type(x) in (list, tuple) and type(key) is int and -len(x) <= key < len(x)
@@ -404,15 +366,16 @@ class _CodeWalk:
         if isinstance(x, ModuleType):
             if self._is_foreign(x.__name__, str(getattr(x, "__file__", None) or "")):
                 return None
-            return _in_dict, key if key in vars(x) or "__getattr__" not in vars(x) else "__getattr__"
+            return source.dict_value, key if key in vars(x) or "__getattr__" not in vars(x) else "__getattr__"
         if isinstance(x, FunctionType):
             is_own = not self._is_foreign(str(x.__globals__.get("__name__", "")), x.__code__.co_filename)
-            return (_in_dict, key) if is_own and key in vars(x) else None
-        return values.route(x, key, is_own=self.is_own(x if isinstance(x, type) else type(x)))
+            return (source.dict_value, key) if is_own and key in vars(x) else None
+        owner = x if isinstance(x, type) else type(x)
+        return None if owner.__module__ == "builtins" else values.route(x, key, is_own=self.is_own(owner))
 
     # ---------------------------------------------------------------------------------------------------------- state
 
-    def _note_changes(self, f: FunctionType, owner: int | None, writes: Iterable[source.Path]) -> None:
+    def _note_changes(self, f: FunctionType, owner: int | None, writes: Iterable[source.AccessPath]) -> None:
         """Note the places that a function changes. A counter must not make a kernel look edited."""
         for path in writes:
             attributes = [key for kind, key in path.steps if kind == "."]
@@ -427,62 +390,49 @@ class _CodeWalk:
                 self.found.add((id((f.__closure__ or ())[f.__code__.co_freevars.index(path.name)]),))
 
     def _note_change(self, holder: Any, steps: tuple[tuple[str, Any], ...]) -> None:
-        for kind, key in steps[:-1]:
-            route = None if holder is NOTHING else self._route(holder, kind, key)
-            if route is None:
-                return
-            holder = route[0](holder, route[1])
+        routes, holder, _ = self._routes(holder, steps[:-1])
+        if holder is NOTHING or len(routes) < len(steps) - 1:
+            return
         kind, key = steps[-1]
         self._alive.append(holder)
         if kind == ".":
             self.found.add((id(_namespace(holder)), kind, key))
-        elif not isinstance(holder, (type, ModuleType, FunctionType)):
-            # `registry.add(x)` of a class of the user's own is a method with a code of its own.
-            if not (kind == "*" and isinstance(values.member(holder, str(key)), FunctionType)):
-                self.found.add((id(holder), kind, "" if kind == "*" else key))
+            return
+        # `registry.add(x)` of a class of the user's own is a method with a code of its own.
+        is_own = kind == "*" and self.is_own(type(holder))
+        has_code = is_own and isinstance(values.member(holder, str(key)), FunctionType)
+        if not has_code and not isinstance(holder, (type, ModuleType, FunctionType)):
+            self.found.add((id(holder), kind, "" if kind == "*" else key))
 
     def is_state(self, holder: object, kind: str, key: object) -> bool:
         if kind != ".":
-            return (id(holder), kind, key) in self._facts or (id(holder), "*", "") in self._facts
-        if (id(_namespace(holder)), kind, key) in self._facts:
+            return (id(holder), kind, key) in self.found or (id(holder), "*", "") in self.found
+        if (id(_namespace(holder)), kind, key) in self.found:
             return True
         if isinstance(holder, ModuleType):
             return False
         kinds = holder.__mro__ if isinstance(holder, type) else type(holder).__mro__
-        return (0, kind, key) in self._facts or any((id(each), kind, key) in self._facts for each in kinds)
+        return (0, kind, key) in self.found or any((id(each), kind, key) in self.found for each in kinds)
 
     def mentioned(self) -> frozenset[str]:
         self.asked = True
-        return frozenset(fact for fact in self._facts if isinstance(fact, str))
+        return frozenset(fact for fact in self.found if isinstance(fact, str))
 
     # ------------------------------------------------------------------------------------- the edge of the user's code
 
-    def _imported(self, register: int, f: FunctionType, path: source.Path) -> Json:
+    def _imported(self, register: int, f: FunctionType, path: source.AccessPath) -> Json:
         """Describe a name that the code imports while it runs."""
         from tunebook._code.imports import ImportedText, absolute_name  # noqa: PLC0415 - loaded late: few kernels do
 
         module = absolute_name(path.name, f.__globals__)
         module = module if path.root == "from" else module.partition(".")[0]
-        described = ImportedText(self._is_foreign, versions=self._scope.versions).describe(module, path.steps)
+        described = ImportedText(self._is_foreign, versions=self._options.versions).describe(module, path.steps)
         if described is not None:
             return described
         # Made by hand, or without a text: the module itself, if it is there.
-        found = self.load(register, _loaded, module)
-        routes: list[tuple[Read, Any]] = []
-        value = self.values[found]
-        for step in path.steps:
-            if value is NOTHING or (route := self._route(value, *step)) is None:
-                break
-            routes.append(route)
-            value = route[0](value, route[1])
-        end = self._walk_along(found, routes)
+        loaded = self.load(register, _loaded, module)
+        end = self._walk_along(loaded, self._routes(self.values[loaded], path.steps)[0])
         return {"module": module} if end is None else self.refer(*end)
-
-    @functools.cached_property
-    def place(self) -> str:
-        code = getattr(self._innermost, "__code__", None)
-        filename = getattr(self._innermost, "__globals__", {}).get("__file__", "") if code is not None else ""
-        return os.path.dirname(os.path.abspath(filename)) if filename else ""
 
     def is_own(self, kind: type) -> bool:
         module = sys.modules.get(kind.__module__)
@@ -490,7 +440,7 @@ class _CodeWalk:
 
     def _is_foreign(self, module: str, filename: str) -> bool:
         root = module.partition(".")[0]
-        if root and root == self._scope.home:
+        if root and root == self._options.home:
             return False
         return root == "tunebook" or root in sys.stdlib_module_names or _is_installed(filename)
 
@@ -500,7 +450,7 @@ class _CodeWalk:
     def _version(self, module: str) -> str:
         root = module.partition(".")[0]
         # Python's version is part of the environment; a release of tunebook must not make every kernel look edited.
-        if not self._scope.versions or root in ("tunebook", "__main__", self._scope.home):
+        if not self._options.versions or root in ("tunebook", "__main__", self._options.home):
             return ""
         if root in sys.stdlib_module_names:
             return ""
@@ -524,53 +474,12 @@ def _namespace(x: object) -> object:
 # -------------------------------------------------------------------------------------------------- parts of functions
 
 
-def _root(roots: Any, i: Any) -> Any:
-    return roots[i]
-
-
-def _head(f: FunctionType, _: None) -> tuple[Any, ...]:
-    """Return the module of a function, whether it wraps another, and which parameters have a default."""
-    keywords = f.__kwdefaults__
-    names = sorted(keywords) if keywords else ()
-    return f.__globals__.get("__name__"), "__wrapped__" in f.__dict__, len(f.__defaults__ or ()), *names
-
-
-def _part(x: Any, name: Any) -> Any:
-    return getattr(x, name)
-
-
-def _in_dict(x: Any, name: Any) -> Any:
-    return vars(x).get(name, NOTHING)
-
-
-def _global(f: FunctionType, name: Any) -> Any:
-    return f.__globals__.get(name, NOTHING)
-
-
-def _cell(f: FunctionType, i: Any) -> Any:
-    try:
-        return (f.__closure__ or ())[i].cell_contents
-    except ValueError:
-        return NOTHING  # a variable of the enclosing function that has no value yet
-
-
-def _library_version(_: object, name: Any) -> str:
-    return library_version(name)
-
-
 def _loaded(_: object, name: Any) -> Any:
     return sys.modules.get(name, NOTHING)
 
 
-def _default(f: FunctionType, key: Any) -> Any:
-    return (f.__kwdefaults__ or {})[key] if isinstance(key, str) else (f.__defaults__ or ())[key]
-
-
-def _default_keys(f: FunctionType) -> Iterator[tuple[str, str | int]]:
-    count = len(f.__defaults__ or ())
-    positional = f.__code__.co_varnames[: f.__code__.co_argcount]
-    yield from zip(positional[len(positional) - count :], range(count), strict=True)
-    yield from ((name, name) for name in sorted(f.__kwdefaults__ or ()))
+def _library_version(_: object, name: Any) -> str:
+    return library_version(name)
 
 
 def _kept_decorators(node: ast.AST | None, f: FunctionType) -> list[ast.expr]:

@@ -10,14 +10,15 @@ import sys
 import weakref
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from tunebook._base.vocabulary import Json
 
 V = TypeVar("V")
+NOTHING: Final = object()  # the value of a name that is not defined
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 # `ctx` follows from the place in the tree; the others are comments to type checkers.
@@ -45,21 +46,15 @@ def node_of(function: FunctionType) -> FunctionNode | None:
     another function. The columns of the code tell two lambdas on one line apart.
     """
     code = function.__code__
-    file = _file_with(code, function.__globals__)
+    file = file_with(code, function.__globals__)
     if file is None:
         return None
     found = file.functions.get((code.co_firstlineno, code.co_name), [])
     if code.co_name == "<lambda>" and len(found) > 1:
-        return _innermost(found, code)
+        from tunebook._code.lambdas import innermost  # noqa: PLC0415 - loaded late: few lambdas share a line
+
+        return innermost(found, code)
     return found[0] if len(found) == 1 else None
-
-
-def text_of(function: object) -> str:
-    """Return the name of a function for a message; for a lambda its text."""
-    node = node_of(function) if isinstance(function, FunctionType) else None
-    if isinstance(node, ast.Lambda):
-        return ast.unparse(node)
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def inner_callable(x: object) -> Any:
@@ -71,28 +66,15 @@ def inner_callable(x: object) -> Any:
     return next((f for name in ("py_func", "fn") if isinstance(f := getattr(x, name, None), FunctionType)), None)
 
 
-def class_node_of(kind: type) -> ast.ClassDef | None:
-    """Return the syntax tree of a class; None without a text, or if the text has several classes of that name."""
-    # A method leads to the text that was really compiled; a class without methods has only the name of its module.
-    methods = (m for m in vars(kind).values() if isinstance(m, FunctionType) and m.__module__ == kind.__module__)
-    file = next(filter(None, (_file_with(m.__code__, m.__globals__) for m in methods)), None)
-    module = sys.modules.get(kind.__module__)
-    filename = getattr(module, "__file__", None)
-    if file is None and filename is not None:
-        file = _file(filename, vars(module))
-    found = [] if file is None else file.classes.get(kind.__qualname__, [])
-    return found[0] if len(found) == 1 else None
-
-
-def _file_with(code: CodeType, module_globals: dict[str, Any]) -> _File | None:
-    file = _file(code.co_filename, module_globals)
+def file_with(code: CodeType, module_globals: dict[str, Any]) -> _File | None:
+    file = file_of(code.co_filename, module_globals)
     if file is None or code not in file.codes:
         linecache.checkcache(code.co_filename)  # the text may have been kept since before a reload
-        file = _file(code.co_filename, module_globals)
+        file = file_of(code.co_filename, module_globals)
     return file if file is not None and code in file.codes else None
 
 
-def _file(filename: str, module_globals: dict[str, Any] | None) -> _File | None:
+def file_of(filename: str, module_globals: dict[str, Any] | None) -> _File | None:
     text = "".join(linecache.getlines(filename, module_globals))
     for _ in range(3 if text else 0):
         try:
@@ -105,7 +87,7 @@ def _file(filename: str, module_globals: dict[str, Any] | None) -> _File | None:
 
 def tree_of(filename: str) -> ast.Module | None:
     """Return the syntax tree of a file, or None if it is not a readable Python text."""
-    file = _file(filename, None)
+    file = file_of(filename, None)
     return None if file is None else file.tree
 
 
@@ -138,22 +120,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _innermost(lambdas: list[FunctionNode], code: CodeType) -> FunctionNode | None:
-    """Return the smallest lambda whose body holds every instruction of the code."""
-    spans = [(p[0], p[2], p[1], p[3]) for p in code.co_positions() if all(part is not None for part in p)]
-    # The prologue has column 0 and no width; it is not part of an expression.
-    spans = [span for span in spans if (span[0], span[1]) != (span[2], span[3])]
-    if not spans:
-        return None  # a constant, which Python 3.12 gives no place, or python -X no_debug_ranges
-    start = min((line, column) for line, column, _, _ in spans)
-    end = max((line, column) for _, _, line, column in spans)
-    bodies = [(node, node.body) for node in lambdas if isinstance(node, ast.Lambda)]
-    places = [(node, (b.lineno, b.col_offset), (b.end_lineno or 0, b.end_col_offset or 0)) for node, b in bodies]
-    around = [place for place in places if place[1] <= start and end <= place[2]]
-    # Lambdas that hold the same code are nested: the innermost starts last, and of equal starts ends first.
-    return max(around, key=lambda place: (place[1], -place[2][0], -place[2][1]), default=(None,))[0]
 
 
 # ------------------------------------------------------------------------------------------------------ normalising
@@ -200,10 +166,10 @@ def _fields(node: ast.AST, decorators: list[ast.expr] | None) -> Iterator[tuple[
             yield name, kept
 
 
-# ---------------------------------------------------------------------------------------- names that code reads and changes
+# ----------------------------------------------------------------------------------- names that code reads and changes
 
 
-class Path(NamedTuple):
+class AccessPath(NamedTuple):
     """A variable, and the attributes and items that code takes from it: `helpers.TABLE["a"]`.
 
     The root is "global", "closure", "self" (the first parameter of a method), "import" or "from" (a module that the
@@ -215,8 +181,8 @@ class Path(NamedTuple):
     name: str
     steps: tuple[tuple[str, Any], ...] = ()
 
-    def then(self, kind: str, key: object) -> Path:
-        return Path(self.root, self.name, (*self.steps, (kind, key)))
+    def then(self, kind: str, key: object) -> AccessPath:
+        return AccessPath(self.root, self.name, (*self.steps, (kind, key)))
 
     def text(self, steps: int | None = None) -> str:
         parts = (f".{key}" if kind == "." else f"[{key!r}]" for kind, key in self.steps[:steps])
@@ -226,8 +192,8 @@ class Path(NamedTuple):
 class Uses(NamedTuple):
     """The places that code reads and changes, and the names of all attributes that it mentions."""
 
-    reads: tuple[Path, ...]
-    writes: tuple[Path, ...]
+    reads: tuple[AccessPath, ...]
+    writes: tuple[AccessPath, ...]
     attributes: frozenset[str]
 
 
@@ -235,8 +201,8 @@ def uses(code: CodeType, *, bound: bool) -> Uses:
     """Return the places that code and its inner functions use; `bound` says that its first parameter is "self"."""
     known = _USES.get(code) or {}
     if bound not in known:
-        reads, writes, attributes = set[Path](), set[Path](), set[str]()
-        pending = [(code, {name: {Path("closure", name)} for name in code.co_freevars}, bound)]
+        reads, writes, attributes = set[AccessPath](), set[AccessPath](), set[str]()
+        pending = [(code, {name: {AccessPath("closure", name)} for name in code.co_freevars}, bound)]
         while pending:
             inner, cells, has_self = pending.pop()
             tracker = _Tracker(inner, cells, has_self=has_self)
@@ -249,7 +215,7 @@ def uses(code: CodeType, *, bound: bool) -> Uses:
     return known[bound]
 
 
-def _in_order(paths: Iterable[Path]) -> tuple[Path, ...]:
+def _in_order(paths: Iterable[AccessPath]) -> tuple[AccessPath, ...]:
     known = (path for path in paths if path.root != "local")
     return tuple(sorted(known, key=lambda path: (path.name, path.text(), path.root, repr(path.steps))))
 
@@ -277,8 +243,8 @@ class ByIdentity(Generic[V]):
 
 
 _USES: Final[ByIdentity[dict[bool, Uses]]] = ByIdentity()
-_Value: TypeAlias = "frozenset[Path] | _Constant"  # an item on the stack: the places that it may come from
-_UNKNOWN: Final = frozenset[Path]()
+_Value: TypeAlias = "frozenset[AccessPath] | _Constant"  # an item on the stack: the places that it may come from
+_UNKNOWN: Final = frozenset[AccessPath]()
 _MANY: Final = 8  # more values for a variable, or longer paths, are not followed
 _PLAIN_KEYS: Final = (str, int, bool, bytes, type(None))
 # Instructions that leave the item below those they pop as it is.
@@ -300,10 +266,10 @@ class _Tracker:
     It forgets the stack where jumps meet. A value that it loses sight of counts as read, so only precision is lost.
     """
 
-    def __init__(self, code: CodeType, cells: dict[str, set[Path]], *, has_self: bool) -> None:
+    def __init__(self, code: CodeType, cells: dict[str, set[AccessPath]], *, has_self: bool) -> None:
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + (code.co_flags & 12).bit_count()]
-        self._variables = {name: {Path("parameter", name)} for name in parameters}
-        self._self = Path("self", parameters[0]) if has_self and parameters else None
+        self._variables = {name: {AccessPath("parameter", name)} for name in parameters}
+        self._self = AccessPath("self", parameters[0]) if has_self and parameters else None
         if self._self is not None:
             self._variables[self._self.name] = {self._self}
         self._makes_self = code.co_name in _CONSTRUCTORS
@@ -311,7 +277,7 @@ class _Tracker:
         self.cells = {**cells, **{name: self._variables.get(name, set()) for name in code.co_cellvars}}
         instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
         for _ in range(2):  # the first pass learns the values of variables, also of those that a loop sets at its end
-            self.reads, self.writes, self.attributes = set[Path](), set[Path](), set[str]()
+            self.reads, self.writes, self.attributes = set[AccessPath](), set[AccessPath](), set[str]()
             self._stack: list[_Value] = []
             for instruction in instructions:
                 self._run(instruction)
@@ -327,14 +293,14 @@ class _Tracker:
             else:  # Python 3.13 loads a cell, to make a closure, like a variable
                 self._stack.append(_UNKNOWN if name in self._closure_names else self._variable(name))
         if not fast:
-            known = _INSTRUCTIONS.get("BINARY_SUBSCR" if i.argrepr == "[]" else i.opname)
+            known = self._INSTRUCTIONS.get("BINARY_SUBSCR" if i.argrepr == "[]" else i.opname)
             if known is None or not known(self, i):
                 self._any(i)
         if i.opname.startswith(_ENDS):
             self._forget()
 
-    def _variable(self, name: str) -> frozenset[Path]:
-        return frozenset(self._variables.get(name) or (Path("local", name),))
+    def _variable(self, name: str) -> frozenset[AccessPath]:
+        return frozenset(self._variables.get(name) or (AccessPath("local", name),))
 
     def _pop(self) -> _Value:
         return self._stack.pop() if self._stack else _UNKNOWN
@@ -348,7 +314,7 @@ class _Tracker:
             self._read(value)
         self._stack.clear()
 
-    def _bind(self, variables: dict[str, set[Path]], name: str) -> None:
+    def _bind(self, variables: dict[str, set[AccessPath]], name: str) -> None:
         value = self._pop()
         known = variables.setdefault(name, set())
         if not isinstance(value, _Constant) and len(known) < _MANY:
@@ -358,7 +324,7 @@ class _Tracker:
         if isinstance(value, _Constant):
             return
         # An expression, like `type(self)`: any object may be the one that changes.
-        for path in value or ({Path("parameter", "")} if kind == "." else ()):
+        for path in value or ({AccessPath("parameter", "")} if kind == "." else ()):
             if not (self._makes_self and path == self._self):
                 self.writes.add(path.then(kind, key))
 
@@ -377,25 +343,27 @@ class _Tracker:
         if i.opname == "LOAD_FROM_DICT_OR_GLOBALS":
             self._pop()
         if i.opname == "LOAD_GLOBAL" and (i.arg or 0) & 1:
-            self._stack.append(_UNKNOWN)  # the place of a method's self; Python 3.13 has it on top, and then no attribute
-        self._stack.append(frozenset({Path("global", i.argval)}))
+            self._stack.append(
+                _UNKNOWN
+            )  # the place of a method's self; Python 3.13 has it on top, and then no attribute
+        self._stack.append(frozenset({AccessPath("global", i.argval)}))
         return True
 
     def _deref(self, i: dis.Instruction) -> bool:
         if i.opname == "LOAD_FROM_DICT_OR_DEREF":
             self._pop()
-        found = self.cells.get(i.argval) or (Path("local", i.argval),)
+        found = self.cells.get(i.argval) or (AccessPath("local", i.argval),)
         self._stack.append(_UNKNOWN if i.argval == "__class__" else frozenset(found))
         return True
 
     def _store(self, i: dis.Instruction) -> bool:
         if i.opname == "STORE_DEREF":
-            if {*self.cells.get(i.argval, ())} == {Path("closure", i.argval)}:
-                self.writes.add(Path("closure", i.argval))
+            if {*self.cells.get(i.argval, ())} == {AccessPath("closure", i.argval)}:
+                self.writes.add(AccessPath("closure", i.argval))
                 return False
             self._bind(self.cells, i.argval)
             return True
-        self.writes.add(Path("global", i.argval))
+        self.writes.add(AccessPath("global", i.argval))
         return False
 
     def _constant(self, i: dis.Instruction) -> bool:
@@ -459,37 +427,66 @@ class _Tracker:
         names, level = self._pop(), self._pop()
         dots = "." * level.value if isinstance(level, _Constant) and isinstance(level.value, int) else ""
         root = "from" if isinstance(names, _Constant) and names.value else "import"
-        self._stack.append(frozenset({Path(root, dots + i.argval)}))
+        self._stack.append(frozenset({AccessPath(root, dots + i.argval)}))
         return True
 
+    _INSTRUCTIONS: ClassVar[dict[str, Callable[[Any, dis.Instruction], bool]]] = {
+        **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"), _global),
+        **dict.fromkeys(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"), _deref),
+        **dict.fromkeys(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"), _store),
+        **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), _constant),
+        **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"), _attribute),
+        **dict.fromkeys(("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"), _super),
+        "BINARY_SUBSCR": _item,
+        **dict.fromkeys(("STORE_ATTR", "DELETE_ATTR"), _change_attribute),
+        **dict.fromkeys(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"), _change_item),
+        **dict.fromkeys(("COPY", "SWAP"), _copy),
+        "IMPORT_NAME": _import,
+    }
 
-_INSTRUCTIONS: Final[dict[str, Callable[[_Tracker, dis.Instruction], bool]]] = {
-    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"), _Tracker._global),
-    **dict.fromkeys(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"), _Tracker._deref),
-    **dict.fromkeys(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"), _Tracker._store),
-    **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), _Tracker._constant),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"), _Tracker._attribute),
-    **dict.fromkeys(("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"), _Tracker._super),
-    "BINARY_SUBSCR": _Tracker._item,
-    **dict.fromkeys(("STORE_ATTR", "DELETE_ATTR"), _Tracker._change_attribute),
-    **dict.fromkeys(("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"), _Tracker._change_item),
-    **dict.fromkeys(("COPY", "SWAP"), _Tracker._copy),
-    "IMPORT_NAME": _Tracker._import,
-}
+
+# --------------------------------------------------------------------------------------------------- parts of functions
 
 
 def closure(f: FunctionType) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue  # a variable of the enclosing function that has no value yet
-    return found
+    """Return the variables of enclosing functions that have a value."""
+    found = {name: cell_value(f, i) for i, name in enumerate(f.__code__.co_freevars)}
+    return {name: value for name, value in found.items() if value is not NOTHING}
+
+
+def cell_value(f: FunctionType, i: int) -> Any:
+    try:
+        return (f.__closure__ or ())[i].cell_contents
+    except ValueError:
+        return NOTHING  # a variable of the enclosing function that has no value yet
+
+
+def global_value(f: FunctionType, name: str) -> Any:
+    return f.__globals__.get(name, NOTHING)
+
+
+def dict_value(x: object, name: str) -> Any:
+    return vars(x).get(name, NOTHING)
+
+
+def head(f: FunctionType, _: None) -> tuple[Any, ...]:
+    """Return the module of a function, whether it wraps another, and which parameters have a default."""
+    keywords = f.__kwdefaults__
+    names = sorted(keywords) if keywords else ()
+    return f.__globals__.get("__name__"), "__wrapped__" in f.__dict__, len(f.__defaults__ or ()), *names
 
 
 def defaults(f: FunctionType) -> Iterator[tuple[str, object]]:
-    values = f.__defaults__ or ()
+    return ((name, default_value(f, key)) for name, key in default_keys(f))
+
+
+def default_keys(f: FunctionType) -> Iterator[tuple[str, str | int]]:
+    """Yield the parameters that have a default, each with a key for `default_value`."""
+    count = len(f.__defaults__ or ())
     positional = f.__code__.co_varnames[: f.__code__.co_argcount]
-    yield from zip(positional[len(positional) - len(values) :], values, strict=True)
-    yield from sorted((f.__kwdefaults__ or {}).items())
+    yield from zip(positional[len(positional) - count :], range(count), strict=True)
+    yield from ((name, name) for name in sorted(f.__kwdefaults__ or ()))
+
+
+def default_value(f: FunctionType, key: str | int) -> Any:
+    return (f.__kwdefaults__ or {})[key] if isinstance(key, str) else (f.__defaults__ or ())[key]

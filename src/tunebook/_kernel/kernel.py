@@ -17,7 +17,6 @@ from tunebook._arrays.device_fingerprint import (
     get_device_platform,
 )
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
-from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem
 from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._kernel.output_check import difference
