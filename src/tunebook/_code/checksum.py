@@ -155,9 +155,7 @@ class _CodeWalk:
     changes. `found` has the facts of this walk too.
     """
 
-    def __init__(
-        self, roots: tuple[object, ...], innermost: Any, options: _DigestOptions, facts: frozenset[Any]
-    ) -> None:
+    def __init__(self, roots: tuple[object, ...], innermost: Any, options: _DigestOptions, facts: set[Any]) -> None:
         self._options = options
         self.innermost = innermost
         self.found: set[Any] = {*facts}
@@ -294,7 +292,7 @@ class _CodeWalk:
     ) -> Iterator[tuple[str, Json]]:
         for path in reads:
             if path.root in ("import", "from"):
-                yield f"import {path.text()}", self._imported(register, f, path)
+                yield f"import {path.text()}", self._imported(f, path)
             elif (followed := self._follow(register, f, owner, path)) is not None:
                 taken, found, bound_to = followed
                 yield path.text(taken), self.refer(found, bound_to)
@@ -420,17 +418,19 @@ class _CodeWalk:
 
     # ------------------------------------------------------------------------------------- the edge of the user's code
 
-    def _imported(self, register: int, f: FunctionType, path: source.AccessPath) -> Json:
+    def _imported(self, f: FunctionType, path: source.AccessPath) -> Json:
         """Describe a name that the code imports while it runs."""
-        from tunebook._code.imports import ImportedText, absolute_name  # noqa: PLC0415 - loaded late: few kernels do
+        from tunebook._code.imports import ImportedText, absolute_name, live_value  # noqa: PLC0415 - few kernels do
 
         module = absolute_name(path.name, f.__globals__)
         module = module if path.root == "from" else module.partition(".")[0]
+        # Only to be compared: a module that is loaded again, or for the first time, may have another text.
+        self.load(0, live_value, (module, path.steps[:1]))
         described = ImportedText(self._is_foreign, versions=self._options.versions).describe(module, path.steps)
         if described is not None:
             return described
         # Made by hand, or without a text: the module itself, if it is there.
-        loaded = self.load(register, _loaded, module)
+        loaded = self.load(0, live_value, (module, ()))
         end = self._walk_along(loaded, self._routes(self.values[loaded], path.steps)[0])
         return {"module": module} if end is None else self.refer(*end)
 
@@ -472,10 +472,6 @@ def _namespace(x: object) -> object:
 
 
 # -------------------------------------------------------------------------------------------------- parts of functions
-
-
-def _loaded(_: object, name: Any) -> Any:
-    return sys.modules.get(name, NOTHING)
 
 
 def _library_version(_: object, name: Any) -> str:

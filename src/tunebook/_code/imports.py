@@ -11,9 +11,11 @@ import ast
 import functools
 import sys
 from collections import deque
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebook._code import source
+from tunebook._code.source import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +50,18 @@ def _absolute(name: str, package: str) -> str:
     return f"{base}.{name[level:]}".strip(".")
 
 
+def live_value(_: object, key: tuple[str, tuple[tuple[str, Any], ...]]) -> Any:
+    """Return a module, or one of its attributes, if the module is loaded."""
+    name, steps = key
+    module = sys.modules.get(name, NOTHING)
+    if not steps or not isinstance(module, ModuleType):
+        return module
+    value = vars(module).get(steps[0][1], NOTHING)
+    if isinstance(value, FunctionType):
+        source.file_with(value.__code__, value.__globals__)  # reads the text again if the module was reloaded
+    return value
+
+
 class ImportedText:
     """Collects the definitions of one imported name."""
 
@@ -55,11 +69,12 @@ class ImportedText:
         self._is_foreign = is_foreign
         self._versions = versions
         self._found: dict[str, Json] = {}
+        self._places: dict[str, _Place | None] = {}
         self._pending: deque[tuple[str, tuple[str, ...]]] = deque()
 
     def describe(self, module: str, steps: tuple[tuple[str, Any], ...]) -> Json:
         """Return the definitions of `module.attribute...`, and of all names in them; None for a module without text."""
-        place = _find(module)
+        place = self._find(module)
         if place is None or not (place.filename or place.folders):
             return None
         self._pending.append((module, tuple(key for kind, key in steps if kind == ".")))
@@ -67,21 +82,27 @@ class ImportedText:
             self._visit(*self._pending.popleft())
         return {"imported": self._found}
 
+    def _find(self, name: str) -> _Place | None:
+        if name not in self._places:
+            self._places[name] = _find(name)
+        return self._places[name]
+
     def _visit(self, name: str, attributes: tuple[str, ...]) -> None:
-        place = _find(name)
+        place = self._find(name)
         filename = "" if place is None else place.filename
         if place is None or self._is_foreign(name, filename or "".join(place.folders or ())):
             root = name.partition(".")[0]
             self._found[name] = _version(root) if self._versions and root not in sys.stdlib_module_names else ""
             return
         self._found.setdefault(name, "")
-        module = _module(filename, name, is_package=place.folders is not None) if filename else None
+        tree = source.tree_of(filename) if filename else None
+        module = None if tree is None else _index(tree, name, is_package=place.folders is not None)
         if not attributes:
             return
         first, *rest = attributes
         if module is not None and first in module.statements:
             self._define(name, module, first, tuple(rest))
-        elif place.folders is not None and _find(f"{name}.{first}") is not None:
+        elif place.folders is not None and self._find(f"{name}.{first}") is not None:
             self._pending.append((f"{name}.{first}", tuple(rest)))
         elif module is not None:
             self._pending.extend((star, attributes) for star in module.stars)
@@ -109,7 +130,6 @@ class ImportedText:
                     self._pending.append((target, path))
 
 
-@functools.lru_cache(64)
 def _find(name: str) -> _Place | None:
     """Return the file of a module, without importing it."""
     loaded = sys.modules.get(name)
@@ -144,10 +164,7 @@ def _version(root: str) -> str:
 
 
 @functools.lru_cache(64)
-def _module(filename: str, name: str, *, is_package: bool) -> _Module | None:
-    tree = source.tree_of(filename)
-    if tree is None:
-        return None
+def _index(tree: ast.Module, name: str, *, is_package: bool) -> _Module:
     module = _Module({}, [], name if is_package else name.rpartition(".")[0])
     for statement in tree.body:
         for variable in _defined(statement):
