@@ -261,8 +261,13 @@ def _length(x: Any, _: None) -> int:
 def _stable_name(x: object) -> str:
     """Return a sort key for members of a set, without hashes and addresses."""
     named = f"{getattr(x, '__module__', '')}.{getattr(x, '__qualname__', '')}"
-    content = code_form(x.__code__) if isinstance(x, FunctionType) else _try_encode(x)
+    content = _text_or_code(x) if isinstance(x, FunctionType) else _try_encode(x)
     return f"{type_name(type(x))} {named} {canonical_json(content)}"
+
+
+def _text_or_code(f: FunctionType) -> Json:
+    node = source.node_of(f)
+    return code_form(f.__code__) if node is None else source.normal_form(node)
 
 
 # ------------------------------------------------------------------------------------------------ classes and objects
