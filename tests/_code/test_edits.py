@@ -348,6 +348,11 @@ def test_a_module_that_the_code_also_changes_still_counts(programs):
     assert one != two
 
 
+def test_the_parts_of_an_object_that_speaks_for_itself_do_not_count(programs):
+    text = program("class P:\n    s = 1\n    def __tunebook_checksum__(self): return 'p'\nC = P()", "return n * C.s")
+    assert programs.checksum(text) == programs.checksum(text.replace("s = 1", "s = 2"))
+
+
 # ------------------------------------------------------------------------------ changes of a running program
 
 
@@ -475,7 +480,7 @@ def test_it_is_the_same_in_other_processes(tmp_path):
     assert len(printed) == 1
     # The suite runs on several versions of Python, and all must agree.
     assert printed == {
-        "a36c48c2f0105798afed580fcddfee18 817a1fa88df39de5cb038825b6caa9c2 d0f519910f22aec33dc159406ad2bce5\n"
+        "a36c48c2f0105798afed580fcddfee18 a36c48c2f0105798afed580fcddfee18 d0f519910f22aec33dc159406ad2bce5\n"
     }
 
 

@@ -82,7 +82,7 @@ def parts(walk: Walk, register: int) -> Json:
     x = walk.values[register]
     if isinstance(x, type):
         return _class(walk, register, x)
-    if callable(getattr(x, "__tunebook_checksum__", None)):
+    if _speaks(x):
         return {"checksum": walk.note(register, _own_checksum)}
     if isinstance(x, functools.partial):
         fields = (walk.load(register, attribute, name) for name in ("func", "args", "keywords"))
@@ -121,6 +121,8 @@ def route(x: Any, name: str, *, is_own: bool) -> tuple[Callable[[Any, Any], Any]
     """Return how to read an attribute of a class or an object; None if its code or another library computes it."""
     if isinstance(x, EnumMeta) and is_own and name in x._member_map_:
         return enum_member, name
+    if not isinstance(x, type) and _speaks(x):
+        return None
     if isinstance(x, Enum) and name in ("name", "value"):
         return enum_part, name
     found = member(x, name)
@@ -205,6 +207,10 @@ def _inner(x: Any, _: None) -> Any:
 
 def attribute(x: Any, name: Any) -> Any:
     return getattr(x, name)
+
+
+def _speaks(x: object) -> bool:
+    return callable(getattr(x, "__tunebook_checksum__", None))
 
 
 def _own_checksum(x: Any, _: None) -> str:
