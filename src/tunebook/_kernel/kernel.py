@@ -17,9 +17,8 @@ from tunebook._arrays.device_fingerprint import (
     get_device_platform,
 )
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
-from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem, computed_once
-from tunebook._code.checksum import candidates_checksum, code_checksum
+from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
@@ -47,7 +46,7 @@ _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
-    "roofline", "__"
+    "roofline",
 )  # fmt: skip
 
 
@@ -240,15 +239,17 @@ class KernelOperations(Generic[Cfg, Out]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
-        names = {
-            name
-            for kind in type(self).__mro__
-            if issubclass(kind, Kernel) and kind is not Kernel
-            for name, value in vars(kind).items()
-            if callable(value) and not name.startswith(_NOT_MEASURED)
-        }
-        parts = [code_checksum(getattr(self, name), version=self.version) for name in sorted(names)]
-        return blake2b("".join(parts).encode(), digest_size=16).hexdigest()
+        return members_checksum(self, _measured_names, version=self.version)
+
+
+def _measured_names(kernel: Kernel[Any, Any], _: None) -> tuple[str, ...]:
+    """Return the names of the operations that the author of a kernel defined, and that a measurement depends on."""
+    names: set[str] = set()
+    for kind in type(kernel).__mro__:
+        if kind is Kernel:
+            break
+        names.update(name for name, value in vars(kind).items() if name[:2] != "__" and callable(value))
+    return tuple(sorted(name for name in names if not name.startswith(_NOT_MEASURED)))
 
 
 def _run_with_gradient(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:

@@ -38,8 +38,8 @@ from tunebook._arrays.library import dtype_name, library_named, library_of, root
 from tunebook._base.config_codec import type_name
 from tunebook._base.errors import DefinitionError, UnkeyableError
 from tunebook._base.record_format import blake2b, canonical_json
-from tunebook._code.checksum import inner_callable, source_digest
-from tunebook._code.source import closure, defaults
+from tunebook._code.checksum import source_digest
+from tunebook._code.source import closure, defaults, inner_callable
 from tunebook._keys.key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
 from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - keys have one door
 
