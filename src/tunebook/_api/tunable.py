@@ -127,7 +127,7 @@ def tunable(
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
     `check="exact"` asks for equal bits, False checks nothing, and a function of the output and the expected output
-    returns the difference. `mutates` names the arguments that runs write to; by default they are detected. `inputs` is
+    returns the difference. `mutates` names arguments that runs write to; the others are compared with a copy. `inputs` is
     a function of made-up arguments that returns better ones, for calls without data: in a trace of jax.
 
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`

@@ -39,7 +39,7 @@ MAX_DEPTH: Final = 64
 _MANY: Final = 10_000
 KEY_FUNCTIONS: Final[dict[type, Callable[[Any], object]]] = {}  # of `register_key`
 _CONTAINERS: Final = frozenset({list, tuple, dict})  # never arrays, whatever their subclasses are
-_ATOMS: Final = frozenset({bool, int, float, complex, str, bytes, NoneType, type})
+ATOMS: Final = frozenset({bool, int, float, complex, str, bytes, NoneType, type})
 
 _SAME_PLATFORM: Final = {"cuda": "gpu", "rocm": "gpu", "hip": "gpu", "mps": "gpu", "metal": "gpu", "xpu": "gpu"}
 
@@ -164,7 +164,7 @@ def key_function(kind: type) -> Callable[[Any], object] | None:
 def arrays_in(value: object, _depth: int = 0) -> Iterator[Any]:
     """Yield the arrays in a value, however deep in containers, also the arrays that a registered key refers to."""
     for leaf in walk(value):
-        if type(leaf) in _ATOMS:
+        if type(leaf) in ATOMS:
             continue
         if is_array(leaf):
             yield leaf

@@ -157,10 +157,9 @@ class TuningSite(NamedTuple):
     call is batched. `bind(kernel, inv, config)` returns a function that runs the call. `programs(bind, backward)`
     takes a function from configurations to runnable functions; it returns a function from configurations to the
     functions that are measured, and one that compiles them ahead, or None if the kernel compiles.
-    `differentiable(function)` says whether a backward pass can be measured, `passes` names the passes that are then
-    measured, and `in_place` says whether candidates may write to their arguments. `one_of(output)` returns the part of
-    an output that `inv` would give. `with_inputs(args, kwargs)` returns the site with other arguments for the call;
-    None where its arguments are the user's own.
+    `differentiable(function)` says whether a backward pass can be measured, and `passes` names the passes that are then
+    measured. `one_of(output)` returns the part of an output that `inv` would give. `with_inputs(args, kwargs)` returns
+    the site with other arguments for the call; None where its arguments are the user's own.
     """
 
     inv: Any
@@ -172,7 +171,6 @@ class TuningSite(NamedTuple):
     ]
     differentiable: Callable[[Callable[..., Any]], bool]
     passes: str = "forward+backward"
-    in_place: bool = False
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
@@ -321,10 +319,21 @@ def library_of(x: object) -> ArrayLibrary:
     kind = type(x)
     found = _by_class.get(kind)
     if found is None:
-        found = _listed.get(kind) or library_named(root_module(kind))
+        found = _listed.get(kind) or library_named(_root_of_array(kind))
         if found.name in _known:
             _by_class[kind] = found
     return found
+
+
+def _root_of_array(kind: type) -> str:
+    """Return the library of the nearest base that is an array class of a known library; else of the class itself."""
+    for base in kind.__mro__:
+        root = root_module(base)
+        # Both attributes: a mixin of numpy's is not an array.
+        known = root in _known or root in _ADAPTERS
+        if known and (base is kind or all(getattr(base, name, None) is not None for name in ("shape", "dtype"))):
+            return root
+    return root_module(kind)
 
 
 def is_registered_class(kind: type) -> bool:
