@@ -205,7 +205,8 @@ def describe(x: Any, devices: DeviceOrdinals | None = None) -> ArraySpec:
         platform = ""
     else:
         platform = (devices or DeviceOrdinals()).label(library.name, members[0] if members else device)
-    return ArraySpec(library.name, library.dtype(x), shape, library.layout(x, shape), platform, library.grad(x))
+    layout, grad, variant = library.layout(x, shape), library.grad(x), library.variant(x)
+    return ArraySpec(library.name, library.dtype(x), shape, layout, platform, grad, variant)
 
 
 def platform_of(device: object) -> str:

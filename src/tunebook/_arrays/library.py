@@ -39,6 +39,12 @@ class ArraySpec:
     layout: str = "C"
     platform: str = ""
     grad: bool = False  # whether torch computes its gradient: a call then keeps more memory than its result
+    variant: str = ""  # of arrays that behave unlike the library's ordinary arrays: a subclass, a weak type
+
+    @property
+    def family(self) -> str:
+        """The library, and the variant if there is one: "numpy:numpy.ma.MaskedArray"."""
+        return f"{self.library}:{self.variant}" if self.variant else self.library
 
 
 # ------------------------------------------------------------------------------- how arrays usually look: the defaults
@@ -208,6 +214,12 @@ class Framework(Protocol):
         """Return a function compiled as a whole."""
 
 
+def class_name(x: Any, ordinary: tuple[type, ...]) -> str:
+    """Return the name of an array's class; "" if the class is ordinary."""
+    kind = type(x)
+    return "" if kind in ordinary else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class ArrayLibrary(NamedTuple):
     """All that tunebook needs to know about the arrays of a library. Only `name` is required.
 
@@ -216,7 +228,8 @@ class ArrayLibrary(NamedTuple):
 
     **Describing.** `shape(x)`, `dtype(x)`, `layout(x, shape)` and `device(x)` read an array; the defaults read the
     usual attributes. `platform(device)`, `hardware(device)` and `driver(device)` name a device object of the library:
-    its kind ("gpu"), its model, and the version of its software.
+    its kind ("gpu"), its model, and the version of its software. `variant(x)` names the class of an array that behaves
+    unlike the library's ordinary arrays, as a masked array does, or another property that gives it other programs.
 
     **Copying and restoring.** The defaults are for arrays that cannot be written to. A library of mutable arrays gives
     all of: `is_writable(x)`, `copy(x)` (shares no memory with the array, and may be on another device),
@@ -246,6 +259,7 @@ class ArrayLibrary(NamedTuple):
     layout: Callable[[Any, tuple[Any, ...]], str] = strided_layout
     device: Callable[[Any], object | None] = lambda x: getattr(x, "device", None)
     grad: Callable[[Any], bool] = lambda _x: False
+    variant: Callable[[Any], str] = lambda _x: ""
     platform: Callable[[Any], str] = lambda _device: ""
     hardware: Callable[[Any], str | bytes | None] = lambda _device: None
     driver: Callable[[Any], Mapping[str, str] | None] = lambda _device: None
@@ -376,6 +390,12 @@ def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
             "arrays, or give the library's ArrayLibrary record a make function"
         )
     return make(spec, rng_seed)
+
+
+def refuse_variant(spec: ArraySpec) -> None:
+    """Raise `Unsupported` for the spec of an array with a class of its own."""
+    if spec.variant:
+        raise Unsupported(f"cannot make up values of a {spec.variant}; pass a live array instead of a description")
 
 
 def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:

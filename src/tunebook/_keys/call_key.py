@@ -171,7 +171,7 @@ class _Describer:
         except UnkeyableError as error:
             message = f"argument {place.argument!r} cannot be part of a call key: {place.path}: {error}"
             raise UnkeyableError(message) from error
-        return {"$array": [spec.library, spec.dtype, [*shape], spec.layout if self._layout else "", spec.platform]}
+        return {"$array": [spec.family, spec.dtype, [*shape], spec.layout if self._layout else "", spec.platform]}
 
     def sequence(self, value: list[object], place: _ArgumentPath) -> Json:
         return [self.describe(item, place.at(f"[{i}]")) for i, item in enumerate(value)]

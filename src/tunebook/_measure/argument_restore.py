@@ -134,7 +134,7 @@ _CONTAINERS: Final[dict[type, _ByItems]] = {
 }
 
 
-class _Saved(NamedTuple):
+class _SavedValue(NamedTuple):
     """A value that a run may change, and its copy. `argument` is the position or the name of its argument."""
 
     value: Any
@@ -160,7 +160,7 @@ class Restorer:
     """
 
     def __init__(self, arguments: object, declared: Sequence[object] | None = None) -> None:
-        self._saved: list[_Saved] = []
+        self._saved: list[_SavedValue] = []
         self._seen: dict[int, object] = {}  # by id: an array that is passed twice is copied once
         objects: list[tuple[Any, int | str]] = []
         for value in declared or ():
@@ -172,7 +172,7 @@ class Restorer:
             for part, way in _inner_state(value):
                 if id(part) not in self._seen or part is value:
                     self._seen[id(part)] = part
-                    self._saved.append(_Saved(part, way, way.copy(part), argument, at_end=True))
+                    self._saved.append(_SavedValue(part, way, way.copy(part), argument, at_end=True))
 
     def _save(self, value: object, argument: int | str, objects: list[tuple[Any, int | str]]) -> None:
         """Copy everything in an argument that a run may change, however deep; objects without a key are listed."""
@@ -186,7 +186,7 @@ class Restorer:
             if ways is None:
                 objects.append((found, argument))
                 continue
-            self._saved += [_Saved(found, way, way.copy(found), argument) for way in ways]
+            self._saved += [_SavedValue(found, way, way.copy(found), argument) for way in ways]
             inside = [*(parts_of(found) or {}).values(), *(_attributes(found).values() if _ATTRIBUTES in ways else ())]
             stack.extend(reversed(inside))
 
@@ -204,14 +204,14 @@ class Restorer:
         late = [saved for saved in self._saved if saved.at_end and not saved.is_same]
         self._put_back([*self._find_changes(), *late])
 
-    def _find_changes(self) -> list[_Saved]:
+    def _find_changes(self) -> list[_SavedValue]:
         """Compare the arguments that were not seen to change yet, and return those that now are."""
         unchanged = (i for i, saved in enumerate(self._saved) if not saved.at_end and i not in self._changed)
         new = [i for i in unchanged if not self._saved[i].is_same]
         self._changed.update(new)
         return [self._saved[i] for i in new]
 
-    def _put_back(self, new: Sequence[_Saved]) -> None:
+    def _put_back(self, new: Sequence[_SavedValue]) -> None:
         self.restore()
         for saved in new:
             saved.put_back()

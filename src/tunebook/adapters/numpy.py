@@ -17,7 +17,15 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.library import ArgumentReader, ArrayLibrary, fill, register_array_library, strides_for
+from tunebook._arrays.library import (
+    ArgumentReader,
+    ArrayLibrary,
+    class_name,
+    fill,
+    refuse_variant,
+    register_array_library,
+    strides_for,
+)
 from tunebook._base.errors import Unsupported, require
 
 if TYPE_CHECKING:
@@ -112,8 +120,14 @@ def _packed() -> tuple[object, ...] | None:
     return (numpy.ndarray,) if str(numpy.__version__).partition(".")[0] in ("1", "2") else None
 
 
-def _make(spec: ArraySpec, rng_seed: int) -> Any:
+def _variant(x: Any) -> str:
+    # Not a memory map: it differs by the place of its values alone.
+    numpy = sys.modules["numpy"]
+    return class_name(x, (numpy.ndarray, numpy.memmap))
 
+
+def _make(spec: ArraySpec, rng_seed: int) -> Any:
+    refuse_variant(spec)
     np = require("numpy", feature=f"making an array of {spec.dtype}")
     dtype = _numpy_dtype(np, spec.dtype)
     strides, offset, extent = strides_for(spec.layout, spec.shape)
@@ -144,6 +158,7 @@ register_array_library(
     ArrayLibrary(
         name="numpy",
         device=lambda x: getattr(x, "device", "cpu"),  # `.device` came with numpy 2.0
+        variant=_variant,
         is_writable=_is_writable,
         copy=lambda x: x.copy(),
         is_same=_is_same,

@@ -25,6 +25,8 @@ from tunebook._arrays.library import (
     ArgumentReader,
     ArrayLibrary,
     TuningSite,
+    class_name,
+    refuse_variant,
     register_array_library,
     strided_layout,
     strides_for,
@@ -210,7 +212,13 @@ def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:
     return (lambda config: partial(run_both, bind(config))) if backward else bind, None
 
 
+def _variant(x: Any) -> str:
+    # A fake tensor stands for a plain tensor while a program is traced.
+    return "" if _is_fake(x) else class_name(x, _PLAIN)
+
+
 def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
+    refuse_variant(spec)
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype) or not spec.layout.startswith(("C", "F", "P", "S")):
         raise Unsupported(f"cannot make up a tensor of {spec.dtype} and layout {spec.layout}; pass a live one")
@@ -404,6 +412,7 @@ register_array_library(
         name="torch",
         layout=_layout,
         grad=_wants_grad,
+        variant=_variant,
         hardware=_hardware,
         is_writable=lambda x: bool(_memory(x)),
         copy=_copy,
