@@ -233,6 +233,26 @@ def test_views_are_copied_compared_and_put_back(dtype, part):
     assert torch.equal(whole, before)
 
 
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    @tb.tunable(space=tb.Space(n=[1, 2]), heuristic={"n": 1}, store=False, ignore=("self",))
+    def scale(self, x, *, config):
+        return x * self.weight
+
+    def forward(self, x):
+        return self.scale(x) + 1
+
+
+def test_a_tunable_method_is_compiled_without_a_graph_break():
+    layer, x = Layer(), torch.ones(3)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert compiled(x).tolist() == layer(x).tolist() == [3, 3, 3]
+    assert layer.scale.explain(x).selection.source == "memory"
+
+
 class Tagged(torch.Tensor):
     """A tensor that adds something to every operator."""
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import linecache
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from tunebook._base.errors import DefinitionError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tunebook._base.vocabulary import Json
 
@@ -287,3 +290,28 @@ def _is_ours(decorator: ast.expr, names: dict[str, Any]) -> bool:
     found = names[root]
     module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
     return str(module).partition(".")[0] == "tunebook"
+
+
+# ----------------------------------------------------------------------------------- functions that run later
+
+_DEFERRED: Final[dict[str, Callable[[Any], bool]]] = {
+    "an async function": inspect.iscoroutinefunction,
+    "an async generator": inspect.isasyncgenfunction,
+    "a generator": inspect.isgeneratorfunction,
+}
+
+
+def refuse_deferred(function: Any, name: str | None = None) -> None:
+    """Raise `DefinitionError` for a function whose call runs nothing yet: async functions and generators."""
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    called_by = inspect.getattr_static(type(inner), "__call__", None)
+    for kind, is_kind in _DEFERRED.items():
+        if is_kind(inner) or is_kind(called_by):
+            called = name or getattr(inner, "__qualname__", None) or type(inner).__qualname__
+            raise DefinitionError(
+                f"{called!r} is {kind}: a call of it returns before it has run, so that there is no time to measure. "
+                "Decorate the plain function (def, with return) that does the work, and call it from the "
+                f"{kind.partition(' ')[2]}"
+            )

@@ -20,6 +20,7 @@ from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import candidates_checksum, code_checksum
+from tunebook._code.source import refuse_deferred
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
@@ -260,6 +261,7 @@ class Kernel(KernelOperations[Cfg, Out]):
     ) -> None:
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
+        refuse_deferred(type(self).run, op_id)
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder

@@ -146,6 +146,8 @@ class _Describer:
         read = key_function(kind)
         if read is not None:
             return {"$custom": [type_name(kind), self.describe(read(value), place)]}
+        if isinstance(value, functools.partial):  # of a class of its own, as a bound tunable method is
+            return {"$object": [type_name(kind), self.bound_call(value, place)]}
         for attempt in (self._array, self._symbol, self._fields, self._callable, self._subclass):
             described = attempt(value, place)
             if described is not None:

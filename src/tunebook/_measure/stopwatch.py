@@ -10,6 +10,7 @@ import re
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.describe import is_array, parts_of, walk
@@ -105,6 +106,7 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
+        _refuse_deferred_output(output)
         stopwatch.wait(output)
         first_s = (stopwatch.clock_ns() - start) * 1e-9
         wrong = None if check is None else as_mismatch(check(output))
@@ -115,6 +117,15 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
             stopwatch.wait(launch())
         attempt.trial = Trial(sample_s=first_s)
     return attempt.trial
+
+
+def _refuse_deferred_output(output: object) -> None:
+    """Raise `DefinitionError` for an output that has not been computed: a coroutine or a generator."""
+    if isinstance(output, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        if isinstance(output, CoroutineType):
+            output.close()  # or Python warns that it was never awaited
+        kind = type(output).__name__.replace("_", " ")
+        raise DefinitionError(f"it returns a {kind}, which has not run yet. Tune the function that does the work")
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:

@@ -140,10 +140,7 @@ class TracedCall:
             shape = list(leaf.shape)
             for axis, size in self._added_axes(place):
                 shape.insert(axis, size)
-            if leaf.weak_type:
-                x = weak(tuple(shape), leaf.dtype)
-            else:
-                x = made_up(tuple(shape), leaf.dtype, place)
+            x = weak(tuple(shape), leaf.dtype) if leaf.weak_type else made_up(tuple(shape), leaf.dtype, place)
         elif self.eager:
             return leaf  # the user's own array, already where it belongs
         else:
