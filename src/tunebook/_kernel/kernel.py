@@ -43,6 +43,7 @@ PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
+_LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is longer
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
@@ -150,7 +151,12 @@ class KernelOperations(Generic[Cfg, Out]):
         return known
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
-        return Problem(inv.device, self.op_id_v, inv.make_key(self.key_builder))
+        key = inv.make_key(self.key_builder)
+        if len(key) > _LONG_KEY:
+            from tunebook._keys.key_advice import warn_of_a_long_key  # noqa: PLC0415 - for few kernels
+
+            warn_of_a_long_key(self.op_id_v, key)
+        return Problem(inv.device, self.op_id_v, key)
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""

@@ -38,6 +38,8 @@ C = TypeVar("C")
 # Failures that other processes wrote are not read again at every call. Seen too late, they cost a tuning that ends
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
+# After so many tunings, the keys of a kernel show whether an argument makes a new one each time.
+_LOOK_AT_KEYS: Final = 8
 
 
 class _BookLookup(Generic[C]):
@@ -177,6 +179,11 @@ class AutotuneTier(Tier[C]):
             why = "that waits for this call" if turn.ring else "policy.while_tuning is 'heuristics'"
             return answer or Skipped(f"another caller is tuning this problem, and {why}", transient=True)
         self._decided[key_of(request)] = answer.config
+        if turn.leads and len(self._decided) % _LOOK_AT_KEYS == 0:
+            from tunebook._keys.key_advice import warn_of_many_values  # noqa: PLC0415 - not for every cold call
+
+            op = request.problem.op
+            warn_of_many_values(op, [problem.call_key for problem, _ in self._decided if problem.op == op])
         if not turn.leads and answer.level is None:
             return answer._replace(event="cache_hit", level="memory")  # the result of another thread
         return answer
