@@ -41,8 +41,8 @@ def _warn_of_values(op: str, name: str, values: list[str]) -> None:
     warn_once(
         "many values",
         op,
-        f"{op} was tuned for {len(values)} values of its argument {name!r} ({', '.join(values[:3])}, ...), and is tuned "
-        f"again for each new value. If it does not matter for speed, leave it out: ignore=({name!r},){nearby}",
+        f"{op} was tuned for {len(values)} values of its argument {name!r} ({', '.join(values[:3])}, ...), and is "
+        f"tuned again for each new value. If it does not matter for speed, leave it out: ignore=({name!r},){nearby}",
     )
 
 
