@@ -334,7 +334,7 @@ class Kernel(KernelOperations[Cfg, Out]):
         return None
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
-        """Return the arguments that runs write to, which are restored between runs; None to detect them."""
+        """Return arguments that runs write to, which are put back between runs; the others are compared with copies."""
         return None
 
     def compare(self, output: Any, expected: Any) -> Any:
