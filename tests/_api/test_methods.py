@@ -46,6 +46,7 @@ class Keyed:
         return x * self.by
 
 
+@pytest.mark.promise("methods-work")
 @pytest.mark.parametrize("layer", [Layer(3), Keyed(3)], ids=["ignored", "keyed"])
 def test_everything_about_a_call_takes_the_arguments_of_the_bound_call(layer):
     kind = type(layer)
@@ -129,6 +130,7 @@ class AsyncCall:
         return x
 
 
+@pytest.mark.promise("async-refused")
 @pytest.mark.parametrize(
     ("function", "kind"),
     [

@@ -205,6 +205,7 @@ def test_every_variable_that_is_read_is_in_the_table():
     assert read == {setting.name for setting in environment_variables.SETTINGS}
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_pin_that_comes_and_goes_while_the_program_runs_answers_while_it_is_set(kernel, monkeypatch, listens):
     if listens:

@@ -166,6 +166,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 def test_values_that_are_easily_confused_keep_their_answers(hold):
     check([hold(x) for x in CONFUSING])
@@ -176,6 +177,7 @@ def test_arrays_that_are_easily_confused_keep_their_answers(layout):
     check(ARRAYS, layout=layout)
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @quickly
 @given(calls(CONFUSING), st.booleans())
 def test_a_call_never_gets_the_answer_to_another_key(arguments, layout):
@@ -195,6 +197,7 @@ def test_equal_fast_keys_mean_equal_call_keys(arguments):
         assert seen.setdefault(fast, call_key({"x": x})) == call_key({"x": x})
 
 
+@pytest.mark.promise("memo-as-fine-as-key")
 @pytest.mark.parametrize("first", range(4))
 def test_arrays_and_scalars_of_frameworks_keep_their_answers(first):
     values = foreign()

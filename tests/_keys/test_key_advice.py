@@ -43,6 +43,7 @@ def tune_for(kernel, values):
     return warned_by(lambda: [kernel(X, value) for value in values])
 
 
+@pytest.mark.promise("exploding-keys")
 @pytest.mark.parametrize(
     ("values", "is_size"),
     [
@@ -94,6 +95,7 @@ def test_tuning_ahead_of_time_gives_none():
     assert warned_by(lambda: [tb.tune(kernel, X, i / 7, progress=False) for i in range(20)]) == []
 
 
+@pytest.mark.promise("exploding-keys")
 @pytest.mark.parametrize("kind", [tuple, list, lambda values: {"a": [list(values)]}])
 def test_a_container_of_thousands_gives_one_warning(kind):
     big = kind(range(3000))

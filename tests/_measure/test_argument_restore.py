@@ -207,6 +207,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.promise("arguments-left-alone")
 @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
 def test_an_array_of_any_class_sees_exactly_one_run(tmp_path, make):
     def add(x, *, config):
@@ -238,6 +239,7 @@ def test_a_read_only_view_that_is_written_through_its_base_is_put_back():
     assert base.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.promise("arguments-left-alone")
 def test_an_argument_that_mutates_does_not_name_is_put_back():
     def add(x, y, *, config):
         x += 1
@@ -259,6 +261,7 @@ def test_a_big_array_is_compared_after_the_first_run_of_every_candidate():
     assert x[-1] <= 1  # 1 if the candidate that writes has won
 
 
+@pytest.mark.promise("arguments-left-alone")
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("make", [on_disk, lambda _: np.frombuffer(mmap.mmap(-1, 32), "f8")])
 def test_memory_that_a_worker_shares_with_the_program_is_put_back(tmp_path, make, crash):
@@ -323,6 +326,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.promise("arguments-left-alone")
 @pytest.mark.parametrize(("make", "change", "is_right"), CHANGES.values(), ids=CHANGES)
 def test_a_change_to_any_argument_is_made_once(make, change, is_right):
     def kernel(x, state, *, config):
@@ -362,6 +366,7 @@ def test_counters_lists_and_arrays_of_an_object_are_put_back_and_its_caches_stay
     assert set(layer.plans) == {1, 2, 3}
 
 
+@pytest.mark.promise("arguments-left-alone")
 def test_a_change_that_cannot_be_put_back_stops_the_tuning_with_a_warning():
     inside = {"n": 0}
 

@@ -214,7 +214,7 @@ class Framework(Protocol):
         """Return a function compiled as a whole."""
 
 
-def class_name(x: Any, ordinary: tuple[type, ...]) -> str:
+def class_name(x: Any, ordinary: tuple[type | None, ...]) -> str:
     """Return the name of an array's class; "" if the class is ordinary."""
     kind = type(x)
     return "" if kind in ordinary else f"{kind.__module__}.{kind.__qualname__}"

@@ -32,7 +32,7 @@ def warn_of_many_values(op: str, keys: Iterable[str]) -> None:
     for values in seen.values():
         for name, found in values.items():
             if len(found) >= MANY_VALUES:
-                _warn_of_values(op, name, sorted(found))
+                _warn_of_values(op, name, sorted(found, key=lambda text: (len(text), text)))
 
 
 def _warn_of_values(op: str, name: str, values: list[str]) -> None:

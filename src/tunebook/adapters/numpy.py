@@ -123,7 +123,7 @@ def _packed() -> tuple[object, ...] | None:
 def _variant(x: Any) -> str:
     # Not a memory map: it differs by the place of its values alone.
     numpy = sys.modules["numpy"]
-    return class_name(x, (numpy.ndarray, numpy.memmap))
+    return class_name(x, (numpy.ndarray, getattr(numpy, "memmap", None)))  # a stand-in for numpy may have less
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
