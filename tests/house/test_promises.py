@@ -11,8 +11,6 @@ ROOT = Path(__file__).parents[2]
 # Promises whose tests are still to be written. A promise leaves this set with its first test.
 WITHOUT_A_TEST = {
     "all-rejected-warns",
-    "async-refused",
-    "exploding-keys",
     "failures-do-not-travel",
     "failures-keep-no-arrays",
     "hot-path-whole",

@@ -14,6 +14,7 @@ from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
+from tunebook._code.source import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
@@ -106,6 +107,7 @@ class FunctionKernel(Kernel[Any, Any]):
             space, function = tuple(function), function.function(name)
         elif space is None:
             raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
+        refuse_deferred(function, name)
         self.function: Final = function
         self.parameters: Final = _parameters(function)
         self._signature = inspect.Signature(list(self.parameters.values()))

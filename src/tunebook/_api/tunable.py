@@ -6,6 +6,7 @@ import inspect
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
+from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
@@ -94,7 +95,7 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
         kernel=kernel, selector=selector, explain=explain, overlay=overlay, problem=problem,
         __signature__=signature.replace(parameters=sorted(parameters, key=lambda p: p.kind)),
     )  # fmt: skip
-    return cast("Tunable[Any]", call)
+    return cast("Tunable[Any]", TunableMethod(call) if is_method(kernel.function, signature) else call)
 
 
 @overload
@@ -127,8 +128,8 @@ def tunable(
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
     `check="exact"` asks for equal bits, False checks nothing, and a function of the output and the expected output
-    returns the difference. `mutates` names the arguments that runs write to; by default they are detected. `inputs` is
-    a function of made-up arguments that returns valid ones, for tuning without a caller's: in a trace, from a
+    returns the difference. `mutates` names arguments that runs write to; the others are compared with copies. `inputs`
+    is a function of made-up arguments that returns valid ones, for tuning without a caller's: in a trace, from a
     recording, in the background, or by `tunebook verify`.
 
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
@@ -173,9 +174,9 @@ def tune(
     `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
     or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
     """
-    kernel = _kernel_of(function)
+    kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    inv = kernel.call(args, kwargs)
+    inv = kernel.call((*bound, *args), kwargs)
     return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
 
 
@@ -193,8 +194,8 @@ def tune_together(
     `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
     shapes that change all the time, or where switching configurations costs something.
     """
-    kernel = _kernel_of(function)
-    invs = [kernel.call(args, {}) for args in calls]
+    kernel, bound = _kernel_of(function)
+    invs = [kernel.call((*bound, *args), {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
     return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
 
@@ -212,16 +213,17 @@ def verify(
     If it does not, or the call has no choice yet, the call is tuned as by `tune`. After an update of a driver or a
     library this happens by itself, at the first call.
     """
-    kernel = _kernel_of(function)
+    kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.verify(kernel.call(args, kwargs), kernel, budget=budget, on_step=show)
+    return kernel.selector.verify(kernel.call((*bound, *args), kwargs), kernel, budget=budget, on_step=show)
 
 
-def _kernel_of(function: object) -> FunctionKernel:
+def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
+    """Return the kernel of a tunable function, and the object that it is bound to, if it is a method of one."""
     kernel = getattr(function, "kernel", None)
     if not isinstance(kernel, FunctionKernel):
         raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
-    return kernel
+    return kernel, (function.__self__,) if hasattr(function, "__self__") else ()
 
 
 class Outcome(NamedTuple):

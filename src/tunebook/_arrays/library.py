@@ -46,6 +46,12 @@ class ArraySpec:
     platform: str = ""
     grad: bool = False  # whether torch computes its gradient: a call then keeps more memory than its result
     values: str = field(default="", repr=False, compare=False)
+    variant: str = ""  # of arrays that behave unlike the library's ordinary arrays: a subclass, a weak type
+
+    @property
+    def family(self) -> str:
+        """The library, and the variant if there is one: "numpy:numpy.ma.MaskedArray"."""
+        return f"{self.library}:{self.variant}" if self.variant else self.library
 
 
 # ------------------------------------------------------------------------------- how arrays usually look: the defaults
@@ -164,10 +170,9 @@ class TuningSite(NamedTuple):
     call is batched. `bind(kernel, inv, config)` returns a function that runs the call. `programs(bind, backward)`
     takes a function from configurations to runnable functions; it returns a function from configurations to the
     functions that are measured, and one that compiles them ahead, or None if the kernel compiles.
-    `differentiable(function)` says whether a backward pass can be measured, `passes` names the passes that are then
-    measured, and `in_place` says whether candidates may write to their arguments. `one_of(output)` returns the part of
-    an output that `inv` would give. `with_inputs(args, kwargs)` returns the site with other arguments for the call;
-    None where its arguments are the user's own.
+    `differentiable(function)` says whether a backward pass can be measured, and `passes` names the passes that are then
+    measured. `one_of(output)` returns the part of an output that `inv` would give. `with_inputs(args, kwargs)` returns
+    the site with other arguments for the call; None where its arguments are the user's own.
     """
 
     inv: Any
@@ -179,7 +184,6 @@ class TuningSite(NamedTuple):
     ]
     differentiable: Callable[[Callable[..., Any]], bool]
     passes: str = "forward+backward"
-    in_place: bool = False
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
@@ -220,6 +224,12 @@ class Framework(Protocol):
         """Return a function compiled as a whole."""
 
 
+def class_name(x: Any, ordinary: tuple[type | None, ...]) -> str:
+    """Return the name of an array's class; "" if the class is ordinary."""
+    kind = type(x)
+    return "" if kind in ordinary else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class ArrayLibrary(NamedTuple):
     """All that tunebook needs to know about the arrays of a library. Only `name` is required.
 
@@ -228,7 +238,8 @@ class ArrayLibrary(NamedTuple):
 
     **Describing.** `shape(x)`, `dtype(x)`, `layout(x, shape)` and `device(x)` read an array; the defaults read the
     usual attributes. `platform(device)`, `hardware(device)` and `driver(device)` name a device object of the library:
-    its kind ("gpu"), its model, and the version of its software.
+    its kind ("gpu"), its model, and the version of its software. `variant(x)` names the class of an array that behaves
+    unlike the library's ordinary arrays, as a masked array does, or another property that gives it other programs.
 
     **Copying and restoring.** The defaults are for arrays that cannot be written to. A library of mutable arrays gives
     all of: `is_writable(x)`, `copy(x)` (shares no memory with the array, and may be on another device),
@@ -261,6 +272,7 @@ class ArrayLibrary(NamedTuple):
     layout: Callable[[Any, tuple[Any, ...]], str] = strided_layout
     device: Callable[[Any], object | None] = lambda x: getattr(x, "device", None)
     grad: Callable[[Any], bool] = lambda _x: False
+    variant: Callable[[Any], str] = lambda _x: ""
     platform: Callable[[Any], str] = lambda _device: ""
     hardware: Callable[[Any], str | bytes | None] = lambda _device: None
     driver: Callable[[Any], Mapping[str, str] | None] = lambda _device: None
@@ -336,10 +348,21 @@ def library_of(x: object) -> ArrayLibrary:
     kind = type(x)
     found = _by_class.get(kind)
     if found is None:
-        found = _listed.get(kind) or library_named(root_module(kind))
+        found = _listed.get(kind) or library_named(_root_of_array(kind))
         if found.name in _known:
             _by_class[kind] = found
     return found
+
+
+def _root_of_array(kind: type) -> str:
+    """Return the library of the nearest base that is an array class of a known library; else of the class itself."""
+    for base in kind.__mro__:
+        root = root_module(base)
+        # Both attributes: a mixin of numpy's is not an array.
+        known = root in _known or root in _ADAPTERS
+        if known and (base is kind or all(getattr(base, name, None) is not None for name in ("shape", "dtype"))):
+            return root
+    return root_module(kind)
 
 
 def is_registered_class(kind: type) -> bool:
@@ -413,6 +436,12 @@ def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
         kind = f"{spec.dtype}{list(spec.shape)}"
         raise CodecError(f"the recorded values of an array {kind} cannot be read: {error}") from error
     return library.with_values(made, values)
+
+
+def refuse_variant(spec: ArraySpec) -> None:
+    """Raise `Unsupported` for the spec of an array with a class of its own."""
+    if spec.variant:
+        raise Unsupported(f"cannot make up values of a {spec.variant}; pass a live array instead of a description")
 
 
 def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:

@@ -148,7 +148,8 @@ def _value(name: str, value: Json) -> Any:
     match value:
         case {"$array": [str(library), str(dtype), list(shape), str(layout), str(platform)]}:
             sizes = tuple(_size(name, size) for size in shape)
-            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform))
+            library, _, variant = library.partition(":")
+            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform, variant=variant))
         case {"$tuple": list(items)}:
             return tuple(_value(name, item) for item in items)
         case {"$bucket": inner}:

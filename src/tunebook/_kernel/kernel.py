@@ -19,6 +19,7 @@ from tunebook._arrays.device_fingerprint import (
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
+from tunebook._code.source import refuse_deferred
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
@@ -43,6 +44,7 @@ PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
+_LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is longer
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
@@ -154,7 +156,12 @@ class KernelOperations(Generic[Cfg, Out]):
         return known
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
-        return Problem(inv.device, self.op_id_v, inv.make_key(self.key_builder))
+        key = inv.make_key(self.key_builder)
+        if len(key) > _LONG_KEY:
+            from tunebook._keys.key_advice import warn_of_a_long_key  # noqa: PLC0415 - for few kernels
+
+            warn_of_a_long_key(self.op_id_v, key)
+        return Problem(inv.device, self.op_id_v, key)
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
@@ -288,6 +295,7 @@ class Kernel(KernelOperations[Cfg, Out]):
     ) -> None:
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
+        refuse_deferred(type(self).run, op_id)
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
@@ -354,7 +362,7 @@ class Kernel(KernelOperations[Cfg, Out]):
         return None
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
-        """Return the arguments that runs write to, which are restored between runs; None to detect them."""
+        """Return arguments that runs write to, which are put back between runs; the others are compared with copies."""
         return None
 
     def compare(self, output: Any, expected: Any) -> Any:

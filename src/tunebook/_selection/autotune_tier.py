@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import TuningFailed
+from tunebook._base.errors import DefinitionError, TuningFailed, warn_once
 from tunebook._memo.answer_memo import MEMO
 from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
 from tunebook._selection.recording import recordings
@@ -38,6 +38,8 @@ C = TypeVar("C")
 # Failures that other processes wrote are not read again at every call. Seen too late, they cost a tuning that ends
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
+# After so many tunings, the keys of a kernel show whether an argument makes a new one each time.
+_LOOK_AT_KEYS: Final = 8
 
 
 class _BookLookup(Generic[C]):
@@ -192,6 +194,11 @@ class AutotuneTier(Tier[C]):
             why = "that waits for this call" if turn.ring else "policy.while_tuning is 'heuristics'"
             return answer or Skipped(f"another caller is tuning this problem, and {why}", transient=True)
         self._decided[key_of(request)] = answer.config
+        if turn.leads and len(self._decided) % _LOOK_AT_KEYS == 0:
+            from tunebook._keys.key_advice import warn_of_many_values  # noqa: PLC0415 - not for every cold call
+
+            op = request.problem.op
+            warn_of_many_values(op, [problem.call_key for problem, _ in self._decided if problem.op == op])
         if not turn.leads and answer.level is None:
             return answer._replace(event="cache_hit", level="memory")  # the result of another thread
         return answer
@@ -201,6 +208,9 @@ class AutotuneTier(Tier[C]):
         key = (*key_of(request), values_for(request) != "call")
         self._failed[key] = (error, self._clock_s() + FAILURE_LIFETIME_S)
         request.tell("autotune_finish", cfg=None, error=error)
+        mistakes = getattr(error, "exceptions", ())
+        if mistakes and all(isinstance(each, DefinitionError) for each in mistakes):  # the author can mend them
+            warn_once("untunable", request.problem.op, f"{request.problem.op} was not tuned: {mistakes[0]}")
         return Skipped(str(error), error)
 
     # --------------------------------------------------------------------------------------------------- on demand

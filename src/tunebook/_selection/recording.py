@@ -318,7 +318,7 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
     specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
     # The last one of each library that is not on the host, if there is one.
     by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
-    made = [materialise(replace(spec, shape=(), layout="C")) for spec in by_library.values()]
+    made = [materialise(replace(spec, shape=(), layout="C", variant="")) for spec in by_library.values()]
     problem = kernel.problem(inv)
     return problem._replace(device=device_fingerprint(device_of(made))) if made else problem
 

@@ -278,7 +278,8 @@ class InCallSession(Generic[C]):
             # The call's own error, as without tuning.
             raise trial.error or RuntimeError(trial.failure.message)
         if trial.failure is not None:
-            launches.arguments.notice()
+            with Attempt():  # an argument that cannot be put back must not fail the call
+                launches.arguments.put_back_all()
             # If this raises too, the call is at fault, and the candidate gets another turn.
             output = self._serve(*inv.args, **inv.kwargs)
             self._stopwatch.wait(output)

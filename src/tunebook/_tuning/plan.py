@@ -127,7 +127,7 @@ def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: 
         site.args,
         site.kwargs,
         check=None if check is None else lambda output: check(site.one_of(output)),
-        mutated=part.mutated if site.in_place else (),
+        mutated=part.mutated,
     )
     return job._replace(
         parts=[part],

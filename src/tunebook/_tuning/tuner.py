@@ -109,7 +109,7 @@ class Tuner:
             if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
             made, compile_one = site.programs(make_fn, False)  # noqa: FBT003 - forward only
-            part = Part(made, site.args, site.kwargs, mutated=None if site.in_place else ())
+            part = Part(made, site.args, site.kwargs)
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
         return at_tuning_site(Invocation("tuned", args, kwargs), tune)

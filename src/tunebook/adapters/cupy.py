@@ -2,7 +2,7 @@
 
     module = CudaModule(Path(__file__).with_name("saxpy.cu"), templates={"saxpy": "saxpy<{BLOCK}, float>"})
 
-    @tunable(space=Space(BLOCK=[128, 256], UNROLL=[1, 4]), compile=module.compile)
+    @tunable(space=Space(BLOCK=[128, 256], UNROLL=[1, 4]), compile=module.compile, ignore=("a",))
     def saxpy(a, x, y, *, config):
         blocks = -(-x.size // (config.BLOCK * config.UNROLL))
         module(config).saxpy((blocks,), (config.BLOCK,), (numpy.float32(a), x, y, x.size))

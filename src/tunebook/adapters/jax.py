@@ -28,7 +28,7 @@ from tunebook.adapters._jax.kernel import backward_autotune_only as backward_aut
 from tunebook.adapters._jax.kernel import bind, jitted
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax.settings import HOOKED, SETTINGS
-from tunebook.adapters._jax.staging import TracedCall, made_up
+from tunebook.adapters._jax.staging import TracedCall, made_up, weak
 from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.vmap import seen_here
 from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public here
@@ -92,6 +92,8 @@ class _Jax:
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
     dtype = jax.random.key(0).dtype if spec.dtype.startswith("key<") else jax.numpy.dtype(spec.dtype)
+    if spec.variant == _WEAK:
+        return weak(spec.shape, dtype)
     return made_up(spec.shape, dtype, rng_seed)
 
 
@@ -134,6 +136,13 @@ def _device(x: Any) -> object | None:
         return default if sharding is None else sharding
     local = mesh.empty or all(kind.name == "Manual" for kind in mesh.axis_types)  # inside shard_map: one device's part
     return default if local or mesh.size == 1 else _MeshOf(default, mesh.size)
+
+
+_WEAK: Final = "weak"  # a weakly typed array takes the dtype of the array that it meets, which makes another program
+
+
+def _variant(x: Any) -> str:
+    return _WEAK if getattr(getattr(x, "aval", x), "weak_type", False) else ""
 
 
 def _shape(x: Any) -> Any:
@@ -181,6 +190,7 @@ register_array_library(
         name="jax",
         shape=_shape,
         device=_device,
+        variant=_variant,
         # An array does not change. A tracer's class lives in jax, not in jaxlib: in a trace there is nothing to time.
         is_restorable=lambda x: type(x).__module__.startswith("jaxlib"),
         fast_key=_fast_key,

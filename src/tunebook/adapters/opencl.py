@@ -2,7 +2,7 @@
 
     program = CLProgram(context, Path(__file__).with_name("saxpy.cl"))
 
-    @tunable(space=Space(GROUP=[32, 64, 128]), compile=program.compile)
+    @tunable(space=Space(GROUP=[32, 64, 128]), compile=program.compile, ignore=("a",))
     def saxpy(a, x, y, *, config):
         program(config).saxpy(x.queue, x.shape, (config.GROUP,), numpy.float32(a), x.data, y.data)
 
