@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tunebook._arrays.describe import describe
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
 from tunebook._keys.buckets import as_buckets, multiple, pow2
 from tunebook._keys.call_key import call_key, explain_difference, register_key, spell_out

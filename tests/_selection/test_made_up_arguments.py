@@ -374,7 +374,7 @@ def test_other_arrays_are_recorded_without_values(array):
 @pytest.mark.parametrize("values", ["AAAA", "!", "eJxjYGBgAAAABAAB"])
 def test_values_that_do_not_fit_their_array_are_a_clear_error(values):
     spec = tb.ArraySpec("numpy", "int64", (3,), values=values)
-    from tunebook._arrays.library import materialise
+    from tunebook._arrays.made_up import materialise
 
     with pytest.raises(tb.CodecError, match=r"recorded values of an array int64\[3\] cannot be read"):
         materialise(spec)

@@ -15,7 +15,7 @@ import pytest
 
 import tunebook as tb
 from tunebook._arrays.describe import describe
-from tunebook._arrays.library import materialise
+from tunebook._arrays.made_up import materialise
 from tunebook._base.config_codec import decode, encode
 from tunebook._hotpath.codegen import find_pack
 from tunebook._measure.stopwatch import wait_for

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import fast_key_of

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunebook._api.function_kernel import FunctionKernel
 from tunebook._arrays.describe import arrays_in
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._filters import FILTERS, book_of, filters_of

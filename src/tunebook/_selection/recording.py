@@ -23,7 +23,8 @@ from tunebook._arrays.describe import (
     walk,
 )
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.library import ArraySpec, materialise, sampled
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise, sampled
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json

@@ -23,7 +23,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.describe import arrays_in
-from tunebook._arrays.library import ArrayLibrary, fill, register_array_library, root_module, strides_for
+from tunebook._arrays.library import ArrayLibrary, register_array_library, root_module
+from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._source.build_cache import PerConfig

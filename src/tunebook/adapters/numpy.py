@@ -17,15 +17,8 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.library import (
-    ArgumentReader,
-    ArrayLibrary,
-    class_name,
-    fill,
-    refuse_variant,
-    register_array_library,
-    strides_for,
-)
+from tunebook._arrays.library import ArgumentReader, ArrayLibrary, class_name, register_array_library
+from tunebook._arrays.made_up import fill, refuse_variant, strides_for
 from tunebook._base.errors import Unsupported, require
 
 if TYPE_CHECKING:

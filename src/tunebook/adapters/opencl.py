@@ -21,7 +21,8 @@ import pyopencl as cl
 import pyopencl.array
 
 from tunebook._arrays.describe import arrays_in, platform_of
-from tunebook._arrays.library import ArrayLibrary, fill, register_array_library, strides_for
+from tunebook._arrays.library import ArrayLibrary, register_array_library
+from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.build_cache import PerConfig

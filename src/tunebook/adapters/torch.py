@@ -26,11 +26,10 @@ from tunebook._arrays.library import (
     ArrayLibrary,
     TuningSite,
     class_name,
-    refuse_variant,
     register_array_library,
     strided_layout,
-    strides_for,
 )
+from tunebook._arrays.made_up import refuse_variant, strides_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer

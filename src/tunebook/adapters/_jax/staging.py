@@ -21,7 +21,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tunebook._arrays.library import TuningSite, fill
+from tunebook._arrays.library import TuningSite
+from tunebook._arrays.made_up import fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
