@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tunebook._base.vocabulary import Problem
+    from tunebook.stores._protocol import Store
 
     Sync: TypeAlias = Callable[[int], None]
 
@@ -323,6 +324,15 @@ class LeaseFiles:
             message = f"invalid lease name {name[:80]!r}: expected <letters, digits, - or _>.<generation from 1>."
             raise StoreError("name", self._where, message)
         return self._shard(match[1]) / name
+
+
+def state_of(store: Store, problem: Problem) -> object | None:
+    """Return a value that changes whenever the record of a problem changes; None if the store cannot tell.
+
+    A store may have a method `state(problem)` for it, if that takes less time than a `get`.
+    """
+    state = getattr(store, "state", None)  # not a part of `Store`, because other people's stores need not have it
+    return None if state is None else state(problem)
 
 
 # ------------------------------------------------------------------------------------------------- the maker of a slip
