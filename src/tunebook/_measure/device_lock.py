@@ -127,7 +127,8 @@ class _DeviceClaim:
     def intruded(self) -> bool:
         """Whether another process has measured without the lock since."""
         with suppress(OSError):
-            return self.file is not None and self.mark not in {None, os.pread(self.file.fileno(), *_MARK)}
+            if self.file is not None and self.mark is not None:
+                return os.pread(self.file.fileno(), *_MARK) != self.mark
         return False
 
     def release(self) -> None:
