@@ -24,9 +24,8 @@ from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
-from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import distrust, locked, opened, write_file
+from tunebook.stores._files import distrust, locked, maker_of, opened, write_file
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
 

@@ -45,9 +45,15 @@ class Scope:
 
     def __enter__(self) -> None:
         load_adapters()
-        INNERMOST.set(_Layer(self._value, INNERMOST.get()))
-        for told in _listeners:
-            told()
+        outer, entered = INNERMOST.get(), False
+        try:
+            INNERMOST.set(_Layer(self._value, outer))
+            for told in _listeners:
+                told()
+            entered = True
+        finally:
+            if not entered:  # by an interrupt: the block does not begin, and so does not end either
+                INNERMOST.set(outer)
 
     def __exit__(self, *_: object) -> None:
         # The layer itself holds the layer below: a token kept on this object would be shared by all threads that

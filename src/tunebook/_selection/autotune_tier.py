@@ -43,14 +43,20 @@ _LOOK_AT_KEYS: Final = 8
 
 
 class _BookLookup(Generic[C]):
-    """Reads the entry of a request, and keeps it: under the lease it stays as it is."""
+    """Reads the entry of a request, and keeps it: under the lease it stays as it is.
+
+    It reads nothing if the book is in the state in which another tier has found the entry.
+    """
 
     def __init__(self, book: EntryGuard[C], request: Request[C]) -> None:
         self._book, self._request = book, request
-        self.entry: Trusted[C] | Refused[C] = Refused("not read yet")
+        unread: Refused[C] = Refused("not read yet")
+        self._state, self.entry = request.looks[-1] if request.looks else (None, unread)
 
     def __call__(self) -> Found[C] | None:
-        self.entry = self._book.find(self._request)
+        before, self._state = self._state, self._book.state(self._request.problem)
+        if before is None or before != self._state:
+            self.entry = self._book.find(self._request)
         if isinstance(self.entry, Refused):
             return None
         return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)

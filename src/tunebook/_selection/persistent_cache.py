@@ -14,6 +14,7 @@ from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
+from tunebook.stores._files import state_of
 
 if TYPE_CHECKING:
     import os
@@ -143,6 +144,13 @@ class PersistentCache(Generic[C]):
         except StoreError as error:
             self._warn(error)
             return None
+
+    def state(self, problem: Problem) -> object | None:
+        """Return a value that changes whenever the record of a problem changes; None if that cannot be known."""
+        try:
+            return state_of(self.store, problem)
+        except StoreError:
+            return None  # `read` warns
 
     def write(self, record: Record) -> bool:
         """Keep a record; False, after one warning, if the store cannot."""

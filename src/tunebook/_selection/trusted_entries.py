@@ -70,6 +70,10 @@ class EntryGuard(Generic[C]):
         """Return the board of leases; None if results are not written, because other processes cannot find them."""
         return self.persistent.leases() if self.writes else None
 
+    def state(self, problem: Problem) -> object | None:
+        """Return a value that changes whenever the entry of a problem changes; None if that cannot be known."""
+        return () if self._given is None else self._given.state(problem)
+
     def find(self, call: Call[C]) -> Trusted[C] | Refused[C]:
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
         record = None if self._given is None else self._given.read(call.problem)
