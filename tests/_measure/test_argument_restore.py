@@ -375,7 +375,10 @@ def test_a_change_that_cannot_be_put_back_stops_the_tuning_with_a_warning():
         return x
 
     kernel = tuned(count, ignore=("state",))
-    with pytest.warns(tb.TunebookWarning, match=r"not tuned: a run changes argument 2, and its mappingproxy cannot"):
+    with pytest.warns(
+        tb.TunebookWarning,
+        match="a run changes argument 2, and its mappingproxy cannot be put back: .*return a",
+    ):
         kernel(np.zeros(2), MappingProxyType(inside))
     assert inside["n"] == 2  # the first run, and the call itself
 
@@ -385,5 +388,8 @@ def test_an_iterator_is_left_to_the_call():
         return list(items)
 
     kernel = tuned(consume, ignore=("items",))
-    with pytest.warns(tb.TunebookWarning, match="is used up by the first run; pass a list instead"):
+    with pytest.warns(
+        tb.TunebookWarning,
+        match="a list_iterator among the arguments is used up by the first run: .*pass a list",
+    ):
         assert kernel(np.zeros(2), iter([1, 2])) == [1, 2]

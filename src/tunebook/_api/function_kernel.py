@@ -14,7 +14,7 @@ from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
-from tunebook._code.source import refuse_deferred
+from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name

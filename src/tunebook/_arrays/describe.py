@@ -206,7 +206,7 @@ def describe(x: Any, devices: DeviceOrdinals | None = None) -> ArraySpec:
     else:
         platform = (devices or DeviceOrdinals()).label(library.name, members[0] if members else device)
     layout, grad, variant = library.layout(x, shape), library.grad(x), library.variant(x)
-    return ArraySpec(library.name, library.dtype(x), shape, layout, platform, grad, variant)
+    return ArraySpec(library.name, library.dtype(x), shape, layout, platform, grad, variant=variant)
 
 
 def platform_of(device: object) -> str:

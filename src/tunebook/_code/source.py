@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import dis
-import inspect
 import linecache
 import re
 import sys
 import weakref
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
-
-from tunebook._base.errors import DefinitionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -493,28 +490,3 @@ def default_keys(f: FunctionType) -> Iterator[tuple[str, str | int]]:
 
 def default_value(f: FunctionType, key: str | int) -> Any:
     return (f.__kwdefaults__ or {})[key] if isinstance(key, str) else (f.__defaults__ or ())[key]
-
-
-# ----------------------------------------------------------------------------------- functions that run later
-
-_DEFERRED: Final[dict[str, Callable[[Any], bool]]] = {
-    "an async function": inspect.iscoroutinefunction,
-    "an async generator": inspect.isasyncgenfunction,
-    "a generator": inspect.isgeneratorfunction,
-}
-
-
-def refuse_deferred(function: Any, name: str | None = None) -> None:
-    """Raise `DefinitionError` for a function whose call runs nothing yet: async functions and generators."""
-    inner = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    called_by = inspect.getattr_static(type(inner), "__call__", None)
-    for kind, is_kind in _DEFERRED.items():
-        if is_kind(inner) or is_kind(called_by):
-            called = name or getattr(inner, "__qualname__", None) or type(inner).__qualname__
-            raise DefinitionError(
-                f"{called!r} is {kind}: a call of it returns before it has run, so that there is no time to measure. "
-                "Decorate the plain function (def, with return) that does the work, and call it from the "
-                f"{kind.partition(' ')[2]}"
-            )

@@ -19,7 +19,7 @@ from tunebook._arrays.device_fingerprint import (
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
-from tunebook._code.source import refuse_deferred
+from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name

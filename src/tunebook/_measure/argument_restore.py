@@ -218,8 +218,8 @@ class Restorer:
             if not saved.is_same:
                 kind = type(saved.value).__qualname__
                 problem = f"a run changes argument {saved.argument}, and its {kind} cannot be put back"
-                remedy = "Return a new value instead, or switch tuning off: AutotunePolicy(allow_autotune=False)"
-                raise TuningFailed(problem, [DefinitionError(f"{problem}. {remedy}")])
+                remedy = "return a new value instead, or switch tuning off: AutotunePolicy(allow_autotune=False)"
+                raise TuningFailed(problem, [DefinitionError(remedy)])
 
     def written(self) -> dict[int, Any]:
         """Return copies of the arguments that the last run changed, by number."""
@@ -233,12 +233,12 @@ class Restorer:
             self._saved[i].put_back()
 
 
-def used_up_by_a_run(arguments: object) -> str | None:
-    """Return why a second run cannot get the same arguments, or None if it can."""
+def refuse_iterators(arguments: object) -> None:
+    """Raise `TuningFailed` if a second run cannot get the same arguments, because the first uses one up."""
     for leaf in walk(arguments):
         if type(leaf) not in ATOMS and isinstance(leaf, Iterator):
-            return f"a {type(leaf).__qualname__} is used up by the first run; pass a list instead"
-    return None
+            problem = f"a {type(leaf).__qualname__} among the arguments is used up by the first run"
+            raise TuningFailed(problem, [DefinitionError("pass a list instead")])
 
 
 def _by_position(arguments: object) -> list[tuple[int | str, Any]]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
-from tunebook._base.errors import CompileError, DefinitionError, TuningFailed
+from tunebook._base.errors import CompileError, DefinitionError
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch, is_scalar
-from tunebook._measure.argument_restore import Restorer, used_up_by_a_run
+from tunebook._measure.argument_restore import Restorer, refuse_iterators
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ class Launches(Generic[Cfg]):
     ) -> None:
         self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
         self._made: dict[int, Callable[[], object]] = {}
-        reason = used_up_by_a_run((args, dict(kwargs)))
-        if reason is not None:
-            raise TuningFailed(reason, [DefinitionError(reason)])
+        refuse_iterators((args, dict(kwargs)))
         self.arguments: Final = Restorer((args, kwargs), mutated)
 
     def __call__(self, index: int) -> Callable[[], object]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import DefinitionError, TuningFailed, warn_once
+from tunebook._base.errors import TuningFailed
 from tunebook._memo.answer_memo import MEMO
 from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
 from tunebook._selection.recording import recordings
@@ -214,9 +214,6 @@ class AutotuneTier(Tier[C]):
         key = (*key_of(request), values_for(request) != "call")
         self._failed[key] = (error, self._clock_s() + FAILURE_LIFETIME_S)
         request.tell("autotune_finish", cfg=None, error=error)
-        mistakes = getattr(error, "exceptions", ())
-        if mistakes and all(isinstance(each, DefinitionError) for each in mistakes):  # the author can mend them
-            warn_once("untunable", request.problem.op, f"{request.problem.op} was not tuned: {mistakes[0]}")
         return Skipped(str(error), error)
 
     # --------------------------------------------------------------------------------------------------- on demand

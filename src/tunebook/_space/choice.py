@@ -9,7 +9,7 @@ from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
-from tunebook._code.source import refuse_deferred
+from tunebook._code.deferred import refuse_deferred
 from tunebook._space.space import Config, Space
 
 if TYPE_CHECKING:
