@@ -46,8 +46,8 @@ class Tuner:
     """Finds the fastest candidate: each is tried and checked once, then they race (see `_statistics.race`).
 
     `warmup` is the number of untimed runs of a candidate, and `iters` the number of runs that `measure` times.
-    Processes that tune on one device take turns while they measure. A process waits for at most `device_wait_s` for the
-    others; then it measures all the same, and reports a disturbance.
+    Processes that tune on one device take turns while they measure. In one tuning, a process waits for at most
+    `device_wait_s` for the others; then it measures all the same, and reports a disturbance.
 
     >>> tuner = Tuner(warmup=1, iters=3)
     >>> tuner.autotune(lambda n: lambda: sum(range(n)), (), {}, [200_000, 10])
