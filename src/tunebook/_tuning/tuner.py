@@ -27,7 +27,7 @@ from tunebook._measure.stopwatch import (
     first_trial,
     sample,
 )
-from tunebook._statistics.race import Lane, Race, typical_s
+from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
@@ -423,6 +423,7 @@ def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances
     finished = race.qualify() if job.brief else race.run(spent_s=run.elapsed_s)
     disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
     if not disturbances.quiet and not job.brief:
+        race.finalists += _unlucky(run.lanes, race.finalists)
         finished = _sample_again(run, race.finalists, ends_s) and finished
         disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
     finalists = {lane.name for lane in race.finalists}
@@ -438,10 +439,19 @@ def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances
     return finished, disturbances
 
 
+def _unlucky(lanes: Iterable[Lane], finalists: Sequence[Lane]) -> list[Lane]:
+    """Return the runner-up of a lone finalist if it left after a few samples, which may all have been disturbed."""
+    left = [lane for lane in lanes if lane not in finalists and 0 < len(lane.samples_s) < ENOUGH]
+    return [] if len(finalists) != 1 or not left else [min(left, key=lambda lane: lane.value_s)]
+
+
 def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
     """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
     lanes = list(finalists)
-    for _ in range(max((len(lane.samples_s) for lane in lanes), default=0) if len(lanes) > 1 else 0):
+    cut_s = run.clock_s() + max(run.elapsed_s, LEAST_FINAL_S)  # as in the race: not longer than everything before
+    for _ in range(max(ENOUGH, *(len(lane.samples_s) for lane in lanes)) if len(lanes) > 1 else 0):
+        if run.clock_s() >= cut_s:
+            break
         run.rng.shuffle(lanes)
         for lane in tuple(lanes):
             if run.clock_s() >= ends_s:
