@@ -17,6 +17,11 @@ from tunebook._base.vocabulary import computed_once
 from tunebook._hotpath import dispatcher
 from tunebook._hotpath.codegen import find_pack, reader_for
 
+pytestmark = [  # forks beside threads are the point; JAX, if another test has loaded it, warns too
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
+
 A, B = np.zeros(4), np.zeros((2, 3), np.float32)
 
 

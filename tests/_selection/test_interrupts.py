@@ -21,8 +21,11 @@ from tunebook._selection import single_flight
 ROOT = str(Path(tb.__file__).parent)
 # The files that take something which must be given back.
 TAKERS = ("single_flight.py", "device_lock.py", "selector.py", "answer_memo.py")
-# Generators and files that an interrupt has left are closed by the collector, which says so.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    # Generators and files that an interrupt has left are closed by the collector, which says so.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.* was tuned for 8 values:UserWarning"),  # of its argument, as intended here
+]
 
 
 class Interrupt(KeyboardInterrupt):
