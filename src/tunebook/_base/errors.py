@@ -73,7 +73,9 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
 
     def __str__(self) -> str:
         # The first note of an error names its candidate.
-        notes = (": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {e}"]) for e in self.exceptions)
+        notes = (
+            ": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {text_of(e)}"]) for e in self.exceptions
+        )
         return "\n".join([self.message, *(f"  {note}" for note in notes)])
 
 
@@ -180,6 +182,56 @@ def warn_once(kind: str, where: str, message: str) -> None:
     if len(_warned) > _WARNED_LIMIT:
         _warned.clear()
     warnings.warn(message, TunebookWarning, stacklevel=3)
+
+
+class FaultsAreWarnings:
+    """A block in which a fault of a store, a lock or a file is one warning, and the code after the block goes on.
+
+    Everything that a user's call asks of the cache is inside such a block. A `DefinitionError` passes, because only the
+    user can mend a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
+    of an error that does not name one.
+
+    """
+
+    __slots__ = ("_after", "_before", "_where")
+
+    def __init__(self, where: str, *, before: str = "", after: str = "") -> None:
+        self._where, self._before, self._after = where, before, after
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, (OSError, ValueError)) or isinstance(error, DefinitionError):
+            return False
+        kind, place = (error.kind, error.path) if isinstance(error, StoreError) else (type(error).__name__, self._where)
+        warn_once(kind, place, f"{self._before}{text_of(error)}{self._after}")
+        return True
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, also of an error whose `__str__` raises.
+
+    >>> text_of(ValueError("too large"))
+    'too large'
+    """
+    from traceback import TracebackException  # noqa: PLC0415 - loaded late: for errors only
+
+    return str(TracebackException(type(error), error, None, lookup_lines=False, compact=True))
+
+
+def as_text(error: Exception) -> Exception:
+    """Return an error of the same text that may be kept.
+
+    An error itself holds the frames that it went through, and so the arrays of the call: 400 MB for 80 MB of arguments.
+    """
+    if not isinstance(error, TuningFailed):
+        return RuntimeError(f"{type(error).__name__}: {text_of(error)[:1000]}")
+    texts: list[Exception] = []
+    for each in error.exceptions:
+        texts.append(as_text(each))
+        texts[-1].__notes__ = list(getattr(each, "__notes__", ()))
+    return TuningFailed(error.message, texts)
 
 
 def forget_warnings() -> None:

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
-from tunebook._base.errors import StoreError, TunebookError, warn_once
+from tunebook._base.errors import FaultsAreWarnings, TunebookError
 from tunebook.stores._files import LARGEST_GENERATION
 
 if TYPE_CHECKING:
@@ -343,7 +343,7 @@ def _keep_alive(slip_ref: weakref.ref[_LeaseFile], withdrawn: threading.Event, e
         if slip is None:
             return
         # A beat that fails is not worth a warning: the next may succeed, and a late record is refused.
-        with suppress(StoreError):
+        with suppress(OSError):
             if not slip.renew():
                 return
         del slip
@@ -372,11 +372,9 @@ class Lease(NamedTuple):
 
     def release(self) -> None:
         """Let other processes hold it. Does nothing the second time, nor in a forked child."""
-        try:
+        with FaultsAreWarnings("leases", after=" Others wait until the lease has lapsed."):
             if self.slip is not None:
                 self.slip.withdraw(lower=True)
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{error} Others wait until the lease has lapsed.")
 
     def __enter__(self) -> Self:
         return self
@@ -496,10 +494,10 @@ def acquire(
     give_up = None if deadline_s is None else clock() + deadline_s
     with ExitStack() as aside:
         while True:
-            try:
-                slip = claim.attempt()
-            except StoreError as error:
-                warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
+            slip, works = None, False
+            with FaultsAreWarnings("leases", after=" Meanwhile other processes may do the same work."):
+                slip, works = claim.attempt(), True
+            if not works:
                 return _unless_found(Lease(0), look)
             if slip is not None:
                 slip.keep(lease_s)

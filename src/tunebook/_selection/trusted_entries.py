@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -11,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
-from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
-from tunebook._tuning.job import History
+from tunebook._tuning.job import History, host_name, is_believed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,7 +73,7 @@ class EntryGuard(Generic[C]):
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
         record = None if self._given is None else self._given.read(call.problem)
         if record is None:
-            return Refused("none given" if self._given is None else f"no entry in {self._given.store.where}")
+            return Refused("none given" if self._given is None else f"no entry in {self._given.where}")
         head = record.head
         if not head.decided:
             return Refused("no decision, because every candidate failed", record)
@@ -136,7 +135,7 @@ class EntryGuard(Generic[C]):
             return History()
         body = body_of(record)
         complete = body.provenance.get("complete") is not False and not disturbances_of(body)
-        known = body.measurements
+        known = tuple(filter(is_believed, body.measurements))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
         return History(known, winner_of(body), record.head.generation, complete)
@@ -145,22 +144,15 @@ class EntryGuard(Generic[C]):
         """Return a search that starts from the book's entries of the same kernel on other shapes and devices."""
         from tunebook.search._warm_start import start_from  # noqa: PLC0415 - loaded late: for big spaces
 
-        records = self._records(call.problem.op)
+        records = [] if self._given is None else self._given.records(call.problem.op)
         return search._replace(start=start_from(records, call.problem, search.space)) if records else search
-
-    def _records(self, op: str) -> list[Record]:
-        """Return all records of a kernel; a broken store is one warning, and has none."""
-        try:
-            return [] if self._given is None else list(self._given.store.items(op))
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
-            return []
 
     def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
         """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
         from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
-        found = nearest(self._records(call.problem.op), call.problem)
+        records = [] if self._given is None else self._given.records(call.problem.op)
+        found = nearest(records, call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)
@@ -254,7 +246,8 @@ class EntryGuard(Generic[C]):
         known = sorted((m for m in before.measurements if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
         kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
-        self.persistent.write(Record(head if earlier is None else replace(head, extra=earlier.head.extra), body))
+        record = Record(head if earlier is None else replace(head, extra=earlier.head.extra), body)
+        self.persistent.write(record.fitted())
 
 
 def body_of(record: Record) -> Body:
@@ -353,7 +346,7 @@ def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environ
 
 
 def _when_and_where(now_s: float) -> dict[str, Json]:
-    return {"when": now_s, "host": os.uname().nodename}
+    return {"when": now_s, "host": host_name()}
 
 
 def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:

@@ -64,12 +64,15 @@ def writing(where: str, fault: Callable[[str, OSError], StoreError] = _write_fau
         raise fault(where, error) from error
 
 
-# One read of this size holds nearly every record, so that a hit is open, read, close and nothing else.
+# One read of this size holds nearly every record, so that a hit is open, two reads, close and nothing else.
 _FIRST_READ_BYTES: Final = 16 << 10
 
 
 def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
-    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large."""
+    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large.
+
+    A read may return less than there is, on FUSE and on network mounts: only an empty one says that this was all.
+    """
     try:
         # Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
@@ -77,8 +80,11 @@ def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
         return None
     try:
         content = os.read(descriptor, _FIRST_READ_BYTES)
-        if len(content) < _FIRST_READ_BYTES:
-            return content
+        while len(content) < _FIRST_READ_BYTES:
+            more = os.read(descriptor, _FIRST_READ_BYTES - len(content))
+            if not more:
+                return content
+            content += more
         return content + _rest(descriptor, limit_bytes)
     except (IsADirectoryError, BlockingIOError) as error:
         raise CodecError(f"not a regular file: {error.strerror}") from error

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
-from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.errors import CodecError, FaultsAreWarnings, StoreError, warn_once
 from tunebook._base.record_format import blake2b, merge
 from tunebook._base.vocabulary import Problem
 from tunebook.stores._files import make_directory, problem_id, read_file, write_file
@@ -182,7 +182,12 @@ class SharedStore:
             return otherwise
         try:
             answer = within(HOT_S, self._remote.where, call)
-        except StoreError as error:
+        except (OSError, ValueError) as error:
+            if not isinstance(error, StoreError) or error.kind != "remote":
+                # The server answers: something is wrong with one record of many.
+                with FaultsAreWarnings(self._remote.where):
+                    raise
+                return otherwise
             # Many threads may find out at once; only the first makes the pause longer.
             if not self.breaker.is_open:
                 self.breaker.trip()

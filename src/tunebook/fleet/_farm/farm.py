@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._base.errors import StoreError, warn_once
+from tunebook._base.errors import FaultsAreWarnings
 from tunebook._base.record_format import Record
 from tunebook._selection.env_pins import names_of
 from tunebook._selection.persistent_cache import default_book
@@ -271,7 +271,5 @@ class _Farm:
 
 
 def _merge(store: Store, data: bytes) -> None:
-    try:
+    with FaultsAreWarnings(store.where, before="a result was not merged: "):
         merge_into(store, [Record.from_bytes(data)])
-    except StoreError as error:
-        warn_once(error.kind, error.path, f"a result was not merged: {error}")
