@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 import tunebook as tb
 
 
@@ -24,6 +26,7 @@ def overlaid(s):
         yield kernel(1)
 
 
+@pytest.mark.promise("blocks-end")
 def test_a_block_in_a_generator_that_ends_first_leaves_the_block_of_a_later_generator():
     first, second = overlaid(1), overlaid(2)
     assert (next(first), next(second)) == (1, 2)
@@ -33,6 +36,7 @@ def test_a_block_in_a_generator_that_ends_first_leaves_the_block_of_a_later_gene
     assert kernel(1) == 0
 
 
+@pytest.mark.promise("blocks-end")
 def test_a_block_in_an_async_generator_that_is_left_early_ends_with_the_generator():
     async def numbers():
         with kernel.overlay(s=3):

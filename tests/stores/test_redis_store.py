@@ -293,6 +293,7 @@ def test_a_store_may_be_carried_over_a_fork(url):
     assert len(list(store.items())) == 2
 
 
+@pytest.mark.promise("odd-remote-keys")
 def test_a_key_of_another_type_costs_its_own_problem_only_until_it_is_written_again(url, client):
     store, ours, other = RedisStore(url), example_record(generation=3), example_record(op="other", generation=3)
     store.put_many([ours, other])

@@ -132,7 +132,7 @@ def book_root() -> Path | None:
     if not home and cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
         return Path(cache) / "tunebook"
     try:
-        return Path(home or "~/.cache/tunebook").expanduser()
+        return Path(home).expanduser() if home else Path.home() / ".cache" / "tunebook"
     except RuntimeError:
         return None  # containers run accounts that have neither $HOME nor a line in the password file
 
