@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -12,6 +11,7 @@ from tunebook._base.config_codec import decode, readable
 from tunebook._base.errors import CodecError, StoreError
 from tunebook._base.record_format import Body
 from tunebook._keys.call_key import explain_difference, spell_out
+from tunebook._keys.key_text import clean
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
@@ -22,7 +22,7 @@ from tunebook._selection.trusted_entries import (
     verdict_of,
 )
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._tuning.progress import seconds_text
+from tunebook._tuning.progress import day_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +64,9 @@ class ExplanationLine(NamedTuple):
     label: str = ""
 
     def __str__(self) -> str:
-        return f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
+        # Anybody may have written the texts of a book.
+        text = f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
+        return "\n".join(map(clean, text.split("\n")))
 
 
 def _item(name: str, text: str, width: int = 11) -> ExplanationLine:
@@ -111,7 +113,7 @@ class Explanation:
         for m, failure in ((m, m.failure) for m in self.failures if m.failure is not None):
             reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
             if failure.expires is not None:
-                reason += f" (remembered until {_day(failure.expires)})"
+                reason += f" (remembered until {day_text(failure.expires)})"
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
             _, configs = groups.setdefault(re.sub(r"\d+", "#", reason), (reason, []))
             configs.append(_readable(m.config))
@@ -142,7 +144,7 @@ class Explanation:
         facts = body_of(record).provenance
         winner = verdict.winner.measurement
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
-        yield ExplanationLine("section", f"measured {_day(winner.when or facts.get('when'))} on {where}")
+        yield ExplanationLine("section", f"measured {day_text(winner.when or facts.get('when'))} on {where}")
         if self.differences:
             yield _item("otherwise", "; ".join(self.differences))
         ran, seconds = facts.get("ran"), facts.get("seconds")
@@ -180,10 +182,6 @@ class Explanation:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
             yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
-
-
-def _day(when: object) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
 
 
 def _versions(environment: str) -> str:

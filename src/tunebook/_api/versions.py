@@ -13,7 +13,7 @@ def versions_of(there: str) -> dict[str, str]:
     """Return the names and versions of an environment; empty if it is not written as we write it."""
     try:
         return {name: str(version) for name, version in json.loads(there).items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}
 
 

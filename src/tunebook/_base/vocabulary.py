@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -32,6 +31,10 @@ Event: TypeAlias = Literal[
 
 StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""
+
+
+# The square of a number outside overflows in statistics: anybody may have written the samples in a book.
+_SHORTEST_S, _LONGEST_S = 1e-18, 1e12
 
 
 class Problem(NamedTuple):
@@ -79,7 +82,7 @@ class Measurement(NamedTuple):
     @property
     def valid_samples_s(self) -> tuple[float, ...]:
         """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
-        return tuple(s for s in self.samples_s if math.isfinite(s) and s > 0)
+        return tuple(s for s in self.samples_s if _SHORTEST_S <= s <= _LONGEST_S)
 
 
 T_co = TypeVar("T_co", covariant=True)

@@ -9,6 +9,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
 from tunebook._base.environment_variables import colour_refused
+from tunebook._keys.key_text import clean as clean  # noqa: PLC0414 - verbs import it from here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,7 +65,7 @@ class Terminal:
         sys.stderr.flush()
 
     def value(self, value: Any) -> None:
-        self.out.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        self.out.write(json_text(value, indent=1) + "\n")
 
     def result(self, value: Any, *lines: str) -> None:
         """Write a JSON value with `--json`, else lines: the first as it is, further lines dimmed."""
@@ -78,7 +79,7 @@ class Terminal:
         """Write a JSON list item by item, one per line, so that 100,000 items need no memory."""
         before = "["
         for item in items:
-            self.out.write(f"{before}\n{json.dumps(item, ensure_ascii=False)}")
+            self.out.write(f"{before}\n{json_text(item)}")
             before = ","
         self.out.write("\n]\n" if before == "," else "[]\n")
 
@@ -152,15 +153,14 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line for part in text.splitlines() for line in wrapper.wrap(part) or [""]] or [""]
 
 
-def clean(text: str) -> str:
-    r"""Return a text without control characters: anybody may have written the names and messages in a book.
+def json_text(value: Any, indent: int | None = None) -> str:
+    r"""Return a value as JSON that can be read on a terminal: only control characters and the like are escaped.
 
-    >>> clean("matmul\x1b[2J")
-    'matmul\\x1b[2J'
+    >>> print(json_text("é\x9b\ud800"))
+    "é\u009b\ud800"
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, str]]], room: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.versions import versions_of
@@ -12,7 +11,7 @@ from tunebook._cli._terminal import TextColumn, clean
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
-from tunebook._tuning.progress import seconds_text
+from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
@@ -66,15 +65,12 @@ def _tuning(facts: dict[str, Any]) -> str:
     if facts.get("objective") == "typical":
         del facts["objective"]
     verified = facts.pop("verified", None)
-    again = _day(verified.get("when")) if isinstance(verified, dict) else ""
+    again = f"; verified {day_text(verified.get('when'))}" if isinstance(verified, dict) else ""
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
     count = f"; {ran} measured{took}" if ran is not None else ""
-    return f"{_day(when)}{on}{count}{again and f'; verified{again}'}"
-
-
-def _day(when: object) -> str:
-    return f" {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}" if isinstance(when, (int, float)) else ""
+    made = "" if when is None else f" {day_text(when)}"
+    return f"{made}{on}{count}{again}"
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:

@@ -133,3 +133,14 @@ def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one pe
             return f"{_spell(function)} with {_spell(values)}"
         case _:
             return f"{tag}({', '.join(map(_spell, content))})"
+
+
+def clean(text: str) -> str:
+    r"""Return a text without control characters: anybody may have written the names and messages in a book.
+
+    >>> clean("matmul\x1b[2J")
+    'matmul\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -290,7 +290,8 @@ def _open(root: Path, name: str) -> io.FileIO:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return io.FileIO(f"{name}.lock", "r+", opener=lambda path, _: os.open(path, flags, 0o600, dir_fd=directory))
     finally:
-        os.close(directory)
+        with suppress(OSError):
+            os.close(directory)
 
 
 # -------------------------------------------------------------------------------------------------- which device it is

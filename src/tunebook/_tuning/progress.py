@@ -148,6 +148,18 @@ def progress_text(title: str, step: Step) -> str:
     return "  ".join(text for text, _ in _parts(title, step, _BAR))
 
 
+def day_text(when: object) -> str:
+    """Return a Unix time as people write it; "unknown" for anything else.
+
+    >>> day_text(1e300), day_text("yesterday")
+    ('unknown', 'unknown')
+    """
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
+    except (OverflowError, ValueError, OSError):  # no such year
+        return "unknown"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a duration for people.
 
