@@ -14,16 +14,10 @@ WITHOUT_A_TEST = {
     "async-refused",
     "busy-machine",
     "exploding-keys",
-    "failures-do-not-travel",
-    "failures-keep-no-arrays",
     "hot-path-whole",
     "metrics-settle",
-    "no-control-characters",
-    "odd-records-shown",
-    "odd-remote-keys",
     "real-data-counts",
     "scalars-compared",
-    "short-reads",
     "ten-percent-noise",
 }
 

@@ -16,7 +16,6 @@ from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.recording import Recording, concrete, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
-from tunebook._selection.trusted_entries import body_of
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
 from tunebook._tuning.tuner import Tuner
@@ -294,5 +293,5 @@ def _known_by(
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
-    unfinished = record is not None and body_of(record).provenance.get("complete") is False
+    unfinished = record is not None and record.body.provenance.get("complete") is False
     return None if unfinished else known.source

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard
 
 from tunebook._base.config_codec import decode, encode
-from tunebook._base.errors import CodecError, DefinitionError, FaultsAreWarnings, TunebookError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, TunebookError, warn_once
 from tunebook._base.record_format import Body, Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._selection.persistent_cache import default_book, store_at
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -184,31 +184,6 @@ def warn_once(kind: str, where: str, message: str) -> None:
     warnings.warn(message, TunebookWarning, stacklevel=3)
 
 
-class FaultsAreWarnings:
-    """A block in which a fault of a store, a lock or a file is one warning, and the code after the block goes on.
-
-    Everything that a user's call asks of the cache is inside such a block. A `DefinitionError` passes, because only the
-    user can mend a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
-    of an error that does not name one.
-
-    """
-
-    __slots__ = ("_after", "_before", "_where")
-
-    def __init__(self, where: str, *, before: str = "", after: str = "") -> None:
-        self._where, self._before, self._after = where, before, after
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, (OSError, ValueError)) or isinstance(error, DefinitionError):
-            return False
-        kind, place = (error.kind, error.path) if isinstance(error, StoreError) else (type(error).__name__, self._where)
-        warn_once(kind, place, f"{self._before}{text_of(error)}{self._after}")
-        return True
-
-
 def text_of(error: BaseException) -> str:
     """Return the text of an error, also of an error whose `__str__` raises.
 

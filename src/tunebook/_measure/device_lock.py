@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tunebook._arrays.describe import devices_in, platform_of
 from tunebook._base.environment_variables import lock_root
-from tunebook._base.errors import FaultsAreWarnings
 from tunebook._base.record_format import blake2b
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._base.config_codec import classes_of, decode, encode, fingerprint_of
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, no_home, remote_url, signing_key
-from tunebook._base.errors import CodecError, FaultsAreWarnings, warn_once
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     import os

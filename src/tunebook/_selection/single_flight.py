@@ -23,8 +23,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
-from tunebook._base.errors import FaultsAreWarnings, TunebookError
-from tunebook.stores._files import LARGEST_GENERATION
+from tunebook._base.errors import TunebookError
+from tunebook.stores._files import LARGEST_GENERATION, FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator

@@ -133,7 +133,7 @@ class EntryGuard(Generic[C]):
         """Return the measurements in a record of a call's problem, as far as a tuning may reuse them."""
         if record is None:
             return History()
-        body = body_of(record)
+        body = record.body
         complete = body.provenance.get("complete") is not False and not disturbances_of(body)
         known = tuple(filter(is_believed, body.measurements))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
@@ -167,7 +167,7 @@ class EntryGuard(Generic[C]):
         found = entry if isinstance(entry, Trusted) else entry.outdated
         if found is None:
             return None
-        body = body_of(found.record)
+        body = found.record.body
         code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
         valid = [m for m in body.measurements if m.code == code and m.failure is None]
         here = {m.fingerprint for m in valid if m.environment == environment}
@@ -194,10 +194,10 @@ class EntryGuard(Generic[C]):
         if not self.writes:
             return tuned.config
         if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
-            beside = {**body_of(entry.record).provenance, **_decision(tuned)}
+            beside = {**entry.record.body.provenance, **_decision(tuned)}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(body_of(entry.record)):
+        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(entry.record.body):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -217,7 +217,7 @@ class EntryGuard(Generic[C]):
     ) -> None:
         """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is."""
         if earlier is not None and earlier.head.decided:
-            head, provenance = replace(earlier.head, generation=generation), dict(body_of(earlier).provenance)
+            head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
@@ -239,7 +239,7 @@ class EntryGuard(Generic[C]):
     def _write(
         self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
     ) -> None:
-        before = Body() if earlier is None else body_of(earlier)
+        before = Body() if earlier is None else earlier.body
         # An unwritable configuration is named by its place in a list, which may change.
         written = [m for m in new if not (isinstance(m.config, dict) and m.config.get(TAG) == "unwritable")]
         fresh = {identity(m) for m in written}
@@ -248,14 +248,6 @@ class EntryGuard(Generic[C]):
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
         record = Record(head if earlier is None else replace(head, extra=earlier.head.extra), body)
         self.persistent.write(record.fitted())
-
-
-def body_of(record: Record) -> Body:
-    """Return a record's body, or an empty one if it cannot be read: the head alone answers calls."""
-    try:
-        return record.body
-    except CodecError:
-        return Body()
 
 
 def winner_of(body: Body) -> str | None:
@@ -276,7 +268,7 @@ def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) ->
 
     Explanations, listings and reports take the winner from here. `measured` replaces the measurements of the choice.
     """
-    body = body_of(record)
+    body = record.body
     facts, winner = body.provenance, winner_of(body)
     measured = measured_for_choice(body) if measured is None else measured
     objective = OBJECTIVES.get(str(facts.get("objective", "typical")))
@@ -322,8 +314,8 @@ def environments_verified(body: Body) -> tuple[str, ...]:
 
 def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     """Return the facts of a choice that was found to hold. Other candidates were measured before, or never."""
-    facts = body_of(record).provenance
-    environments = list(dict.fromkeys([*environments_verified(body_of(record)), record.head.environment]))
+    facts = record.body.provenance
+    environments = list(dict.fromkeys([*environments_verified(record.body), record.head.environment]))
     return {
         "verified": {"when": now_s, "tuned": facts.get("when"), "environments": [*environments]},
         "complete": tuned.complete and facts.get("complete") is not False,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Final, final
 
-from tunebook._base.errors import FaultsAreWarnings, warn_once
+from tunebook._base.errors import warn_once
 from tunebook._base.vocabulary import computed_once
-from tunebook.stores._files import distrust, problem_id
+from tunebook.stores._files import FaultsAreWarnings, distrust, problem_id
 from tunebook.stores._pack import PackStore
 
 if TYPE_CHECKING:
