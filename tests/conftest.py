@@ -1,6 +1,8 @@
-"""Fixtures of every test: its own book, and warnings that are given anew."""
+"""Fixtures of every test: its own book, warnings that are given anew, and nothing left of a test that failed."""
 
 from __future__ import annotations
+
+import subprocess
 
 import pytest
 
@@ -9,6 +11,8 @@ from tunebook._base.errors import forget_warnings
 
 pytest.register_assert_rewrite("shared_checks")
 
+_FAILED = pytest.StashKey[bool]()
+
 
 @pytest.fixture(autouse=True)
 def _own_book(tmp_path_factory, monkeypatch):
@@ -16,3 +20,27 @@ def _own_book(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TUNEBOOK_LOCKS", str(tmp_path_factory.mktemp("locks")))
     forget_warnings()
     clear_invocations()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or (call.when == "call" and report.failed)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _no_process_of_a_failed_test(request, monkeypatch):
+    """End the programs that a failed test started: they may be stopped, or hold a lock or a device."""
+    started, begin = [], subprocess.Popen.__init__
+
+    def init(process, *args, **options):
+        started.append(process)
+        begin(process, *args, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", init)
+    yield
+    for process in started if request.node.stash.get(_FAILED, False) else ():
+        if process.poll() is None:
+            with process:  # closes its pipes, too
+                process.kill()

@@ -95,6 +95,16 @@ class Tiles:
     n: int = 32
 
 
+class Costs:
+    """The costs of a pretend kernel, which are not part of its code."""
+
+    def __init__(self, by_config):
+        self.by_config = by_config
+
+    def __tunebook_checksum__(self):
+        return "costs"
+
+
 class PretendKernel(tb.Kernel):
     """Takes `cost[config]` seconds on a fake clock; counts its runs by configuration."""
 
@@ -102,12 +112,20 @@ class PretendKernel(tb.Kernel):
 
     def __init__(self, clock, costs, *, heuristic=None, op_id="pretend", version="0"):
         super().__init__(op_id, version)
-        self.clock, self.costs, self.fallback = clock, costs, heuristic
+        self.clock, self._costs, self.fallback = clock, Costs(costs), heuristic
         self.runs = []
+
+    @property
+    def costs(self):
+        return self._costs.by_config
+
+    @costs.setter
+    def costs(self, costs):
+        self._costs.by_config = costs
 
     def run(self, *args, cfg, **kwargs):
         self.runs.append(cfg)
-        cost = self.costs[cfg]
+        cost = self._costs.by_config[cfg]
         if isinstance(cost, Exception):
             raise cost
         self.clock.spend(cost)

@@ -77,12 +77,18 @@ class RedisServer:
     def start(self) -> None:
         """Start it, on the port that it had, and wait until it answers."""
         deadline = time.monotonic() + START_S
+        # It writes its number there once the port is its own: the server of another test may answer in its place.
+        started = self._directory / "redis.pid"
         while time.monotonic() < deadline:
             port = self.port or free_port()
+            started.unlink(missing_ok=True)
             self.process = subprocess.Popen(
                 [self._program, *self._options(port)], cwd=self._directory, stdout=subprocess.DEVNULL
             )
             while self.process.poll() is None and time.monotonic() < deadline:
+                if not started.exists():
+                    time.sleep(0.01)
+                    continue
                 with suppress(OSError), self._connection(port) as connection:
                     connection.sendall(b"PING\r\n")
                     # Without its password it says so, which is an answer too; while it loads its data it is not.
@@ -118,7 +124,7 @@ class RedisServer:
     def _options(self, port: int) -> list[str]:
         # The append-only file is written before a command is answered, so a killed server's data is all there.
         options = ["--bind", HOST, "--save", "", "--appendonly", "yes", "--dir", str(self._directory)]
-        options += ["--databases", str(self._databases)]
+        options += ["--databases", str(self._databases), "--pidfile", str(self._directory / "redis.pid")]
         if self._password:
             options += ["--requirepass", self._password]
         if self._certificates is None:

@@ -160,6 +160,7 @@ def test_near_misses_name_other_versions_too(tmp_path, monkeypatch):
     assert miss.differences == ("x: dim 0 is 8 there, 16 here", f"numpy: {version} there, 99.0 here")
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
     def make_failing():
         @tb.tunable(

@@ -13,14 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunebook._arrays.describe import DeviceOrdinals, describe, device_of, is_array, libraries_of, platform_of
-from tunebook._arrays.library import (
-    ArrayLibrary,
-    ArraySpec,
-    dtype_name,
-    layout_class,
-    materialise,
-    register_array_library,
-)
+from tunebook._arrays.library import ArrayLibrary, ArraySpec, dtype_name, layout_class, register_array_library
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import DefinitionError, MissingDependency, UnkeyableError, Unsupported
 
 

@@ -52,6 +52,18 @@ class TestModes:
             kernel(16)
         assert caught.value.remedy.startswith("TUNEBOOK_MODE=replay tunes nothing: tune this call before")
 
+    def test_a_mode_that_changes_while_the_program_runs_changes_answers_that_are_hot(self, kernel, monkeypatch):
+        events = events_of(kernel)
+        monkeypatch.setenv("TUNEBOOK_MODE", "off")
+        assert [kernel(8) for _ in range(3)] == [{"block": 4, "order": "ij"}] * 3
+        monkeypatch.setenv("TUNEBOOK_MODE", "replay")
+        with pytest.raises(tb.NoConfig, match="TUNEBOOK_MODE is replay"):
+            kernel(8)
+        monkeypatch.delenv("TUNEBOOK_MODE")
+        assert "autotune_finish" not in events
+        kernel(8)
+        assert "autotune_finish" in events
+
     def test_off_does_not_look_into_the_book(self, kernel, monkeypatch):
         tb.tune(kernel, 8)
         kernel.selector.cache.clear()
@@ -191,3 +203,30 @@ def test_every_variable_that_is_read_is_in_the_table():
     source = Path(environment_variables.__file__).read_text()
     read = set(re.findall(r"environ\.get\(\"(TUNEBOOK_\w+)\"", source)) | {environment_variables.HOME_VARIABLE}
     assert read == {setting.name for setting in environment_variables.SETTINGS}
+
+
+@pytest.mark.promise("memo-as-fine-as-key")
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_pin_that_comes_and_goes_while_the_program_runs_answers_while_it_is_set(kernel, monkeypatch, listens):
+    if listens:
+        events_of(kernel)
+    kernel.selector.cache.put(*kernel.problem(8), tb.Config(block=1, order="ji"))
+    for _ in range(2):
+        assert [kernel(8).block for _ in range(3)] == [1, 1, 1]
+        monkeypatch.setenv("TUNEBOOK_PIN", "spender:block=2,order=ij")
+        assert [kernel(8).block for _ in range(3)] == [2, 2, 2]
+        assert kernel.explain(8).selection.source == "pinned"
+        with monkeypatch.context() as patch:
+            patch.delitem(environment_variables.os.environ, "TUNEBOOK_PIN")
+            assert kernel(8).block == 1
+        assert kernel(8).block == 2
+        monkeypatch.delenv("TUNEBOOK_PIN")
+
+
+def test_other_variables_leave_the_memo_alone(kernel, monkeypatch):
+    told = []
+    environment_variables.on_new_setting(lambda: told.append(1))
+    monkeypatch.setenv("PATH_OF_ANOTHER_PROGRAM", "x")
+    assert not told
+    monkeypatch.setenv("TUNEBOOK_MODE", "normal")
+    assert told

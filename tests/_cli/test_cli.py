@@ -282,6 +282,7 @@ answer: Config(block=16) from persistent
   memory      empty in a new process
 measured DAY on HOST under VERSIONS
   how        host-clock/race/warmup=1/forward; 4 measured in TIME
+  on         the caller's arguments
   winner     160 us (to 160 us in 3 samples)  block=16
   runner-up  320 us (to 320 us in 3 samples)  block=32  2.00 x
   slowest    640 us (to 640 us in 3 samples)  block=64  4.0 x

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunebook._base.errors import clean
 from tunebook._base.record_format import Body, Record
 from tunebook._cli._filters import Filters, age_s, age_text, size_bytes, size_text
-from tunebook._cli._terminal import Terminal, TextColumn, clean, text_width, wrapped
+from tunebook._cli._terminal import Terminal, TextColumn, text_width, wrapped
 from tunebook.stores import JsonStore, MemoryStore, open_store, problem_id, write_pack
 from tunebook.stores._listing import Catalogue, newest
 from tunebook.testing import example_record

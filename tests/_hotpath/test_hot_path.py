@@ -229,6 +229,7 @@ def test_every_listener_is_told_of_every_hit(count):
     assert told == [(i, "cache_hit", "memory", config) for i in range(count)] * 3
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_the_authors_own_errors_have_no_other_behind_them():
     @tb.tunable(space=[{"b": 1}], heuristic={"b": 1}, name="raises", store=False)
     def kernel(a, *, config):

@@ -12,7 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tunebook._kernel.output_check import difference
+import tunebook as tb
+from tunebook._base.errors import DefinitionError
+from tunebook._kernel.output_check import Comparison, comparison, difference
 
 ONES = np.ones(4, np.float32)
 
@@ -71,12 +73,173 @@ def test_the_message_for_a_wrong_output_says_how_far_off_it_is(output, expected,
 @pytest.mark.parametrize(
     ("output", "expected", "message"),
     [
-        (Output(ONES), Output(ONES * 2), "output['x'] is off by up to 1 in 4 of 4 values"),
+        (
+            Output(ONES),
+            Output(ONES * 2),
+            "output['x'] is off by up to 1 in 4 of 4 values (0.5 of the largest value; {}",
+        ),
         (ONES, Output(ONES), "output should have the keys ['x']"),
-        (MappingProxyType({"a": [ONES]}), {"a": [ONES * 2]}, "output['a'][0] is off by up to 1 in 4 of 4 values"),
+        (
+            MappingProxyType({"a": [ONES]}),
+            {"a": [ONES * 2]},
+            "output['a'][0] is off by up to 1 in 4 of 4 values (0.5 of the largest value; {}",
+        ),
         ({1}, {2}, "output should have the keys ['2']"),
     ],
     ids=repr,
 )
 def test_parts_of_any_container_are_compared(output, expected, message):
-    assert difference(output, expected).message == message
+    assert difference(output, expected).message == message.format("the tolerance is 0.001)")
+
+
+CLOSE = [
+    (np.float64(1.0000000000000002), np.float64(1.0)),
+    (np.float32(1.00001), np.float32(1.0)),
+    (np.float16(1.001), np.float16(1.0)),
+    (ml_dtypes.bfloat16(1.01), ml_dtypes.bfloat16(1.0)),
+    (np.complex64(1.00001 + 1j), np.complex64(1 + 1j)),
+    (np.array(1.00001, np.float32), np.array(1.0, np.float32)),
+    (np.float32(1.00001), 1.0),
+    (1.00001, np.float32(1.0)),
+    (1.000000001, 1),
+    (1.000000001 + 0j, 1 + 0j),
+    (np.array([1.00001], ">f4"), np.array([1.0], ">f4")),
+    (np.array([1.000000001], np.longdouble), np.array([1.0], np.longdouble)),
+    (np.float64("nan"), np.float64("nan")),
+]
+CONTAINERS = {
+    "bare": lambda x: x,
+    "tuple": lambda x: (0, x),
+    "dict": lambda x: {"loss": x},
+    "dataclass": Output,
+    "nested": lambda x: [{"a": (x,)}],
+    "set": lambda x: {x, x * 4},
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(("output", "expected"), CLOSE, ids=repr)
+def test_scalars_are_compared_with_the_tolerance_of_arrays(output, expected, container):
+    if container == "set" and (isinstance(output, np.ndarray) or np.isnan(output)):
+        pytest.skip("neither an array nor a NaN is found again in a set")
+    wrap = CONTAINERS[container]
+    assert difference(wrap(output), wrap(expected)) is None
+    assert difference(wrap(expected * 3), wrap(expected)) is not None or np.any(np.isnan(expected))
+
+
+@pytest.mark.parametrize(
+    "output", [np.float32(1.01), 1.01, np.array(1.01), ONES * np.float32(1.01), np.complex64(1.01)]
+)
+def test_a_given_tolerance_counts_for_every_kind_of_number(output):
+    expected = output / 1.01
+    assert comparison(True, 0.1)(output, expected) is None
+    assert comparison(True, 1e-4)(output, expected) is not None
+    assert comparison("exact")(output, expected) is not None
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [(np.int64(4), np.int64(3)), (np.bool_(True), np.bool_(False)), (2, 3), (np.str_("a"), np.str_("b")), (3, 3.5)],
+)
+def test_other_scalars_must_be_equal(output, expected):
+    assert comparison(True, 10.0)(expected, expected) is None
+    assert difference(output, expected).message == f"output is {output!r}, expected {expected!r}"
+
+
+def error_allowed(output, *arguments, given=None):
+    """Return the relative error that is allowed for an output of a call."""
+    rule = Comparison(given).on(arguments)
+    errors = [e for e in np.logspace(-17, 0, 1000) if rule(output * (1 + e), output) is None]
+    return max(errors, default=0.0) / 2  # relative and absolute tolerances add up
+
+
+def f32(*shape):
+    return np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "arguments", "tolerance"),
+    [
+        (1.0, [], 1e-8),
+        (1.0, [f32(8)], 1e-3),
+        (1.0, [np.ones(8)], 1e-8),
+        (1.0, [np.ones(8), f32(8), np.arange(3)], 1e-3),
+        (1.0, [np.ones(4, np.float16)], 2e-2),
+        (np.ones(3), [[{"x": f32(3)}]], 1e-3),
+        (1.0, [f32(10_000_000)], 1e-3 + 4 * 2**-23 * 10_000_000**0.5),
+        (np.ones(4), [f32(4, 2_500_000)], 1e-3 + 4 * 2**-23 * 2_500_000**0.5),
+        (np.ones((100, 100)), [f32(100, 50), f32(50, 100)], 1e-3 + 4 * 2**-23 * 10),
+        (1.0, [np.ones(1_000_000)], 1e-8 + 4 * 2**-52 * 1000),
+        (1.0, [np.zeros(1_000_000, np.float16)], 2e-2 + 4 * 2**-23 * 1000),
+    ],
+)
+def test_the_default_tolerance_follows_the_dtypes_and_the_longest_reduction(output, arguments, tolerance):
+    assert error_allowed(output, *arguments) == pytest.approx(tolerance, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "tolerance"),
+    [
+        (1e-5, 1.0, 1e-5),
+        ({"float32": 1e-5}, 1.0, 1e-5),
+        ({"float64": 1e-6, "float32": 1e-5}, 1.0, 1e-6),
+        ({"float16": 1e-2}, 1.0, 1e-3),
+    ],
+)
+def test_a_given_tolerance_goes_before_the_default(given, output, tolerance):
+    assert error_allowed(output, f32(8), given=given) == pytest.approx(tolerance, rel=0.06)
+
+
+def test_the_message_has_the_relative_error_the_tolerance_and_the_option():
+    message = difference(33600.0117, 33600.0).message
+    assert message == (
+        "output is off by up to 0.0117 in 1 of 1 values (3.5e-07 of the largest value; the tolerance is 1e-08, "
+        "tolerance=1e-06 allows it)"
+    )
+    assert difference(33600.0117, 33600.0, rule=comparison(True, 1e-6)) is None
+
+
+@pytest.mark.parametrize("tolerance", ["1e-3", -1.0, float("nan"), {"float32": None}, True])
+def test_an_invalid_tolerance_is_an_error_where_it_is_given(tolerance):
+    with pytest.raises(DefinitionError, match="write a number, as 1e-3, or one per dtype"):
+        comparison(True, tolerance)
+
+
+LIBRARIES = {
+    "numpy": lambda: np,
+    "jax": lambda: pytest.importorskip("jax.numpy"),
+    "torch": lambda: pytest.importorskip("torch"),
+}
+
+
+@pytest.mark.parametrize("result", ["bare", "float", "tuple"])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("isolate", ["never", "always"])
+@pytest.mark.parametrize("reference", [True, False], ids=["reference", "heuristic"])
+def test_a_reduction_to_a_scalar_is_tuned_and_a_wrong_one_is_not(result, library, isolate, reference):
+    if isolate == "always" and library != "numpy":
+        pytest.skip("a fork does not suit a process with the threads of a framework")
+    xp = LIBRARIES[library]()
+    wrap = {"bare": lambda s: s, "float": float, "tuple": lambda s: (s, {"norm": s})}[result]
+    if result == "float" and library == "jax":
+        pytest.skip("a jitted function returns arrays")
+
+    def total(x, *, config):
+        sums = [x[i :: config.ways].sum() for i in range(config.ways)]
+        return wrap(sum(sums[1:], sums[0]) * config.factor)
+
+    x = xp.asarray(np.random.default_rng(0).random(4000).astype(np.float32))
+    options = {"reference": lambda x: wrap(x.sum())} if reference else {}
+    call = tb.tunable(
+        total,
+        name=f"total_{library}",
+        space=[{"ways": ways, "factor": factor} for ways in (1, 3, 7) for factor in (1.0, 1.01)],
+        heuristic={"ways": 1, "factor": 1.0},
+        policy=tb.AutotunePolicy(isolate=isolate),
+        store=False,
+        **options,
+    )
+    tuned = tb.tune(call, x, progress=False)
+    failed = {tuned.configs[m.fingerprint].factor for m in tuned.measurements if m.failure is not None}
+    assert failed == {1.01}
+    assert len(tuned.ranking) == 3

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 from tunebook._arrays.describe import describe
 from tunebook._arrays.library import ArraySpec
-from tunebook._base.errors import DefinitionError, UnkeyableError
+from tunebook._arrays.made_up import materialise
+from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
 from tunebook._keys.buckets import as_buckets, multiple, pow2
 from tunebook._keys.call_key import call_key, explain_difference, register_key, spell_out
 from tunebook._space.space import Config
@@ -117,6 +118,37 @@ def test_a_spec_gives_the_key_of_the_live_array():
 )
 def test_arrays_differ_by_shape_dtype_layout_library_and_platform(other):
     assert key(other) != key(np.zeros((3, 4), "f4"))
+
+
+class Mine(np.ndarray):
+    pass
+
+
+class Yours(np.ndarray):
+    pass
+
+
+def test_a_subclass_is_another_key_and_a_memory_map_is_not(tmp_path):
+    a = np.zeros((2, 2))
+    kinds = [a, a.view(np.matrix), np.ma.masked_array(a), a.view(Mine), a.view(Yours)]
+    assert len(set(map(key, kinds))) == len(kinds)
+    assert key(np.memmap(tmp_path / "x", "f8", "w+", shape=(2, 2))) == key(a)
+    for x in kinds:
+        assert key(describe(x)) == key(x)
+        assert describe(x).library == "numpy"
+    assert "Mine" in spell_out(key(a.view(Mine)))[0]
+
+
+def test_an_array_with_a_class_of_its_own_is_not_made_up_as_a_plain_one():
+    with pytest.raises(Unsupported, match=r"cannot make up values of a numpy.ma.MaskedArray"):
+        materialise(describe(np.ma.zeros(3)))
+
+
+def test_an_array_class_that_uses_a_mixin_of_numpy_is_no_array_of_numpy():
+    class Lazy(np.lib.mixins.NDArrayOperatorsMixin):
+        shape, dtype = (2,), np.dtype("f4")
+
+    assert describe(Lazy()).library != "numpy"
 
 
 def test_the_layout_may_be_left_out():

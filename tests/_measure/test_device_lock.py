@@ -149,6 +149,18 @@ def test_a_process_that_waited_too_long_measures_anyway_and_both_processes_repor
         assert holder.communicate("go\n")[0] == "('another process measured on cpu meanwhile',)\n"
 
 
+def test_a_tuning_waits_for_the_device_once_and_not_for_each_candidate(tmp_path, start):
+    assert start("hold").stdout.readline() == "ready\n"
+    slept = [0.0]
+    late = turn(tmp_path, 10.0, clock_s=lambda: sum(slept), sleep=slept.append)
+    waited = []
+    for _ in range(3):
+        with late.taken(60.0):
+            assert "was not waited for any longer" in late.disturbances()[0]
+            waited.append(round(sum(slept), 6))
+    assert waited == [10.0] * 3
+
+
 def test_a_shared_ground_is_written_down(tmp_path, start):
     start("hold").stdout.readline()
 

@@ -263,6 +263,7 @@ def test_a_wrong_policy_is_an_error_where_it_is_written(updates, says):
         tb.policy_override(chain, **updates)
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_all_candidates_failing_gives_the_heuristic_and_persists_nothing(tmp_path):
     costs = {FAST: ValueError("no shared memory"), SLOW: MemoryError("too big"), GUESS: OSError("gone")}
     chain, kernel, events = make(costs=costs, path=tmp_path)
@@ -279,6 +280,7 @@ def test_all_candidates_failing_gives_the_heuristic_and_persists_nothing(tmp_pat
 FAILING = {FAST: ValueError("no shared memory"), SLOW: RuntimeError("too big"), GUESS: OSError("gone")}
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 @pytest.mark.parametrize("book", ["book", "book.json"])
 def test_another_process_does_not_repeat_a_failed_tuning_and_says_why(tmp_path, book):
     first, kernel, _ = make(costs=FAILING, path=tmp_path / book)
@@ -294,6 +296,7 @@ def test_another_process_does_not_repeat_a_failed_tuning_and_says_why(tmp_path, 
     assert again.runs == []
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_a_caller_that_waits_for_a_failing_tuning_does_not_repeat_it(tmp_path):
     first, kernel, _ = make(costs=FAILING, path=tmp_path)
     second, waiting, _ = make(costs=FAILING, path=tmp_path)
@@ -315,6 +318,7 @@ def test_a_caller_that_waits_for_a_failing_tuning_does_not_repeat_it(tmp_path):
     assert waiting.runs == []
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_only_a_new_candidate_is_tried_where_all_others_failed(tmp_path):
     first, kernel, _ = make(costs=FAILING, path=tmp_path)
     first.choose(invocation(kernel, 1), kernel)
@@ -325,6 +329,7 @@ def test_only_a_new_candidate_is_tried_where_all_others_failed(tmp_path):
     assert second.persistent.get(*again.problem(invocation(again, 1))) == new
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_a_failure_that_has_expired_is_tried_again(tmp_path):
     first, kernel, _ = make(costs=FAILING, path=tmp_path)
     first.choose(invocation(kernel, 1), kernel)
@@ -335,6 +340,7 @@ def test_a_failure_that_has_expired_is_tried_again(tmp_path):
     assert second.choose(invocation(again, 1), again) == FAST
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_failing_under_new_versions_leaves_the_decision_of_the_old_ones_in_the_book(tmp_path, monkeypatch):
     first, kernel, _ = make(path=tmp_path)
     problem = kernel.problem(invocation(kernel, 1))
@@ -362,6 +368,7 @@ def test_a_heuristic_that_cannot_be_written_is_not_remembered_as_one_of_the_othe
     assert len(record.body.measurements) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 @pytest.mark.parametrize("cost", [0.1, OSError("gone")], ids=["works", "fails"])
 @pytest.mark.filterwarnings("ignore:pretend@v0. tuned, but not written down")
 def test_candidates_that_cannot_be_written_are_tuned_and_stay_in_memory(tmp_path, cost):

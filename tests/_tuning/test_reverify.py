@@ -120,6 +120,7 @@ def test_if_all_finalists_fail_everything_else_is_tried(tuned):
     assert [kernel.runs.count(config) for config in broken] == [1, 1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:.*is not tuned")
 def test_if_everything_fails_after_an_update_the_heuristic_answers(tuned):
     chain, kernel, _ = make(tuned, versions="driver 2", costs=dict.fromkeys(COSTS, RuntimeError("no driver")))
     assert choose(chain, kernel) == GUESS

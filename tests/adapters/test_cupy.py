@@ -11,7 +11,8 @@ import pytest
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import CompileError, DefinitionError, TuningFailed
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import fast_key_of

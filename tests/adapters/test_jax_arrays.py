@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import tunebook as tb
+from tunebook._arrays.describe import describe
+from tunebook._arrays.made_up import materialise
 from tunebook._base.config_codec import decode, encode
 from tunebook._hotpath.codegen import find_pack
 from tunebook._measure.stopwatch import wait_for
@@ -157,3 +159,16 @@ def test_different_shapes_never_have_the_same_bytes_though_arrays_come_and_go(pa
         if n % 50 == 0:
             jax.clear_caches()
             gc.collect()
+
+
+def test_a_weakly_typed_array_has_its_own_key_and_is_made_up_weakly_typed():
+    kernel = make()
+    weak, strong = jnp.asarray(2.0), jnp.float32(2.0)
+    assert weak.dtype == strong.dtype
+    assert kernel.problem(weak) != kernel.problem(strong)
+    seen = []
+    jax.jit(lambda x: seen.append(kernel.problem(x)) or x)(2.0)  # a number of Python is weakly typed in a trace
+    assert seen == [kernel.problem(weak)]
+    made = [materialise(describe(x)) for x in (weak, strong)]
+    assert [x.weak_type for x in made] == [True, False]
+    assert kernel.problem(describe(weak)).call_key == kernel.problem(weak).call_key

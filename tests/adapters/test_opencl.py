@@ -16,7 +16,8 @@ from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import CompileError, DefinitionError, TuningFailed, Unsupported
 from tunebook._kernel.output_check import difference
 from tunebook._measure.argument_restore import Restorer

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._kernel.output_check import difference
+from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import fast_key_of
 from tunebook._measure.argument_restore import Restorer
 
@@ -191,8 +192,8 @@ def test_torch_compares_tensors_like_the_check_on_the_host(values, dtype):
     half = len(values) // 2
     one, two = (torch.tensor(part, dtype=dtype) for part in (values[:half], values[half : 2 * half]))
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 1e-3, "bfloat16": 1e-3}
-    by_numpy = difference(one.double().numpy(), two.double().numpy(), tolerance=tolerance)
-    by_torch = difference(one, two, tolerance=tolerance)
+    by_numpy = Comparison(tolerance)(one.double().numpy(), two.double().numpy())
+    by_torch = Comparison(tolerance)(one, two)
     assert (by_torch is None) == (by_numpy is None)
 
 
@@ -231,6 +232,75 @@ def test_views_are_copied_compared_and_put_back(dtype, part):
     restorer.notice()
     assert restorer.has_changes
     assert torch.equal(whole, before)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    @tb.tunable(space=tb.Space(n=[1, 2]), heuristic={"n": 1}, store=False, ignore=("self",))
+    def scale(self, x, *, config):
+        return x * self.weight
+
+    def forward(self, x):
+        return self.scale(x) + 1
+
+
+def test_a_tunable_method_is_compiled_without_a_graph_break():
+    layer, x = Layer(), torch.ones(3)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert compiled(x).tolist() == layer(x).tolist() == [3, 3, 3]
+    assert layer.scale.explain(x).selection.source == "memory"
+
+
+class Tagged(torch.Tensor):
+    """A tensor that adds something to every operator."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose values are in another tensor, as quantised tensors are."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        out = func(*(x.inner if isinstance(x, Wrapper) else x for x in args), **(kwargs or {}))
+        return Wrapper(out) if isinstance(out, torch.Tensor) else out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.as_subclass(Tagged),
+        Wrapper,
+        torch.nn.Parameter,
+        lambda x: x[:1].expand(4, 3),
+        lambda x: x[:, ::2],
+    ],
+    ids=["a subclass", "a wrapper", "a parameter", "an expanded view", "a strided view"],
+)
+def test_a_tensor_of_any_class_is_put_back(make):
+    base = torch.zeros(4, 3)
+    x = make(base)
+    restorer = Restorer([x])
+    base.add_(1)
+    assert restorer.written()
+    restorer.notice()
+    assert restorer.has_changes
+    assert (base[0, ::2] == 0).all()
 
 
 def test_a_nan_counts_as_unchanged_and_minus_zero_as_a_change():

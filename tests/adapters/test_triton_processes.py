@@ -56,6 +56,8 @@ def compiled_here(monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **facts: found.append(facts["cache_hit"]))
     monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
     monkeypatch.setattr(compile_ahead, "COLD_S", 0.0)
+    monkeypatch.setattr(compile_ahead, "SLOWEST_FORK_S", 600.0)  # however busy the machine is
+    monkeypatch.setattr(compile_ahead, "_PATIENCE_S", 600.0)
     return found
 
 

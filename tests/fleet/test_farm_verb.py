@@ -78,7 +78,16 @@ def test_with_two_at_once_one_compiles_while_the_other_measures(tmp_path):
     assert report.counts == {"tuned": 2}, report.results
 
 
-@pytest.mark.promise("ctrl-c")
+@pytest.fixture
+def _in_the_background():
+    """A shell starts background jobs with Ctrl-C ignored; programs that a test starts then inherit that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.promise("ctrl-c", "busy-machine")
+@pytest.mark.usefixtures("_in_the_background")
 def test_ctrl_c_ends_the_workers_at_once(tmp_path):
     (tmp_path / "go").touch()
     calls = recorded(tmp_path / "calls.json", farm_kernels.stuck, sizes=[1])

@@ -11,9 +11,6 @@ ROOT = Path(__file__).parents[2]
 # Promises whose tests are still to be written. A promise leaves this set with its first test.
 WITHOUT_A_TEST = {
     "all-rejected-warns",
-    "async-refused",
-    "busy-machine",
-    "exploding-keys",
     "hot-path-whole",
     "metrics-settle",
     "real-data-counts",

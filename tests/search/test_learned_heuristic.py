@@ -95,7 +95,7 @@ def tuned_book(path, sizes):
         clock.spend(1e-3 * (1 + abs(math.log2(min(n, 128) / config.block))))
 
     for n in sizes:
-        kernel(n)
+        tb.tune(kernel, n, progress=False)
     return kernel.selector.persistent.store
 
 

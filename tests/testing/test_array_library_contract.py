@@ -115,7 +115,7 @@ MISTAKES = {
     ),
     "nothing is put back": (
         {"put_back": lambda _x, _copy: None},
-        "test_tuning_leaves_the_effect_of_one_run",
+        "test_a_copy_is_the_same_until_the_array_is_written_to",
     ),
     "not writable": (
         {"is_writable": lambda _x: False},

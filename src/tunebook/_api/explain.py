@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
-from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
 from tunebook._base.record_format import Body
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
-from tunebook._keys.key_text import clean
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
     disturbances_of,
     environments_verified,
     measured_for_choice,
+    values_of,
     verdict_of,
 )
 from tunebook._statistics.decide import OBJECTIVES
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _NEAREST: Final = 3
 # Near misses are looked for among so many entries of the kernel: 0.1 s, however large the book is.
 _COMPARED: Final = 1000
+_LONGEST: Final = 400  # characters of a failure: compilers print pages
 _LISTED: Final = 4  # configurations that are named before "and 12 more"
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BINS: Final = 24
@@ -49,10 +51,14 @@ class NearMiss(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Candidates that failed for one reason; the messages may differ in their numbers, and the first is given."""
+    """Candidates that failed for one reason; the messages may differ in their numbers, and the first is given.
+
+    `made_up`: on made-up arguments, which says nothing about the caller's.
+    """
 
     reason: str
     configs: tuple[str, ...]
+    made_up: bool = False
 
 
 class ExplanationLine(NamedTuple):
@@ -63,9 +69,7 @@ class ExplanationLine(NamedTuple):
     label: str = ""
 
     def __str__(self) -> str:
-        # Anybody may have written the texts of a book.
-        text = f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
-        return "\n".join(map(clean, text.split("\n")))
+        return f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
 
 
 def _item(name: str, text: str, width: int = 11) -> ExplanationLine:
@@ -98,7 +102,9 @@ class Explanation:
         call = [ExplanationLine("item", line) for line in spell_out(self.problem.call_key)]
         near = [ExplanationLine("item", "; ".join(miss.differences)) for miss in self.near_misses]
         heading = [ExplanationLine("section", "near misses:")] if near else []
-        return [title, *call, *self._answer(), *self._measured(), *heading, *near]
+        lines = [title, *call, *self._answer(), *self._measured(), *heading, *near]
+        # Anybody may have written the texts of a shared book, and people print them on terminals.
+        return [line._replace(text=clean_lines(line.text), label=clean(line.label)) for line in lines]
 
     def _repr_html_(self) -> str:
         from html import escape  # noqa: PLC0415 - 1.5 ms that only notebooks need to pay
@@ -107,17 +113,20 @@ class Explanation:
 
     @property
     def failed(self) -> tuple[FailureGroup, ...]:
-        """The failures by reason, the most frequent first."""
-        groups: dict[str, tuple[str, list[str]]] = {}
+        """The failures by reason, the most frequent first, and failures on made-up arguments last."""
+        groups: dict[tuple[str, bool], tuple[str, list[str]]] = {}
         for m, failure in ((m, m.failure) for m in self.failures if m.failure is not None):
-            reason = f"{failure.kind}: {failure.message}".splitlines()[0][:160]
+            reason = _shortened(f"{failure.kind}: {failure.message}".splitlines()[0])
+            if m.values_from != "call":
+                reason += f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             if failure.expires is not None:
                 reason += f" (remembered until {day_text(failure.expires)})"
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
-            _, configs = groups.setdefault(re.sub(r"\d+", "#", reason), (reason, []))
+            key = re.sub(r"\d+", "#", reason), m.values_from != "call"
+            _, configs = groups.setdefault(key, (reason, []))
             configs.append(_readable(m.config))
-        found = [FailureGroup(reason, tuple(sorted(configs))) for reason, configs in groups.values()]
-        return tuple(sorted(found, key=lambda failed: -len(failed.configs)))
+        found = [FailureGroup(reason, tuple(sorted(c)), made_up) for (_, made_up), (reason, c) in groups.items()]
+        return tuple(sorted(found, key=lambda failed: (failed.made_up, -len(failed.configs))))
 
     def _answer(self) -> Iterable[ExplanationLine]:
         selection = self.selection
@@ -134,10 +143,11 @@ class Explanation:
             yield from self._where_and_how(self.record, self.verdict)
             yield from self._chosen(self.record, self.verdict)
         for failed in self.failed:
+            label = "note" if failed.made_up else "failed"
             if len(failed.configs) == 1:
-                yield _item("failed", f"{failed.configs[0]}  {failed.reason}")
+                yield _item(label, f"{failed.configs[0]}  {failed.reason}")
             else:
-                yield _item("failed", f"{len(failed.configs)} with {failed.reason}: {_some(failed.configs)}")
+                yield _item(label, f"{len(failed.configs)} with {failed.reason}: {_some(failed.configs)}")
 
     def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         facts = record.body.provenance
@@ -150,6 +160,9 @@ class Explanation:
         count = f"; {ran} measured" if isinstance(ran, int) else ""
         took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
         yield _item("how", f"{winner.policy or 'unknown'}{count}{took}")
+        values_from = values_of(record.body)
+        if values_from is not None or winner.values_from != "call":  # older records do not say
+            yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body
@@ -187,6 +200,11 @@ def _versions(environment: str) -> str:
     """Return an environment, which is a JSON object of names and versions, as people write it."""
     versions = versions_of(environment)
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or environment or "unknown versions"
+
+
+def _shortened(text: str) -> str:
+    """Return a message of a sane length, cut after a word."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} ..."
 
 
 def _readable(config: Json) -> str:
@@ -249,7 +267,7 @@ def explain_call(
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
     body = Body() if record is None else record.body
     measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
-    return _explained(selection, record, measured or measured_for_choice(body), here, others)
+    return _explained(selection, record, measured_for_choice(body, measured or None), here, others)
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
@@ -284,11 +302,17 @@ def _explained(
         selection=selection,
         record=record,
         verdict=verdict,
-        failures=tuple(m for m in measured if m.failure is not None),
+        failures=tuple(m for m in (*measured, *_notes(record, measured)) if m.failure is not None),
         near_misses=tuple(nearest),
         environment=here,
         differences=versions_differ(there, here),
     )
+
+
+def _notes(record: Record | None, measured: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements on made-up arguments that a decision does not rest on."""
+    known = () if record is None else record.body.measurements
+    return [m for m in known if m.values_from != "call" and m not in measured]
 
 
 def _named(config: Json) -> object:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from tunebook._base.config_codec import annotations_of
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, TuningFailed, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
+from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
-from tunebook._kernel.output_check import as_mismatch, comparison
+from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
@@ -106,6 +107,7 @@ class FunctionKernel(Kernel[Any, Any]):
             space, function = tuple(function), function.function(name)
         elif space is None:
             raise DefinitionError(f"{default_name(function)!r} needs a space: tunable(space=Space(block=[32, 64]))")
+        refuse_deferred(function, name)
         self.function: Final = function
         self.parameters: Final = _parameters(function)
         self._signature = inspect.Signature(list(self.parameters.values()))
@@ -119,7 +121,8 @@ class FunctionKernel(Kernel[Any, Any]):
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
-        self._compare = comparison(options.get("check", True), options.get("tolerance"))
+        self._check, self._tolerance = options.get("check", True), options.get("tolerance")
+        self._compare = comparison(self._check, self._tolerance)
         self.checks = self._compare is not None
         self.mutates = None if mutates is None else self._known_names("mutates", mutates)
         self._inputs, self._compile = options.get("inputs"), options.get("compile")
@@ -222,6 +225,10 @@ class FunctionKernel(Kernel[Any, Any]):
         priority = 0 if self._choice is None else self._choice.option(cfg).priority
         return self._spread(priority, inv) if callable(priority) else priority
 
+    @property
+    def makes_inputs(self) -> bool:
+        return self._inputs is not None
+
     def make_inputs(self, inv: Invocation[Any, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
         if self._inputs is None:
             return None
@@ -252,11 +259,39 @@ class FunctionKernel(Kernel[Any, Any]):
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         if self.reference is None or self._compare is None:
             return None
-        compare, expected = self._compare, self._spread(self.reference, inv)
+        compare, expected = self._compare_on(inv), self._spread(self.reference, inv)
         return lambda output: compare(output, expected)
 
-    def compare(self, output: Any, expected: Any) -> Any:
-        return as_mismatch(self._compare(output, expected), HOW_TO_DIFFER) if self._compare is not None else None
+    @computed_once
+    def check_checksum(self) -> str:
+        given = [self.reference, self._check, repr(self._tolerance)]
+        return code_checksum(None, extra=given) if given != [None, True, "None"] else ""
+
+    def blame(self, inv: Invocation[Any, Any], error: TuningFailed) -> TuningFailed:
+        kinds = {m.failure.kind for m in error.measurements if m.failure is not None}
+        if self.reference is None or not kinds or not kinds <= {"wrong-result", "nan"}:
+            return error
+        compare, one, other = (
+            self._compare_on(inv),
+            self._spread(self.reference, inv),
+            self._spread(self.reference, inv),
+        )
+        unlike = as_mismatch(compare(other, one))
+        if unlike is None:
+            return error
+        # Without the measurements: the candidates may be right.
+        said = "the reference returns another output each time, so no output can be checked against it"
+        return TuningFailed(f"{said}. Fix its random seed, or give another check=", [ValueError(unlike.message)])
+
+    def comparison(self, inv: Invocation[Any, Any]) -> Compare:
+        compare = self._compare_on(inv)
+        return lambda output, expected: as_mismatch(compare(output, expected), HOW_TO_DIFFER)
+
+    def _compare_on(self, inv: Invocation[Any, Any]) -> Compare:
+        compare = self._compare
+        if compare is None:
+            return lambda _output, _expected: None
+        return compare.on((inv.args, inv.kwargs)) if isinstance(compare, Comparison) else compare
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
         """Call `function` with `before` and the arguments, passed as the kernel's signature takes them."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
+from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, TunebookError
+from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
-from tunebook._selection.recording import Recording, concrete, problem_here, recordings
+from tunebook._selection.recording import Recording, how_to_give_values, make_up, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
@@ -93,7 +94,7 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
         kernel=kernel, selector=selector, explain=explain, overlay=overlay, problem=problem,
         __signature__=signature.replace(parameters=sorted(parameters, key=lambda p: p.kind)),
     )  # fmt: skip
-    return cast("Tunable[Any]", call)
+    return cast("Tunable[Any]", TunableMethod(call) if is_method(kernel.function, signature) else call)
 
 
 @overload
@@ -126,8 +127,9 @@ def tunable(
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
     `check="exact"` asks for equal bits, False checks nothing, and a function of the output and the expected output
-    returns the difference. `mutates` names the arguments that runs write to; by default they are detected. `inputs` is
-    a function of made-up arguments that returns better ones, for calls without data: in a trace of jax.
+    returns the difference. `mutates` names arguments that runs write to; the others are compared with copies. `inputs`
+    is a function of made-up arguments that returns valid ones, for tuning without a caller's: in a trace, from a
+    recording, in the background, or by `tunebook verify`.
 
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
     gets the candidates and the arguments, and returns the candidates worth a try. Of these the `keep` cheapest are
@@ -171,9 +173,9 @@ def tune(
     `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
     or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
     """
-    kernel = _kernel_of(function)
+    kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    inv = kernel.call(args, kwargs)
+    inv = kernel.call((*bound, *args), kwargs)
     return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
 
 
@@ -191,8 +193,8 @@ def tune_together(
     `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
     shapes that change all the time, or where switching configurations costs something.
     """
-    kernel = _kernel_of(function)
-    invs = [kernel.call(args, {}) for args in calls]
+    kernel, bound = _kernel_of(function)
+    invs = [kernel.call((*bound, *args), {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
     return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
 
@@ -210,16 +212,17 @@ def verify(
     If it does not, or the call has no choice yet, the call is tuned as by `tune`. After an update of a driver or a
     library this happens by itself, at the first call.
     """
-    kernel = _kernel_of(function)
+    kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.verify(kernel.call(args, kwargs), kernel, budget=budget, on_step=show)
+    return kernel.selector.verify(kernel.call((*bound, *args), kwargs), kernel, budget=budget, on_step=show)
 
 
-def _kernel_of(function: object) -> FunctionKernel:
+def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
+    """Return the kernel of a tunable function, and the object that it is bound to, if it is a method of one."""
     kernel = getattr(function, "kernel", None)
     if not isinstance(kernel, FunctionKernel):
         raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
-    return kernel
+    return kernel, (function.__self__,) if hasattr(function, "__self__") else ()
 
 
 class Outcome(NamedTuple):
@@ -274,15 +277,23 @@ def tune_recorded(
         if known is None and left.is_spent:
             return Outcome(call, "skipped", "the budget is spent")
         if known is None:
-            inv = replace(inv, args=concrete(call.args, seed), kwargs=concrete(call.kwargs, seed))
+            inv = make_up(kernel, inv, seed)
             # Asked again: the description of an array need not hold its device and driver, and the array does.
             known = _known_by(selector, inv, kernel, kernel.problem(inv))
         if known is not None:
             return Outcome(call, "known", known)
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
-        return Outcome(call, "failed", str(error))
+        return Outcome(call, "failed", _reason(error, inv, kernel))
     return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
+
+
+def _reason(error: TunebookError, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> str:
+    """Return why a recorded call could not be tuned; the first line says it all."""
+    if not isinstance(error, TuningFailed):
+        return str(error)
+    hint = f" (on {MADE_UP[inv.values_from]}). {how_to_give_values(kernel)}" if error.on_made_up else ""
+    return f"{error.summary}{hint}\n{error}"
 
 
 def _known_by(
@@ -293,5 +304,7 @@ def _known_by(
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
-    unfinished = record is not None and record.body.provenance.get("complete") is False
+    facts = {} if record is None else record.body.provenance
+    # A tuning on a caller's arguments cannot be finished on made-up ones.
+    unfinished = facts.get("complete") is False and facts.get("values_from", "call") != "call"
     return None if unfinished else known.source

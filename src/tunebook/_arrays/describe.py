@@ -39,7 +39,7 @@ MAX_DEPTH: Final = 64
 _MANY: Final = 10_000
 KEY_FUNCTIONS: Final[dict[type, Callable[[Any], object]]] = {}  # of `register_key`
 _CONTAINERS: Final = frozenset({list, tuple, dict})  # never arrays, whatever their subclasses are
-_ATOMS: Final = frozenset({bool, int, float, complex, str, bytes, NoneType, type})
+ATOMS: Final = frozenset({bool, int, float, complex, str, bytes, NoneType, type})
 
 _SAME_PLATFORM: Final = {"cuda": "gpu", "rocm": "gpu", "hip": "gpu", "mps": "gpu", "metal": "gpu", "xpu": "gpu"}
 
@@ -164,7 +164,7 @@ def key_function(kind: type) -> Callable[[Any], object] | None:
 def arrays_in(value: object, _depth: int = 0) -> Iterator[Any]:
     """Yield the arrays in a value, however deep in containers, also the arrays that a registered key refers to."""
     for leaf in walk(value):
-        if type(leaf) in _ATOMS:
+        if type(leaf) in ATOMS:
             continue
         if is_array(leaf):
             yield leaf
@@ -205,7 +205,8 @@ def describe(x: Any, devices: DeviceOrdinals | None = None) -> ArraySpec:
         platform = ""
     else:
         platform = (devices or DeviceOrdinals()).label(library.name, members[0] if members else device)
-    return ArraySpec(library.name, library.dtype(x), shape, library.layout(x, shape), platform, library.grad(x))
+    layout, grad, variant = library.layout(x, shape), library.grad(x), library.variant(x)
+    return ArraySpec(library.name, library.dtype(x), shape, layout, platform, grad, variant=variant)
 
 
 def platform_of(device: object) -> str:
@@ -279,6 +280,12 @@ def obstacle_to(inv: Any) -> str | None:
     """Return the reason why a call cannot be tuned at all, or None."""
     framework = framework_of((inv.args, inv.kwargs))
     return None if framework is None else framework.obstacle((inv.args, inv.kwargs))
+
+
+def is_traced(inv: Any) -> bool:
+    """Return whether a compiler traces the caller of a call, so that its arrays have no values."""
+    framework = framework_of((inv.args, inv.kwargs))
+    return framework is not None and framework.is_traced((inv.args, inv.kwargs))
 
 
 def tuning_site(inv: Any) -> AbstractContextManager[tuple[TuningSite | None, Callable[..., Any]]]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import importlib
 import operator
-import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from tunebook._base.errors import DefinitionError, UnkeyableError, Unsupported
+from tunebook._base.errors import DefinitionError, UnkeyableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The facts about an array that are part of a call key. It has `.shape` and `.dtype`, and the live array's key."""
+    """The facts about an array that are part of a call key. It has `.shape` and `.dtype`, and the live array's key.
+
+    `values` are the values of a small array of integers, as text, to make up arrays from; they are not in the key.
+    """
 
     __module__ = "tunebook"  # its name in recordings, which must outlive the move of a file
 
@@ -39,6 +41,13 @@ class ArraySpec:
     layout: str = "C"
     platform: str = ""
     grad: bool = False  # whether torch computes its gradient: a call then keeps more memory than its result
+    values: str = field(default="", repr=False, compare=False)
+    variant: str = ""  # of arrays that behave unlike the library's ordinary arrays: a subclass, a weak type
+
+    @property
+    def family(self) -> str:
+        """The library, and the variant if there is one: "numpy:numpy.ma.MaskedArray"."""
+        return f"{self.library}:{self.variant}" if self.variant else self.library
 
 
 # ------------------------------------------------------------------------------- how arrays usually look: the defaults
@@ -157,10 +166,9 @@ class TuningSite(NamedTuple):
     call is batched. `bind(kernel, inv, config)` returns a function that runs the call. `programs(bind, backward)`
     takes a function from configurations to runnable functions; it returns a function from configurations to the
     functions that are measured, and one that compiles them ahead, or None if the kernel compiles.
-    `differentiable(function)` says whether a backward pass can be measured, `passes` names the passes that are then
-    measured, and `in_place` says whether candidates may write to their arguments. `one_of(output)` returns the part of
-    an output that `inv` would give. `with_inputs(args, kwargs)` returns the site with other arguments for the call;
-    None where its arguments are the user's own.
+    `differentiable(function)` says whether a backward pass can be measured, and `passes` names the passes that are then
+    measured. `one_of(output)` returns the part of an output that `inv` would give. `with_inputs(args, kwargs)` returns
+    the site with other arguments for the call; None where its arguments are the user's own.
     """
 
     inv: Any
@@ -172,7 +180,6 @@ class TuningSite(NamedTuple):
     ]
     differentiable: Callable[[Callable[..., Any]], bool]
     passes: str = "forward+backward"
-    in_place: bool = False
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
@@ -200,6 +207,9 @@ class Framework(Protocol):
     def obstacle(self, arguments: object) -> str | None:
         """Return the reason why a call with these arguments cannot be tuned, or None."""
 
+    def is_traced(self, arguments: object) -> bool:
+        """Return whether some of the arrays are placeholders of a trace, without values."""
+
     def capture(self, inv: Any) -> CapturedCall:
         """Return a call so that it can be tuned, with the settings of this thread."""
 
@@ -210,6 +220,12 @@ class Framework(Protocol):
         """Return a function compiled as a whole."""
 
 
+def class_name(x: Any, ordinary: tuple[type | None, ...]) -> str:
+    """Return the name of an array's class; "" if the class is ordinary."""
+    kind = type(x)
+    return "" if kind in ordinary else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class ArrayLibrary(NamedTuple):
     """All that tunebook needs to know about the arrays of a library. Only `name` is required.
 
@@ -218,7 +234,8 @@ class ArrayLibrary(NamedTuple):
 
     **Describing.** `shape(x)`, `dtype(x)`, `layout(x, shape)` and `device(x)` read an array; the defaults read the
     usual attributes. `platform(device)`, `hardware(device)` and `driver(device)` name a device object of the library:
-    its kind ("gpu"), its model, and the version of its software.
+    its kind ("gpu"), its model, and the version of its software. `variant(x)` names the class of an array that behaves
+    unlike the library's ordinary arrays, as a masked array does, or another property that gives it other programs.
 
     **Copying and restoring.** The defaults are for arrays that cannot be written to. A library of mutable arrays gives
     all of: `is_writable(x)`, `copy(x)` (shares no memory with the array, and may be on another device),
@@ -235,7 +252,10 @@ class ArrayLibrary(NamedTuple):
 
     **Measuring.** `timer(arguments)` returns a `Timer`, or None for the host's clock.
 
-    **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values.
+    **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values. Small
+    arrays of integers may be indices, which random values would send out of range: `values(x)` returns their values as
+    an array of numpy, or None if they cannot be read now, and `with_values(x, values)` returns a made-up array with
+    these values, which may be the same array.
 
     **Calls.** `framework` knows the settings around a call; `compiling()` says whether a compiler is reading the
     running code; `mesh_classes()` returns the classes by which a call is spread over devices.
@@ -248,6 +268,7 @@ class ArrayLibrary(NamedTuple):
     layout: Callable[[Any, tuple[Any, ...]], str] = strided_layout
     device: Callable[[Any], object | None] = lambda x: getattr(x, "device", None)
     grad: Callable[[Any], bool] = lambda _x: False
+    variant: Callable[[Any], str] = lambda _x: ""
     platform: Callable[[Any], str] = lambda _device: ""
     hardware: Callable[[Any], str | bytes | None] = lambda _device: None
     driver: Callable[[Any], Mapping[str, str] | None] = lambda _device: None
@@ -265,6 +286,8 @@ class ArrayLibrary(NamedTuple):
     dtype_text: Callable[[Any], str | None] = lambda _value: None
     timer: Callable[[object], Timer | None] = lambda _arguments: None
     make: Callable[[ArraySpec, int], Any] | None = None
+    values: Callable[[Any], Any] = lambda _x: None
+    with_values: Callable[[Any, Any], Any] | None = None
     framework: Framework | None = None
     compiling: Callable[[], bool] | None = None
     mesh_classes: Callable[[], tuple[type, ...]] = tuple
@@ -321,10 +344,21 @@ def library_of(x: object) -> ArrayLibrary:
     kind = type(x)
     found = _by_class.get(kind)
     if found is None:
-        found = _listed.get(kind) or library_named(root_module(kind))
+        found = _listed.get(kind) or library_named(_root_of_array(kind))
         if found.name in _known:
             _by_class[kind] = found
     return found
+
+
+def _root_of_array(kind: type) -> str:
+    """Return the library of the nearest base that is an array class of a known library; else of the class itself."""
+    for base in kind.__mro__:
+        root = root_module(base)
+        # Both attributes: a mixin of numpy's is not an array.
+        known = root in _known or root in _ADAPTERS
+        if known and (base is kind or all(getattr(base, name, None) is not None for name in ("shape", "dtype"))):
+            return root
+    return root_module(kind)
 
 
 def is_registered_class(kind: type) -> bool:
@@ -352,75 +386,3 @@ def hot_names() -> dict[str, object]:
     if compilers:
         names["_tb_compiling"] = compilers[0] if len(compilers) == 1 else lambda: any(each() for each in compilers)
     return names
-
-
-# ------------------------------------------------------------------------- arrays made up from their specs, for tuning
-
-
-def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
-    """Return a concrete array for a spec, filled with harmless values; the same values for the same seed."""
-    make = library_named(spec.library).make
-    if make is None:
-        makers = sorted(library.name for library in loaded_libraries() if library.make is not None)
-        raise Unsupported(
-            f"cannot make an array of {spec.library!r} from its description; there are makers for {makers}. Pass live "
-            "arrays, or give the library's ArrayLibrary record a make function"
-        )
-    return make(spec, rng_seed)
-
-
-def fill(np: Any, dtype: Any, n: int, rng: Any) -> Any:
-    """Return `n` harmless values of a numpy dtype."""
-    if dtype.names is not None:
-        records = np.zeros(n, dtype)
-        for name in dtype.names:
-            records[name] = fill(np, dtype[name].base, records[name].size, rng).reshape(records[name].shape)
-        return records
-    if dtype.kind == "b":
-        return rng.integers(0, 2, n).astype(dtype)
-    if dtype.kind in "iu":
-        return rng.integers(1, 4, n).astype(dtype)  # 1 to 3: fit to divide by, and an index into nearly anything
-    if dtype.kind == "c":
-        return (_floats(np, n, rng) + 1j * _floats(np, n, rng)).astype(dtype)
-    if dtype.kind == "f" or dtype.type.__module__ == "ml_dtypes":
-        return _floats(np, n, rng).astype(dtype)
-    raise Unsupported(f"cannot make up values of dtype {dtype}; pass a live array instead of a description")
-
-
-def _floats(np: Any, n: int, rng: Any) -> Any:
-    # Away from zero, where kernels divide, and where sparse or denormal fast paths would flatter a candidate.
-    values = rng.standard_normal(n)
-    return values + np.copysign(0.25, values)
-
-
-def strides_for(layout: str, shape: Sequence[int]) -> tuple[list[int], int, int]:
-    """Return strides, offset of the first element and buffer size, in elements, for an array of a layout class.
-
-    >>> strides_for("F", (4, 8))
-    ([1, 4], 0, 32)
-    """
-    stride, pitch = 2 if layout.endswith("g") else 1, 8 if layout.startswith("S") else 0  # 8: so that it is not dense
-    strides, offset, last = [1] * len(shape), 0, 0
-    for mark, i in reversed(_dimension_order(layout, shape)):
-        if mark == "*":
-            strides[i] = 0
-            continue
-        reach = (shape[i] - 1) * stride
-        strides[i] = -stride if mark == "-" else stride
-        offset += reach if mark == "-" else 0
-        last += max(reach, 0)
-        stride = stride * max(shape[i], 1) + pitch
-    return strides, offset, last + 1
-
-
-def _dimension_order(layout: str, shape: Sequence[int]) -> list[tuple[str, int]]:
-    real = [i for i, n in enumerate(shape) if n > 1]
-    if layout == "C":
-        return [("", i) for i in real]
-    if layout == "F":
-        return [("", i) for i in reversed(real)]
-    digits = r"\d" if len(shape) <= 10 else r"\d+"
-    order = [(mark, int(i)) for mark, i in re.findall(rf"([*-]?)({digits})", layout)]
-    if layout[:1] not in ("P", "S") or sorted(i for _, i in order) != real:
-        raise DefinitionError(f"layout {layout!r} does not describe an array of shape {tuple(shape)}")
-    return order

@@ -83,7 +83,7 @@ def _encode(value: object, where: str, depth: int) -> Json:
             if _union(type(value), named) != value:
                 raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
         return {TAG: "enum", "t": type_name(type(value)), "v": named}
-    fields = _fields_of(value)
+    fields = fields_of(value)
     if fields is not None:
         return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth + 1)}
     found = _of_library(value, where, depth + 1)
@@ -151,6 +151,11 @@ def register_codec(kind: type[Any], to_plain: Callable[[Any], object], from_plai
     }  # fmt: skip
 
 
+def has_codec(kind: type) -> bool:
+    """Return whether `register_codec` was called for a class."""
+    return kind in _HOOKS
+
+
 def _union(kind: type[enum.Flag], names: list[Any]) -> enum.Flag:
     return functools.reduce(operator.or_, (kind[name] for name in names), kind(0))
 
@@ -183,7 +188,7 @@ def _dtype_name(dtype: Any, where: str) -> str:
     return str(dtype.name)
 
 
-def _fields_of(value: object) -> Mapping[str, object] | None:
+def fields_of(value: object) -> Mapping[str, object] | None:
     """Return the fields from which the class of a value can build it again; None for a class without fields."""
     names = _field_names(type(value))
     try:
@@ -354,7 +359,7 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
             elif type(item) in _HOOKS:
                 pending.append(_HOOKS[type(item)][0](item))
             else:
-                pending += (_fields_of(item) or {}).values()
+                pending += (fields_of(item) or {}).values()
     return found
 
 

@@ -1,15 +1,19 @@
 """Settings from the environment: their table, and the only module that reads `os.environ`.
 
-Every function reads the environment anew, so that a test or a launcher can change a setting. The hot path reads none.
+Every function reads the environment anew, so that a test or a launcher can change a setting. The hot path reads none:
+`os.environ` tells when a setting that answers depend on has changed, and the memoised answers are forgotten.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from tunebook._base.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Mode = Literal["normal", "frozen", "replay", "off"]
 
@@ -57,6 +61,35 @@ SETTINGS: Final = (
     ),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
+
+
+_ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN")
+_listeners: Final[list[Callable[[], object]]] = []
+
+
+def on_new_setting(listener: Callable[[], object]) -> None:
+    """Call a function whenever a program changes a setting that answers depend on."""
+    _listeners.append(listener)
+
+
+class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc] # its class has no public name
+    """`os.environ`, which tells of its changes: a warm call would have to read it, for half of its own time."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name, value)
+        _tell_of(name)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        _tell_of(name)
+
+
+def _tell_of(name: str) -> None:
+    for listener in _listeners if name in _ANSWERS_DEPEND_ON else ():
+        listener()
+
+
+os.environ.__class__ = _WatchedEnvironment
 
 
 def accelerator_wanted() -> bool:

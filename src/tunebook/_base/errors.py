@@ -42,7 +42,7 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
             "policy_override(selector, allow_autotune=True)."
         )
         width = max((len(tier) for tier, _ in self.tried), default=0)
-        lines = [f"  {tier:<{width}}  {said}" for tier, said in self.tried]
+        lines = [f"  {tier:<{width}}  {clean_lines(said)}" for tier, said in self.tried]
         super().__init__("\n".join([f"no configuration for {op!r}. Asked in order:", *lines, self.remedy]))
 
     def __reduce__(self) -> tuple[type[NoConfig], tuple[object, ...]]:
@@ -66,6 +66,17 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
     def __init__(self, message: str, exceptions: Sequence[Exception], measurements: Sequence[Measurement] = ()) -> None:
         del measurements  # taken by `__new__`
         super().__init__(message, exceptions)
+
+    @property
+    def on_made_up(self) -> bool:
+        """Whether the candidates ran on made-up arguments, so that they may work on a caller's."""
+        return bool(self.measurements) and all(m.values_from != "call" for m in self.measurements)
+
+    @property
+    def summary(self) -> str:
+        """The message and the most frequent error, in one line."""
+        errors = [f"{type(e).__name__}: {e}".partition("\n")[0] for e in self.exceptions]
+        return f"{self.message}: {max(errors, key=errors.count)}"
 
     def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
         """Return a group of some of the errors, as `except*` needs it."""
@@ -164,6 +175,22 @@ def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{near or '.'} Valid: {', '.join(names)}"
 
 
+def clean(text: str) -> str:
+    r"""Return a text without control characters: anybody may have written the names and messages in a book.
+
+    >>> clean("matmul\x1b[2J")
+    'matmul\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def clean_lines(text: str) -> str:
+    """Return a text of several lines without control characters."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
 class TunebookWarning(UserWarning):
     """A fault that must not fail the user's call; warned about once per place and kind."""
 
@@ -181,7 +208,7 @@ def warn_once(kind: str, where: str, message: str) -> None:
         return
     if len(_warned) > _WARNED_LIMIT:
         _warned.clear()
-    warnings.warn(message, TunebookWarning, stacklevel=3)
+    warnings.warn(clean_lines(message), TunebookWarning, stacklevel=3)
 
 
 def text_of(error: BaseException) -> str:

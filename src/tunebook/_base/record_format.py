@@ -330,7 +330,8 @@ def _number(value: Json) -> float:
 def merge(mine: Record, theirs: Record) -> Record:
     """Return a record with the measurements of both, and the head and provenance of the higher generation.
 
-    Of equal generations the later record counts. A record with a decision goes before a record without, and a pinned
+    Of equal generations a decision on a caller's arguments counts before one on made-up arguments, and then the later
+    record. A record with a decision goes before a record without, and a pinned
     decision before a measured one. Associative and commutative, so that books can be merged in any order.
     """
     both = sorted(
@@ -355,7 +356,7 @@ def identity(m: Measurement) -> tuple[str, str, str, str]:
     return m.fingerprint, m.code, m.policy, m.environment
 
 
-def _precedence(record: Record) -> tuple[bool, bool, int, float, str, str]:
+def _precedence(record: Record) -> tuple[bool, bool, int, bool, float, str, str]:
     """Return the sort key of a record. With fields that a merge alters, merging twice would change the order."""
     head, provenance = record.head, dict(record.body.provenance)
     when = provenance.get("when")
@@ -364,7 +365,8 @@ def _precedence(record: Record) -> tuple[bool, bool, int, float, str, str]:
     # Of two pins the later counts: generations order tunings, and `merge_into` may raise the generation of a pin.
     generation = 0 if pinned else head.generation
     text = canonical_json(_head_to(replace(head, extra={})))
-    return head.decided, pinned, generation, time, text, canonical_json(provenance)
+    on_real = provenance.get("values_from", "call") == "call"
+    return head.decided, pinned, generation, on_real, time, text, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,6 +13,17 @@ Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 """The origin of a stored configuration. A heuristic is missing here, since a guess is never stored."""
 
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
+
+ValuesFrom: TypeAlias = Literal["call", "inputs", "samples", "random"]
+"""Where the values of a call's arguments are from: the caller, or made up by the author's function (`inputs=`), from
+recorded integers, or at random."""
+
+MADE_UP: Final[Mapping[str, str]] = {
+    "call": "the caller's arguments",
+    "inputs": "arguments made by inputs=",
+    "samples": "made-up arguments: recorded integers, random floats",
+    "random": "made-up arguments: random floats, integers from 1 to 3",
+}
 
 Event: TypeAlias = Literal[
     "override",
@@ -33,8 +44,7 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""
 
 
-# The square of a number outside overflows in statistics: anybody may have written the samples in a book.
-_SHORTEST_S, _LONGEST_S = 1e-18, 1e12
+VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 
 class Problem(NamedTuple):
@@ -80,9 +90,14 @@ class Measurement(NamedTuple):
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
 
     @property
+    def values_from(self) -> str:
+        """Where the arguments' values were from, as in `ValuesFrom`. It is a part of the policy."""
+        return self.policy.partition(VALUES)[2].partition("/")[0] or "call"
+
+    @property
     def valid_samples_s(self) -> tuple[float, ...]:
-        """The samples that can be times; a NaN, an infinity, zero or less never wins anything."""
-        return tuple(s for s in self.samples_s if _SHORTEST_S <= s <= _LONGEST_S)
+        """The samples that can be times; a NaN, an infinity, zero or less never wins anything, nor do thirty years."""
+        return tuple(s for s in self.samples_s if 0 < s < 1e9)
 
 
 T_co = TypeVar("T_co", covariant=True)

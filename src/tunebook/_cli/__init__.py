@@ -10,8 +10,15 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import CodecError, DefinitionError, MissingDependency, StoreError, TunebookWarning
-from tunebook._cli._terminal import Terminal, clean, wrapped
+from tunebook._base.errors import (
+    CodecError,
+    DefinitionError,
+    MissingDependency,
+    StoreError,
+    TunebookWarning,
+    clean_lines,
+)
+from tunebook._cli._terminal import Terminal, wrapped
 from tunebook._cli._verb import DONE, NO, UNREADABLE, USAGE, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -141,8 +148,7 @@ def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
 
 
 def _complain(terminal: Terminal, message: object, code: int = DONE) -> int:
-    lines = "\n".join(map(clean, str(message).splitlines()))
-    terminal.note(f"tunebook: {lines}")
+    terminal.note(f"tunebook: {clean_lines(str(message))}")
     return code
 
 

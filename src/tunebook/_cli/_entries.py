@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import decode, fingerprint_of, readable
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CodecError, clean
 from tunebook._cli._filters import Filters, filters_of
-from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.trusted_entries import verdict_of
@@ -137,7 +138,8 @@ def seconds_of(record: Record) -> float | None:
     if verdict is None:
         return None
     wanted = fingerprint_of(record.head.config)
-    return next((r.value_s for r in verdict.ranking if r.measurement.fingerprint == wanted), None)
+    values_s = (r.value_s for r in verdict.ranking if r.measurement.fingerprint == wanted and math.isfinite(r.value_s))
+    return next(values_s, None)
 
 
 def plain(config: Json) -> Any:

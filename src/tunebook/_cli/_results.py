@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, key_text
-from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._terminal import TextColumn
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 
@@ -23,6 +24,7 @@ STYLES: Final = {
     "new": "cyan",
     "holds": "green",
     "changed": "yellow",
+    "kept": "yellow",
     "failed": "red",
     "skipped": "yellow",
 }

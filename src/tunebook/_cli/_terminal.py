@@ -9,7 +9,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
 from tunebook._base.environment_variables import colour_refused
-from tunebook._keys.key_text import clean as clean  # noqa: PLC0414 - verbs import it from here
+from tunebook._base.errors import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -154,12 +154,17 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    r"""Return a value as JSON that can be read on a terminal: only control characters and the like are escaped.
+    r"""Return a JSON value as text that is safe to print: readable in any language, without control characters.
 
-    >>> print(json_text("é\x9b\ud800"))
-    "é\u009b\ud800"
+    >>> json_text({"kernel": "行列\x9b2J"})
+    '{"kernel": "行列\\u009b2J"}'
     """
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"an entry cannot be printed as JSON: {error}") from error
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 

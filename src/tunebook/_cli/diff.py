@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tunebook._api.versions import versions_differ
+from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, find_one, key_text, named, plain, seconds_of
 from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of
-from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import explain_difference
 from tunebook._tuning.progress import seconds_text

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from tunebook._api.versions import installed_version
 from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
 from tunebook._base import environment_variables as settings
-from tunebook._base.errors import DefinitionError, MissingDependency, StoreError
+from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean
 from tunebook._cli._filters import Filters, age_text, open_book, size_text
-from tunebook._cli._terminal import clean, wrapped
+from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
-from tunebook._selection.single_flight import maker_of
 from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import distrust, locked, opened, write_file
+from tunebook.stores._files import distrust, locked, maker_of, opened, write_file
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
 

@@ -7,6 +7,7 @@ live call, use kernel.explain(...) in the program. Exits with 1 if the book has 
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +16,7 @@ from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Problem
 from tunebook._cli._entries import NamedEntries, find, find_newest, named, plain
 from tunebook._cli._filters import FILTERS, book_of, filters_of
-from tunebook._cli._terminal import clean, wrapped
+from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.selector import Selection
@@ -60,7 +61,7 @@ def write(explanation: Explanation, terminal: Terminal) -> None:
     """Write an explanation, wrapped to the width of the terminal; drawings are cut."""
     for line in explanation.lines():
         indent = "  " if line.role in ("item", "drawing") else ""
-        label, text = clean(line.label), clean(line.text)
+        label, text = line.label, line.text
         style = {"title": "bold", "answer": "green"}.get(line.role, "")
         room = terminal.width - len(indent) - len(label)
         first, *rest = [text[:room]] if line.role == "drawing" else wrapped(text, room)
@@ -90,8 +91,8 @@ def _as_json(explanation: Explanation) -> dict[str, Any]:
         found["tied"] = [plain(ranked.measurement.config) for ranked in verdict.tied]
         found["ranking"] = []
         for time_s, m in ((ranked.value_s, ranked.measurement) for ranked in verdict.ranking):
-            samples = list(m.valid_samples_s)
-            found["ranking"].append({"config": plain(m.config), "seconds": time_s, "samples": samples})
+            seconds, samples = time_s if math.isfinite(time_s) else None, list(m.valid_samples_s)
+            found["ranking"].append({"config": plain(m.config), "seconds": seconds, "samples": samples})
     return found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, key_text, plain, seconds_of
 from tunebook._cli._filters import FILTERS, age_text, book_of, filters_of
-from tunebook._cli._terminal import TextColumn, clean, count_text
+from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest

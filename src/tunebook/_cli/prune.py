@@ -12,9 +12,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tunebook._api.versions import environment_here, versions_differ
+from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID
 from tunebook._cli._filters import FILTERS, age_s, age_text, book_of, filters_of, size_bytes, size_text
-from tunebook._cli._terminal import TextColumn, clean, count_text
+from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook.stores._listing import Catalogue
 

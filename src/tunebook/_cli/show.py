@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.versions import versions_of
+from tunebook._base.errors import clean
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._entries import config_text, find_newest
 from tunebook._cli._filters import FILTERS, book_of, size_text
-from tunebook._cli._terminal import TextColumn, clean
+from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.trusted_entries import measured_for_choice, verdict_of
@@ -49,7 +51,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
     pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
-    pairs += [("versions", versions or head.environment or "any"), ("checksum", head.checksum or "any")]
+    if (values_from := facts.pop("values_from", None)) is not None:
+        pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
+    pairs += [("versions", versions or head.environment[:200] or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     pairs += [(name, str(value)) for name, value in facts.items()]
     terminal.fields(((name, clean(text)) for name, text in pairs), "  ")
@@ -66,11 +70,12 @@ def _tuning(facts: dict[str, Any]) -> str:
         del facts["objective"]
     verified = facts.pop("verified", None)
     again = f"; verified {day_text(verified.get('when'))}" if isinstance(verified, dict) else ""
+    if isinstance(verified, dict) and verified.get("values_from", "call") != "call":
+        again += " on made-up arguments"
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
     count = f"; {ran} measured{took}" if ran is not None else ""
-    made = "" if when is None else f" {day_text(when)}"
-    return f"{made}{on}{count}{again}"
+    return f"{'' if when is None else f' {day_text(when)}'}{on}{count}{again}"
 
 
 def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
@@ -82,7 +87,7 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
     if 0 < limit < len(rows):
         terminal.line(f"  and {len(rows) - limit} more; --limit 0 shows all", "dim")
     if others := len(record.body.measurements) - len(rows):
-        terminal.line(f"  and {others} measured with other code or versions; --json prints them", "dim")
+        terminal.line(f"  and {others} measured with other code, versions or arguments; --json prints them", "dim")
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
@@ -98,6 +103,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
     for m in measured_for_choice(record.body):
         if m.failure is not None:
             said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
+            said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             yield "", "failed", "", "", config_text(m.config), said
 
 

@@ -1,17 +1,17 @@
 """Tune the calls of a recording on each device of this machine, or on a cluster.
 
-Skips calls that are tuned already, takes expensive calls first, and measures on made-up arrays. Workers import the
-modules that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where
-it stopped. Exits with 1 unless every call is tuned at the end.
+Skips calls that are tuned already, takes expensive calls first, and measures on made-up arguments: of the kernel's
+inputs= function, or else recorded integers and random floats. Workers import the modules that the calls name. Results
+are merged into the book as they arrive, so that an interrupted run continues where it stopped. Exits with 1 unless
+every call is tuned at the end.
 """
 
 from __future__ import annotations
 
-from tunebook._base.errors import Unsupported
+from tunebook._base.errors import Unsupported, clean
 from tunebook._cli._entries import key_text, named
 from tunebook._cli._filters import open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
-from tunebook._cli._terminal import clean
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._tuning.progress import seconds_text
 from tunebook.fleet import FarmStep, tune_recording

@@ -1,6 +1,7 @@
 """Measure the finalists of entries again, and keep each choice that still wins or ties.
 
-Measures on made-up arrays. If a choice does not hold, all candidates are tuned again. Programs do the same on their
+Measures on made-up arguments: of the kernel's inputs= function, or else random ones. If a choice does not hold, all
+candidates are tuned again; but a choice that was made on a program's own arguments is kept. Programs verify on their
 own, at the first call after an update. Exits with 1 unless all choices hold.
 """
 
@@ -8,24 +9,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunebook._api.function_kernel import FunctionKernel
-from tunebook._arrays.library import ArraySpec, materialise
-from tunebook._base.errors import TunebookError, UnkeyableError
+from tunebook._arrays.describe import arrays_in
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise
+from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._filters import FILTERS, book_of, filters_of
 from tunebook._cli._results import STYLES, add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._kernel.kernel import Invocation
-from tunebook._selection.recording import Recording, concrete, live_kernel
+from tunebook._selection.recording import Recording, how_to_give_values, live_kernel, make_up, with_inputs
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tunebook._base.vocabulary import Json, Problem
-    from tunebook._kernel.kernel import Kernel
+    from tunebook._kernel.kernel import Invocation, Kernel
 
     # A problem, and the call that has it here or the reason why it cannot run here.
     _LiveCall: TypeAlias = tuple[Problem, tuple[Kernel[Any, Any], Invocation[Any, Any]] | str]
@@ -73,11 +78,7 @@ def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
         if kernel is None:
             yield problem, f"no module defines it; try --import {call.module or 'MODULE'}"
         else:
-            args, kwargs = concrete(call.args), concrete(dict(call.kwargs))
-            inv: Invocation[Any, Any] = Invocation(
-                kernel.op_id, args, kwargs, surroundings=call.surroundings, **call.placement
-            )
-            yield problem, (kernel, inv)
+            yield problem, _made(kernel, partial(make_up, kernel, call.invocation(kernel)))
 
 
 def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
@@ -92,14 +93,20 @@ def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
         if own != store.where:
             yield problem, f"its kernel uses the book {own}; set TUNEBOOK_HOME to {store.where}"
         else:
-            try:
-                yield problem, (kernel, rebuild_call(kernel, problem))
-            except TunebookError as error:
-                yield problem, str(error)
+            yield problem, _made(kernel, partial(rebuild_call, kernel, problem))
+
+
+def _made(
+    kernel: Kernel[Any, Any], make: Callable[[], Invocation[Any, Any]]
+) -> tuple[Kernel[Any, Any], Invocation[Any, Any]] | str:
+    try:
+        return kernel, make()
+    except TunebookError as error:
+        return str(error)
 
 
 def _verify_call(call: tuple[Kernel[Any, Any], Invocation[Any, Any]] | str, budget: str | None) -> tuple[str, str]:
-    """Return "holds", "changed", "failed" or "skipped", and the reason."""
+    """Return "holds", "changed", "kept", "failed" or "skipped", and the reason."""
     if isinstance(call, str):
         return "skipped", call
     kernel, inv = call
@@ -108,9 +115,14 @@ def _verify_call(call: tuple[Kernel[Any, Any], Invocation[Any, Any]] | str, budg
         return "skipped", "the program runs it with its own Executor"
     try:
         verified = selector.verify(inv, kernel, budget=budget)
+    except TuningFailed as error:
+        if not error.on_made_up:
+            return "failed", error.summary
+        nothing = f"could not be verified on {MADE_UP[inv.values_from]} ({error.summary}); nothing changed"
+        return "skipped", f"{nothing}. {how_to_give_values(kernel)}"
     except TunebookError as error:
         return "failed", str(error)
-    return "holds" if verified.held else "changed", verified.reason
+    return "holds" if verified.held else "kept" if verified.kept else "changed", verified.reason
 
 
 def rebuild_call(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, Any]:
@@ -130,14 +142,15 @@ def rebuild_call(kernel: Kernel[Any, Any], problem: Problem) -> Invocation[Any, 
         raise UnkeyableError(f"its key does not have all arguments ({error}); use --recording") from error
     if kernel.problem(inv) != problem:
         raise UnkeyableError("a call rebuilt from its key has another key here; use --recording")
-    return inv
+    return with_inputs(kernel, replace(inv, values_from="random")) if any(True for _ in arrays_in(inv.args)) else inv
 
 
 def _value(name: str, value: Json) -> Any:
     match value:
         case {"$array": [str(library), str(dtype), list(shape), str(layout), str(platform)]}:
             sizes = tuple(_size(name, size) for size in shape)
-            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform))
+            library, _, variant = library.partition(":")
+            return materialise(ArraySpec(library, dtype, sizes, layout or "C", platform, variant=variant))
         case {"$tuple": list(items)}:
             return tuple(_value(name, item) for item in items)
         case {"$bucket": inner}:

@@ -17,17 +17,19 @@ from tunebook._arrays.device_fingerprint import (
     get_device_platform,
 )
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
-from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import Problem, computed_once
-from tunebook._code.checksum import candidates_checksum, code_checksum
-from tunebook._kernel.output_check import difference
+from tunebook._code.checksum import candidates_checksum, members_checksum
+from tunebook._code.deferred import refuse_deferred
+from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import StrategyLike
+    from tunebook._base.errors import TuningFailed
+    from tunebook._base.vocabulary import StrategyLike, ValuesFrom
+    from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
@@ -42,16 +44,20 @@ PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
+_LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is longer
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
-    "roofline", "__"
+    "roofline",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation(Generic[Cfg, Out]):
-    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it."""
+    """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it.
+
+    `values_from` is "call" for the caller's own arguments; a call that is tuned without them has made-up arguments.
+    """
 
     op_id: str
     args: tuple[Any, ...]
@@ -64,6 +70,7 @@ class Invocation(Generic[Cfg, Out]):
     out_specs: Any = None
     check_vma: bool = False
     surroundings: Mapping[str, Any] | None = None  # as `beside` returns them, for a call that was made elsewhere
+    values_from: ValuesFrom = "call"
     _key: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     _listed: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -149,7 +156,12 @@ class KernelOperations(Generic[Cfg, Out]):
         return known
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
-        return Problem(inv.device, self.op_id_v, inv.make_key(self.key_builder))
+        key = inv.make_key(self.key_builder)
+        if len(key) > _LONG_KEY:
+            from tunebook._keys.key_advice import warn_of_a_long_key  # noqa: PLC0415 - for few kernels
+
+            warn_of_a_long_key(self.op_id_v, key)
+        return Problem(inv.device, self.op_id_v, key)
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
@@ -196,6 +208,27 @@ class KernelOperations(Generic[Cfg, Out]):
             for name in ("fwd_with_residuals", "vjp")
         )
 
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether the author says how arguments are made up."""
+        return getattr(type(self), "make_inputs", None) is not Kernel.make_inputs
+
+    def comparison(self, inv: Invocation[Cfg, Out]) -> Compare:
+        """Return how outputs of a call are compared: by `compare`, if the author defines it."""
+        own: Compare | None = getattr(self, "compare", None)
+        if own is None or getattr(own, "__func__", None) is Kernel.compare:
+            return Comparison().on((inv.args, inv.kwargs))
+        return own
+
+    @property
+    def check_checksum(self) -> str:
+        """The digest over the check of outputs, as far as `code_checksum` does not cover it."""
+        return ""
+
+    def blame(self, inv: Invocation[Cfg, Out], error: TuningFailed) -> TuningFailed:
+        """Return the error of a tuning that rejected every candidate; another one if the check itself is at fault."""
+        return error
+
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the fingerprint of the software that a measurement of this call depends on."""
         arguments = inv.args, inv.kwargs
@@ -213,15 +246,17 @@ class KernelOperations(Generic[Cfg, Out]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
-        names = {
-            name
-            for kind in type(self).__mro__
-            if issubclass(kind, Kernel) and kind is not Kernel
-            for name, value in vars(kind).items()
-            if callable(value) and not name.startswith(_NOT_MEASURED)
-        }
-        parts = [code_checksum(getattr(self, name), version=self.version) for name in sorted(names)]
-        return blake2b("".join(parts).encode(), digest_size=16).hexdigest()
+        return members_checksum(self, _measured_names, version=self.version)
+
+
+def _measured_names(kernel: Kernel[Any, Any], _: None) -> tuple[str, ...]:
+    """Return the names of the operations that the author of a kernel defined, and that a measurement depends on."""
+    names: set[str] = set()
+    for kind in type(kernel).__mro__:
+        if kind is Kernel:
+            break
+        names.update(name for name, value in vars(kind).items() if name[:2] != "__" and callable(value))
+    return tuple(sorted(name for name in names if not name.startswith(_NOT_MEASURED)))
 
 
 def _run_with_gradient(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,6 +295,7 @@ class Kernel(KernelOperations[Cfg, Out]):
     ) -> None:
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
+        refuse_deferred(type(self).run, op_id)
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
@@ -326,21 +362,23 @@ class Kernel(KernelOperations[Cfg, Out]):
         return None
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
-        """Return the arguments that runs write to, which are restored between runs; None to detect them."""
+        """Return arguments that runs write to, which are put back between runs; the others are compared with copies."""
         return None
 
     def compare(self, output: Any, expected: Any) -> Any:
         """Return the difference between an output and the heuristic's output, or None if they agree.
 
-        Used while tuning if `checks` is True and `checker` returns None.
+        Used while tuning if `checks` is True and `checker` returns None. By default numbers may differ by a tolerance
+        that follows from the dtypes and sizes of the arguments.
         """
         return difference(output, expected)
 
     def make_inputs(self, inv: Invocation[Cfg, Out]) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-        """Return arguments to tune on, for a trace or a recording, which hold no data; None to use made-up arrays.
+        """Return arguments to tune on where the caller's are missing; None to use made-up arrays.
 
-        `inv` holds the made-up arrays. Their shapes and dtypes are right; they hold random floats that are not zero,
-        and integers from 1 to 3.
+        A trace, a recording, the background and the command line have no arrays of a caller. `inv` holds made-up
+        arrays of the right shapes and dtypes: random floats that are not zero; integers that were recorded, or from 1
+        to 3. The returned arguments must have the same call key.
         """
         return None
 
@@ -371,6 +409,9 @@ class AutotunePolicy:
     in the call if the kernel has no heuristic or the heuristic is not allowed. Both keep to the heuristic, with a
     warning, if an argument is neither an array nor a plain value.
 
+    If every candidate is rejected, the heuristic's configuration too, or the reference fails, the call warns once and
+    runs with the heuristic's configuration. With `strict` it raises `TuningFailed` instead.
+
     `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
     `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
     candidate without harm; "auto" does so for kernels on the CPU that are compiled ahead (`compile=`). The worker is a
@@ -386,6 +427,7 @@ class AutotunePolicy:
     isolate: Isolate = "never"
     candidate_timeout_s: float = 60.0
     incremental_slowdown: float = 1.5
+    strict: bool = False
 
     def __post_init__(self) -> None:
         choices = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from numbers import Real
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from tunebook._arrays.describe import is_array, parts_of
-from tunebook._arrays.library import library_of
+from tunebook._arrays.describe import arrays_in, is_array, parts_of
+from tunebook._arrays.library import dtype_name, library_of
 from tunebook._base.errors import DefinitionError
 
 Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
@@ -15,11 +16,19 @@ Compare: TypeAlias = "Callable[[Any, Any], Mismatch | str | bool | None]"
 
 Tolerance: TypeAlias = "float | Mapping[str, float]"
 
-# Relative tolerance by dtype: a blocked sum of a few thousand terms in another order differs by this much. Integers
-# and booleans must be equal.
+# Relative tolerance by dtype: candidates use other instructions and other orders of summation. Integers and booleans
+# must be equal.
 TOLERANCE: Final[Mapping[str, float]] = {
     "float64": 1e-8, "complex128": 1e-8, "float32": 1e-3, "complex64": 1e-3, "float16": 2e-2, "bfloat16": 5e-2,
 }  # fmt: skip
+# Names of numpy for the same formats: other byte orders, and wider ones, which a double can stand in for.
+_SAME_FORMAT: Final[Mapping[str, str]] = {
+    "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128", "longdouble": "float64",
+    "float128": "float64", "clongdouble": "complex128", "complex256": "complex128",
+}  # fmt: skip
+# A sum of n terms in another order differs by about sqrt(n) roundings of the accumulator, four times that at most.
+# Kernels sum 16-bit numbers in 32 bits.
+_ROUNDING: Final = {True: 4 * 2.0**-52, False: 4 * 2.0**-23}
 
 
 class Mismatch(NamedTuple):
@@ -38,6 +47,58 @@ def as_mismatch(said: Mismatch | str | bool | None, remark: str = "") -> Mismatc
     return said._replace(message=f"{said.message}, {remark}") if remark else said
 
 
+class Comparison:
+    """How outputs are compared: the same for every library, in this process and in a worker.
+
+    `given` is the author's tolerance, or None for the default, which follows from the least precise dtype among the
+    arguments and the output, and from the length of the longest reduction: the longest dimension of an argument, or the
+    elements of the largest argument per element of the output, if that is more.
+    """
+
+    def __init__(self, given: Tolerance | None = None, *, exact: bool = False, arguments: object = ()) -> None:
+        self._given, self.exact = given, exact
+        self._by_dtype = given if isinstance(given, Mapping) else {}
+        found = [(library_of(x).shape(x), library_of(x).dtype(x)) for x in arrays_in(arguments)]
+        self._dtypes = frozenset(_format(dtype) for _, dtype in found)
+        self._longest = max((max(shape, default=1) for shape, _ in found), default=1)
+        self._largest = max((math.prod(shape) for shape, _ in found), default=1)
+
+    def on(self, arguments: object) -> Comparison:
+        """Return the comparison for the output of a call with these arguments."""
+        return Comparison(self._given, exact=self.exact, arguments=arguments)
+
+    def __call__(self, output: Any, expected: Any) -> Mismatch | None:
+        return difference(output, expected, rule=self)
+
+    def tolerance(self, own: str, expected: str, size: int) -> float | None:
+        """Return the relative tolerance for an output of so many elements, by its own and the expected dtype.
+
+        None for a dtype whose values must be equal.
+        """
+        own = _format(own)
+        if not own.startswith(_INEXACT):
+            return None
+        given = self._by_dtype
+        if isinstance(self._given, Real):
+            return float(self._given)
+        known = [name for name in (own, _format(expected), *self._dtypes) if name in TOLERANCE]
+        if own in given or own not in TOLERANCE:
+            return given.get(own)
+        least = max(known, key=TOLERANCE.__getitem__)
+        if least in given:
+            return given[least]
+        terms = max(self._longest, self._largest // max(size, 1))
+        return TOLERANCE[least] + _ROUNDING[least in {"float64", "complex128"}] * math.sqrt(terms)
+
+
+_INEXACT: Final = ("float", "bfloat", "complex")
+
+
+def _format(dtype: str) -> str:
+    name = dtype.lstrip("<>")
+    return _SAME_FORMAT.get(name, name)
+
+
 def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) -> Compare | None:  # noqa: FBT001
     """Return how outputs are compared: by dtype, within a tolerance, "exact" to the bit, or as a function says.
 
@@ -46,34 +107,58 @@ def comparison(check: bool | str | Compare, tolerance: Tolerance | None = None) 
     if tolerance is not None and check is not True:
         raise DefinitionError(f"tolerance={tolerance!r} is for check=True, and check={check!r}; leave one of them out")
     if check is True:
-        by_dtype = tolerance if isinstance(tolerance, Mapping) else dict.fromkeys(TOLERANCE, tolerance or 0.0)
-        return difference if tolerance is None else partial(difference, tolerance={**TOLERANCE, **by_dtype})
+        numbers = tolerance.values() if isinstance(tolerance, Mapping) else [0.0 if tolerance is None else tolerance]
+        if not all(isinstance(number, Real) and not isinstance(number, bool) and number >= 0 for number in numbers):
+            raise DefinitionError(
+                f'tolerance={tolerance!r}: write a number, as 1e-3, or one per dtype: {{"float32": 1e-3}}'
+            )
+        return Comparison(tolerance)
     if check is False:
         return None
     if check == "exact":
-        return partial(difference, tolerance={})
+        return Comparison(exact=True)
     if callable(check):
         return check
     raise DefinitionError(f'check={check!r}: write True, False, "exact", or a function of an output and the right one')
 
 
-def difference(
-    output: Any, expected: Any, where: str = "output", tolerance: Mapping[str, float] = TOLERANCE
-) -> Mismatch | None:
+def is_scalar(x: object) -> bool:
+    """Return whether this is a plain value, or a scalar of numpy, which no run can write to."""
+    return isinstance(x, (bool, int, float, complex, str, bytes)) or _is_inexact(x) or _dtype_of(x) is not None
+
+
+def _is_inexact(x: object) -> bool:
+    """Return whether this is a number with rounding errors, of Python or of numpy."""
+    return isinstance(x, (float, complex)) or (_format(_dtype_of(x) or "").startswith(_INEXACT) and not is_array(x))
+
+
+def _dtype_of(x: Any) -> str | None:
+    """Return the name of the dtype of an array, or of a scalar of numpy; None for any other value."""
+    if is_array(x):
+        return library_of(x).dtype(x)
+    return dtype_name(x.dtype) if getattr(x, "shape", None) == () and getattr(x, "dtype", None) is not None else None
+
+
+def difference(output: Any, expected: Any, where: str = "output", rule: Comparison = Comparison()) -> Mismatch | None:  # noqa: B008 - immutable
     """Return how `output` differs from `expected`, or None if it does not. A NaN that was not expected differs.
 
-    Values of a dtype without a tolerance must be equal; with no tolerance for any, to the bit and of the same dtype.
+    Values of a dtype without a tolerance must be equal; if the rule is exact, to the bit and of the same dtype.
     """
+    if isinstance(expected, (set, frozenset)) and isinstance(output, (set, frozenset)):
+        members = [*output, *expected]
+        if any(map(_is_inexact, members)) and all(hasattr(number, "real") for number in members):
+            # A number with a rounding error is not found in a set.
+            output, expected = (sorted(numbers, key=lambda z: (z.real, z.imag)) for numbers in (output, expected))
     wanted, found = parts_of(expected), parts_of(output)
     if wanted is None:
-        if is_array(expected) or is_array(output) or type(expected) in (float, complex):
-            return _array_difference(output, expected, where, tolerance)
+        if is_array(expected) or is_array(output) or _is_inexact(expected) or _is_inexact(output):
+            return _array_difference(output, expected, where, rule)
         return None if output == expected else _wrong(f"{where} is {output!r}, expected {expected!r}")
     if found is None or found.keys() != wanted.keys():
         listed = isinstance(expected, (tuple, list))
         form = f"{len(wanted)} parts" if listed else f"the keys {sorted(map(str, wanted))}"
         return _wrong(f"{where} should have {form}")
-    differences = (difference(found[step], part, f"{where}[{step!r}]", tolerance) for step, part in wanted.items())
+    differences = (difference(found[step], part, f"{where}[{step!r}]", rule) for step, part in wanted.items())
     return next(filter(None, differences), None)
 
 
@@ -82,22 +167,24 @@ def _wrong(message: str) -> Mismatch:
 
 
 def _array_difference(  # noqa: PLR0911 - one return for each way to differ
-    output: Any, expected: Any, where: str, tolerances: Mapping[str, float]
+    output: Any, expected: Any, where: str, rule: Comparison
 ) -> Mismatch | None:
-    if _is_close(output, expected, tolerances):
+    if _is_close(output, expected, rule):
         return None
     import numpy as np  # noqa: PLC0415 - arrays of other libraries convert to numpy's; without arrays it is not needed
 
     have, want = np.asarray(_in_numpy(output)), np.asarray(_in_numpy(expected))
     if have.shape != want.shape:
         return _wrong(f"{where} has shape {have.shape}, expected {want.shape}")
-    if not tolerances:
+    if rule.exact:
         return _bitwise_difference(have, want, where)
     if np.array_equal(have, want):
         return None  # nearly always, and ten times as fast as the rest
     # By the output's own dtype: numpy may have had to take a wider one.
-    tolerance = tolerances.get(library_of(output).dtype(output) if is_array(output) else have.dtype.name)
+    tolerance = rule.tolerance(_dtype_of(output) or have.dtype.name, _dtype_of(expected) or want.dtype.name, have.size)
     if tolerance is None:
+        if not have.shape:
+            return _wrong(f"{where} is {output!r}, expected {expected!r}")
         return _wrong(f"{where} differs in {int(np.sum(have != want))} of {have.size} values")
     wide = np.complex128 if np.iscomplexobj(have) or np.iscomplexobj(want) else np.float64
     have, want = have.astype(wide), want.astype(wide)
@@ -111,16 +198,27 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
         return None
     with np.errstate(invalid="ignore", over="ignore"):  # infinities, and values next to them
         worst = float(np.fmax.reduce(np.abs(have[~close] - want[~close])))
-    return _wrong(f"{where} is off by up to {worst:.3g} in {int(np.sum(~close))} of {have.size} values")
+    count = f"{int(np.sum(~close))} of {have.size} values"
+    return _wrong(f"{where} is off by up to {worst:.3g} in {count} ({_compared(worst / scale, tolerance)})")
 
 
-def _is_close(output: Any, expected: Any, tolerances: Mapping[str, float]) -> bool:
+def _compared(error: float, tolerance: float) -> str:
+    """Return a relative error beside its tolerance, and the option that allows it, if it may be rounding."""
+    said = f"{error:.2g} of the largest value; the tolerance is {tolerance:.2g}"
+    return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < 0.1 else said
+
+
+def _is_close(output: Any, expected: Any, rule: Comparison) -> bool:
     """Return whether the arrays' own library says that they agree: on a GPU, 100 times as fast as moving them."""
-    if not tolerances or not is_array(output) or not is_array(expected):
+    if rule.exact or not is_array(output) or not is_array(expected):
         return False
     library = library_of(output)
-    tolerance = tolerances.get(library.dtype(output), 0.0)
-    return library is library_of(expected) and library.is_close(output, expected, tolerance)
+    if library is not library_of(expected):
+        return False
+    size = math.prod(library.shape(output))
+    return library.is_close(
+        output, expected, rule.tolerance(library.dtype(output), library.dtype(expected), size) or 0.0
+    )
 
 
 def _in_numpy(x: Any) -> Any:

@@ -38,8 +38,8 @@ from tunebook._arrays.library import dtype_name, library_named, library_of, root
 from tunebook._base.config_codec import type_name
 from tunebook._base.errors import DefinitionError, UnkeyableError
 from tunebook._base.record_format import blake2b, canonical_json
-from tunebook._code.checksum import inner_callable, source_digest
-from tunebook._code.source import closure, defaults
+from tunebook._code.checksum import source_digest
+from tunebook._code.source import closure, defaults, inner_callable
 from tunebook._keys.key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
 from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - keys have one door
 
@@ -146,6 +146,8 @@ class _Describer:
         read = key_function(kind)
         if read is not None:
             return {"$custom": [type_name(kind), self.describe(read(value), place)]}
+        if isinstance(value, functools.partial):  # of a class of its own, as a bound tunable method is
+            return {"$object": [type_name(kind), self.bound_call(value, place)]}
         for attempt in (self._array, self._symbol, self._fields, self._callable, self._subclass):
             described = attempt(value, place)
             if described is not None:
@@ -171,7 +173,7 @@ class _Describer:
         except UnkeyableError as error:
             message = f"argument {place.argument!r} cannot be part of a call key: {place.path}: {error}"
             raise UnkeyableError(message) from error
-        return {"$array": [spec.library, spec.dtype, [*shape], spec.layout if self._layout else "", spec.platform]}
+        return {"$array": [spec.family, spec.dtype, [*shape], spec.layout if self._layout else "", spec.platform]}
 
     def sequence(self, value: list[object], place: _ArgumentPath) -> Json:
         return [self.describe(item, place.at(f"[{i}]")) for i, item in enumerate(value)]

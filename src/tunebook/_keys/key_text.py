@@ -21,7 +21,7 @@ def spell_out(key: str) -> list[str]:
     >>> spell_out('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"window":{"$tuple":[128,0]}}')
     ['a: numpy float32[512, ~64] C on cpu', 'window: (128, 0)']
     """
-    arguments = _arguments(key)
+    arguments = parsed(key)
     if arguments is None:
         return [key]
     return [f"{name}: {_spell(value)}" for name, value in arguments.items()]
@@ -35,13 +35,14 @@ def explain_difference(there: str, here: str) -> list[str]:
     """
     if there == here:
         return []
-    old, new = _arguments(there), _arguments(here)
+    old, new = parsed(there), parsed(here)
     if old is None or new is None:
         return [f"key: {there} there, {here} here"]
     return list(_fields_differ(old, new, ""))
 
 
-def _arguments(key: str) -> dict[str, Json] | None:
+def parsed(key: str) -> dict[str, Json] | None:
+    """Return the arguments in a call key by name; None for the key of a kernel's own key builder."""
     try:
         arguments = json.loads(key)
     except (ValueError, RecursionError):
@@ -133,14 +134,3 @@ def _spell_list(tag: str, content: list[Json]) -> str:  # noqa: PLR0911 - one pe
             return f"{_spell(function)} with {_spell(values)}"
         case _:
             return f"{tag}({', '.join(map(_spell, content))})"
-
-
-def clean(text: str) -> str:
-    r"""Return a text without control characters: anybody may have written the names and messages in a book.
-
-    >>> clean("matmul\x1b[2J")
-    'matmul\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -122,13 +122,14 @@ class _DeviceClaim:
         self.key: tuple[str, _DeviceClaim | None] = (name, None)
         self.released: Final = threading.Event()
         self.file: io.FileIO | None = None
-        self.mark = b""  # of the last intruder
+        self.mark: bytes | None = None  # of the last intruder, if the file is locked
 
     @property
     def intruded(self) -> bool:
         """Whether another process has measured without the lock since."""
         with suppress(OSError):
-            return bool(self.mark) and self.file is not None and os.pread(self.file.fileno(), *_MARK) != self.mark
+            if self.file is not None and self.mark is not None:
+                return os.pread(self.file.fileno(), *_MARK) != self.mark
         return False
 
     def release(self) -> None:

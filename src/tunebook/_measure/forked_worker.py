@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from tunebook._base.errors import Unsupported, text_of
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.stopwatch import Runner, Trial, failed
+from tunebook._measure.stopwatch import InProcess, Runner, Trial, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,17 +137,25 @@ def exit_failure(status: int | None, others: int) -> Failure:
 class Isolated(Runner):
     """Runs candidates in a worker process, which is forked again after a candidate ends it."""
 
-    def __init__(self, there: Runner, timeout_s: float, calm: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, there: InProcess, timeout_s: float, calm: Callable[[], AbstractContextManager[None]]) -> None:
         """`there` runs them in the child, which has a copy of the arguments. `calm` is entered around each fork."""
+        self._there = there
+
+        @contextlib.contextmanager
+        def put_back_and_calm() -> Iterator[None]:
+            there.put_back()  # a child that was lost has left its marks in shared memory
+            with calm():
+                yield
 
         def found(trial: Trial) -> Found:
             return trial.failure or (trial.sample_s, float(trial.runs))
 
         task = ChildTask(lambda index: found(there.first(index)), lambda index, runs: found(there.sample(index, runs)))
-        self._worker = ForkedWorker(task, timeout_s, calm)
+        self._worker = ForkedWorker(task, timeout_s, put_back_and_calm)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._worker.close()
+        self._there.__exit__(kind, error, trace)
 
     def first(self, index: int) -> Trial:
         return self.sample(index, 0)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import re
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
-from tunebook._base.errors import CompileError, text_of
+from tunebook._base.errors import CompileError, DefinitionError, text_of
 from tunebook._base.vocabulary import Failure, FailureKind
-from tunebook._kernel.output_check import as_mismatch
-from tunebook._measure.argument_restore import Restorer
+from tunebook._kernel.output_check import as_mismatch, is_scalar
+from tunebook._measure.argument_restore import Restorer, refuse_iterators
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
     with Attempt() as attempt:
         start = stopwatch.clock_ns()
         output = launch()
+        _refuse_deferred_output(output)
         stopwatch.wait(output)
         first_s = (stopwatch.clock_ns() - start) * 1e-9
         wrong = None if check is None else as_mismatch(check(output))
@@ -115,6 +117,15 @@ def first_trial(launch: Callable[[], object], stopwatch: Stopwatch, check: Calla
             stopwatch.wait(launch())
         attempt.trial = Trial(sample_s=first_s)
     return attempt.trial
+
+
+def _refuse_deferred_output(output: object) -> None:
+    """Raise `DefinitionError` for an output that has not been computed: a coroutine or a generator."""
+    if isinstance(output, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        if isinstance(output, CoroutineType):
+            output.close()  # or Python warns that it was never awaited
+        kind = type(output).__name__.replace("_", " ")
+        raise DefinitionError(f"it returns a {kind}, which has not run yet. Tune the function that does the work")
 
 
 def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
@@ -169,6 +180,7 @@ class Launches(Generic[Cfg]):
     ) -> None:
         self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
         self._made: dict[int, Callable[[], object]] = {}
+        refuse_iterators((args, dict(kwargs)))
         self.arguments: Final = Restorer((args, kwargs), mutated)
 
     def __call__(self, index: int) -> Callable[[], object]:
@@ -210,13 +222,15 @@ def _outcome(launches: Launches[Any], output: object) -> object:
 def _copy(output: object) -> object:
     """Return a copy of the comparable parts of an output, which the next run cannot write to."""
     parts = parts_of(output)
+    if isinstance(output, (set, frozenset)):
+        return output if all(map(is_scalar, output)) else type(output)
     if parts is not None:
         copied = {step: _copy(part) for step, part in parts.items()}
         return list(copied.values()) if isinstance(output, (tuple, list)) else copied
     if is_array(output):
         return library_of(output).copy(output)
     # Objects of any other class may be equal to nothing but themselves.
-    return output if isinstance(output, (bool, int, float, complex, str, bytes)) else type(output)
+    return output if is_scalar(output) else type(output)
 
 
 class TimedPart(NamedTuple):
@@ -235,9 +249,14 @@ class InProcess(Runner):
         self._parts, self._stopwatch = parts, stopwatch
         self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        with Attempt() if error is not None else nullcontext():  # the error at hand says more
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Leave the arguments as they were before the first run."""
         for part in self._parts:
-            part.launches.arguments.restore()
+            part.launches.arguments.put_back_all()
 
     def first(self, index: int) -> Trial:
         seconds = 0.0

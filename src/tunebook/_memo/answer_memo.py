@@ -14,6 +14,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from tunebook._base.environment_variables import on_new_setting
 from tunebook._base.vocabulary import Problem
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class Epoch:
 
 MEMO: Final = AnswerMemo()
 EPOCH: Final = Epoch()
+on_new_setting(MEMO.invalidate)
 os.register_at_fork(after_in_child=MEMO.renew_lock)
 
 

@@ -48,9 +48,15 @@ class Scope:
 
     def __enter__(self) -> None:
         load_adapters()
-        _begin(self._value)
-        for told in _listeners:
-            told()
+        outer, entered = INNERMOST.get(), False
+        try:
+            _begin(self._value)
+            for told in _listeners:
+                told()
+            entered = True
+        finally:
+            if not entered:  # by an interrupt: the block does not begin, and so does not end either
+                INNERMOST.set(outer)
 
     def __exit__(self, *_: object) -> None:
         _end(self._value)

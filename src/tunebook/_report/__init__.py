@@ -44,7 +44,7 @@ class Report:
         target = Path(path)
         if target.suffix.lower() == ".png":
             return self.png(target)
-        target.write_text(self.html, encoding="utf-8", errors="backslashreplace")  # a name may be half a character
+        target.write_text(self.html, encoding="utf-8", errors="replace")  # a record may hold half a surrogate pair
         return target
 
     def png(self, path: str | os.PathLike[str]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from tunebook._base.record_format import Body, Record
     from tunebook._base.vocabulary import Json, Measurement, Problem
+
+
+_LARGEST: Final = 1e30  # a larger number in a record is a mistake, and sums of larger numbers may overflow
 
 
 class ReportEntry(NamedTuple):
@@ -55,7 +58,8 @@ class MeasuredRecord(NamedTuple):
     def values_s(self) -> Mapping[str, float]:
         """Return the time of each candidate that worked, by its fingerprint and the record's objective."""
         verdict = verdict_of(self.record, self.current)
-        return {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
+        ranking = () if verdict is None else verdict.ranking
+        return {r.measurement.fingerprint: r.value_s for r in ranking if 0 < r.value_s < math.inf}
 
 
 def facts_of(record: Record) -> MeasuredRecord:
@@ -73,7 +77,8 @@ def _current(record: Record, measured: Sequence[Measurement], chosen: str) -> Se
     if all(m[2:5] == measured[0][2:5] for m in measured):  # code, policy, environment: a slice is faster
         return measured
     here = [m for m in measured if m.environment == record.head.environment] or measured
-    model = max(here, key=lambda m: (m.fingerprint == chosen, m.when))
+    values_from = record.body.provenance.get("values_from", "call")
+    model = max(here, key=lambda m: (m.fingerprint == chosen, m.values_from == values_from, m.when))
     conditions = (model.code, model.policy, model.environment)
     return [m for m in measured if (m.code, m.policy, m.environment) == conditions]
 
@@ -104,7 +109,12 @@ def _numbers(record: Record, provenance: Mapping[str, Json]) -> dict[str, Any]:
 def _positive(facts: Mapping[str, Json], name: str) -> float | None:
     """Return a positive number by its name; None if it is missing or not a positive number."""
     value = facts.get(name)
-    return value if isinstance(value, (int, float)) and value > 0 else None
+    return value if isinstance(value, (int, float)) and 0 < value < _LARGEST else None
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    ratio = over / under if over and under else 0.0
+    return ratio if 0 < ratio < _LARGEST else None
 
 
 def entry_of(record: Record) -> ReportEntry:
@@ -115,7 +125,7 @@ def entry_of(record: Record) -> ReportEntry:
     best_s, default_s = numbers["best_s"], numbers["default_s"]
     roofline, work = None, provenance.get("roofline")
     if isinstance(work, dict):
-        amounts = {n: float(v) for n, v in work.items() if isinstance(v, (int, float)) and v > 0}
+        amounts = {name: float(amount) for name in work if (amount := _positive(work, name))}
         peak = Peak(amounts.get("flops_per_s"), amounts.get("bytes_per_s"))
         roofline = Roofline(amounts.get("flops"), amounts.get("bytes"), peak)
     least_s = 0.0 if roofline is None else roofline.least_s
@@ -128,8 +138,8 @@ def entry_of(record: Record) -> ReportEntry:
         seconds=_positive(provenance, "seconds") or 0.0,
         waiting_s=_positive(provenance, "waiting_s") or 0.0,
         roofline=roofline,
-        speedup=default_s / best_s if default_s and best_s else None,
-        reached=least_s / best_s if least_s and best_s else None,
+        speedup=_ratio(default_s, best_s),
+        reached=_ratio(least_s, best_s),
         **numbers,
     )
 

@@ -18,7 +18,7 @@ from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
 from tunebook._tuning.job import Budget, Job, Step, Tuned, lifetime_s
-from tunebook._tuning.plan import job_for, outline, search_for, together
+from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
 from tunebook.stores import problem_id
@@ -38,17 +38,25 @@ C = TypeVar("C")
 # Failures that other processes wrote are not read again at every call. Seen too late, they cost a tuning that ends
 # before it runs anything.
 _LOOK_AGAIN_S: Final = 60.0
+# After so many tunings, the keys of a kernel show whether an argument makes a new one each time.
+_LOOK_AT_KEYS: Final = 8
 
 
 class _BookLookup(Generic[C]):
-    """Reads the entry of a request, and keeps it: under the lease it stays as it is."""
+    """Reads the entry of a request, and keeps it: under the lease it stays as it is.
+
+    It reads nothing if the book is in the state in which another tier has found the entry.
+    """
 
     def __init__(self, book: EntryGuard[C], request: Request[C]) -> None:
         self._book, self._request = book, request
-        self.entry: Trusted[C] | Refused[C] = Refused("not read yet")
+        unread: Refused[C] = Refused("not read yet")
+        self._state, self.entry = request.looks[-1] if request.looks else (None, unread)
 
     def __call__(self) -> Found[C] | None:
-        self.entry = self._book.find(self._request)
+        before, self._state = self._state, self._book.state(self._request.problem)
+        if before is None or before != self._state:
+            self.entry = self._book.find(self._request)
         if isinstance(self.entry, Refused):
             return None
         return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)
@@ -66,7 +74,8 @@ class AutotuneTier(Tier[C]):
         self._tuner: Final = given if isinstance(given, Tuner) else _ForeignTuner(given)
         self.deferred: Final = DeferredTuning(self, parts)
         self._decided: BoundedDict[tuple[Problem, str], C] = BoundedDict(CAPACITY)
-        self._failed: BoundedDict[tuple[Problem, str], tuple[Exception | None, float]] = BoundedDict(CAPACITY)
+        # By problem, code, and whether the arguments were made up: a failure on these does not concern a caller's.
+        self._failed: BoundedDict[tuple[Problem, str, bool], tuple[Exception | None, float]] = BoundedDict(CAPACITY)
         self._clock_s = time.monotonic
         self._flights: Flights[Any] = Flights()
 
@@ -91,8 +100,14 @@ class AutotuneTier(Tier[C]):
                     tuned = self._tune(request, look.entry, turn.generation, budget, request.on_step, beside).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
         except TuningFailed as error:
-            return self.remember_failure(request, error)
-        return self._take(request, turn)
+            answer: Found[C] | Skipped = Skipped(str(error), error)
+            if not _is_without_data(request, error):
+                return self.remember_failure(request, error)
+        else:
+            answer = self._take(request, turn)
+        # Another thread tuned the same problem on made-up arguments: its failure says nothing about a caller's.
+        error_of = answer.error if isinstance(answer, Skipped) else None
+        return self.ask(request, budget, beside) if _is_without_data(request, error_of) else answer
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
         put_off = self.deferred.ask(request, silent=True) if request.policy.cache_miss_fallback in DEFERRED else None
@@ -132,7 +147,14 @@ class AutotuneTier(Tier[C]):
         if (obstacle := obstacle_to(request.inv)) is not None:
             # It may be gone when the same call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
-        error, expires = self._failed.get(key_of(request), (None, 0.0))
+        return self._failed_before(request, made_up=values_for(request) != "call")
+
+    def failed_behind(self, request: Request[C]) -> Skipped | None:
+        """Return the remembered failure of a call on made-up arguments, which only another such tuning asks for."""
+        return self._failed_before(request, made_up=True)
+
+    def _failed_before(self, request: Request[C], *, made_up: bool) -> Skipped | None:
+        error, expires = self._failed.get((*key_of(request), made_up), (None, 0.0))
         return Skipped(f"failed before: {error}", error) if error is not None and expires > self._clock_s() else None
 
     def _reason_not_to(self, request: Request[C]) -> str | None:
@@ -149,7 +171,8 @@ class AutotuneTier(Tier[C]):
         """Return why a call cannot be tuned, by its candidates and by the failures in its entry; None if it can."""
         if not any(True for _ in request.kernel.candidates(request.inv)):
             return Skipped("the kernel has no candidates")  # its heuristic alone would be a guess written as a choice
-        if self._failed.get(key_of(request), (None, 0.0))[1] > self._clock_s():
+        key = (*key_of(request), values_for(request) != "call")
+        if self._failed.get(key, (None, 0.0))[1] > self._clock_s():
             return None
         history = self._book.history(request, entry.record)
         error = None
@@ -158,7 +181,7 @@ class AutotuneTier(Tier[C]):
                 error = self._tuner.foregone(outline(request, request.policy, history))
             except TuningFailed:
                 error = None  # there is nothing to tune, which the tuning says better
-        self._failed[key_of(request)] = (error, self._clock_s() + _LOOK_AGAIN_S)
+        self._failed[key] = (error, self._clock_s() + _LOOK_AGAIN_S)
         return None if error is None else Skipped(f"failed before: {error}", error)
 
     def _turn(
@@ -177,15 +200,21 @@ class AutotuneTier(Tier[C]):
             why = "that waits for this call" if turn.ring else "policy.while_tuning is 'heuristics'"
             return answer or Skipped(f"another caller is tuning this problem, and {why}", transient=True)
         self._decided[key_of(request)] = answer.config
+        if turn.leads and len(self._decided) % _LOOK_AT_KEYS == 0:
+            from tunebook._keys.key_advice import warn_of_many_values  # noqa: PLC0415 - not for every cold call
+
+            op = request.problem.op
+            warn_of_many_values(op, [problem.call_key for problem, _ in self._decided if problem.op == op])
         if not turn.leads and answer.level is None:
             return answer._replace(event="cache_hit", level="memory")  # the result of another thread
         return answer
 
     def remember_failure(self, request: Request[C], error: Exception) -> Skipped:
         """Tell of a failure, and do not try again for a while."""
+        key = (*key_of(request), values_for(request) != "call")
         measured = error.measurements if isinstance(error, TuningFailed) else ()
         lasts_s = lifetime_s(m.failure for m in measured)
-        self._failed[key_of(request)] = (as_text(error), self._clock_s() + lasts_s)
+        self._failed[key] = (as_text(error), self._clock_s() + lasts_s)
         request.tell("autotune_finish", cfg=None, error=error)
         return Skipped(text_of(error), error)
 
@@ -196,7 +225,9 @@ class AutotuneTier(Tier[C]):
         with self._turn_on_demand(request, "tune") as turn:
             if turn.leads:
                 entry = self._book.find(request)
-                turn.result = self._tune(request, entry, turn.generation, budget, on_step, reverify=False).tuned
+                # A choice that stands can only be verified.
+                stands = self._book.stands(request, entry, values_for(request)) is not None
+                turn.result = self._tune(request, entry, turn.generation, budget, on_step, reverify=stands).tuned
         return cast("Tuned[C]", turn.result)
 
     def verify(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Verified[C]:
@@ -257,7 +288,7 @@ class AutotuneTier(Tier[C]):
             job = together([request.problem for request in requests], jobs, weights)
             for request in requests:
                 request.tell("autotune_start", candidates=job.size, verifying=False)
-            tuned: Tuned[C] = there(self._tuner.tune, job)
+            tuned: Tuned[C] = there(self._tuner.tune, job)._replace(values_from=job.conditions.values_from)
         names = [problem_id(request.problem) for request in requests]
         shares = dict.fromkeys(names, 0.0)
         for name, weight in zip(names, weights, strict=True):
@@ -330,19 +361,32 @@ class AutotuneTier(Tier[C]):
                 job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
                 if job.search is not None:
                     job = job._replace(search=book.start_for(request, job.search))
-                if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
-                    request.tell("autotune_start", candidates=job.size, verifying=False)
-                    tuned: Tuned[C] = there(self._tuner.tune, job)
-                    found = Verified(held=False, reason="there was no choice to verify", tuned=tuned)
-                else:
-                    there_and_then = outdated.record.head.environment
-                    among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
-                    found = there(verify, job, partial(self._tell_and_tune, request), among)
+                keep = book.stands(request, entry, job.conditions.values_from) is not None
+                try:
+                    found: Verified[C] = there(self._measure, request, job, outdated, keep)
+                except TuningFailed as error:
+                    inv = request.inv if site is None else site.inv
+                    raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
         except TuningFailed as error:
             book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
-        tuned = self._publish(request, found.tuned, entry, generation, verified=outdated if found.held else None)
+        tuned = found.tuned._replace(values_from=job.conditions.values_from)
+        tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
+
+    def _measure(
+        self,
+        request: Request[C],
+        job: Job[C],
+        outdated: Trusted[C] | None,
+        keep: bool,  # noqa: FBT001 - called in another place, by position
+    ) -> Verified[C]:
+        if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
+            tuned = self._tell_and_tune(request, job)
+            return Verified(held=False, reason="there was no choice to verify", tuned=tuned)
+        there_and_then = outdated.record.head.environment
+        among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
+        return verify(job, partial(self._tell_and_tune, request), among, keep=keep)
 
     def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
         request.tell("autotune_start", candidates=job.size, verifying=verifying)
@@ -372,6 +416,11 @@ class AutotuneTier(Tier[C]):
 
 def _may_guess(request: Request[Any]) -> bool:
     return request.policy.allow_heuristics and request.kernel.heuristic(request.inv) is not None
+
+
+def _is_without_data(request: Request[Any], error: Exception | None) -> bool:
+    """Whether a failure was met on made-up arguments, and a call has its caller's."""
+    return isinstance(error, TuningFailed) and error.on_made_up and values_for(request) == "call"
 
 
 def _generation(entry: Trusted[Any] | Refused[Any]) -> int:

@@ -16,7 +16,14 @@ from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, text_of, warn_once
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import EPOCH, MEMO
-from tunebook._selection.recording import abstract, concrete, opaque_part, recordings
+from tunebook._selection.recording import (
+    abstract,
+    how_to_give_values,
+    make_up,
+    opaque_part,
+    recordings,
+    values_in,
+)
 from tunebook._selection.tiers import Found, Memory, Parts, Request, Skipped, key_of
 from tunebook._tuning.plan import candidates_to_try, is_forward_only, search_for
 from tunebook._tuning.tuner import Tuner
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# A job holds descriptions and no arrays, about 2 kB. Beyond this many, a call is told so and asks again next time.
+# A job holds descriptions and no arrays, about 2 kB, and the values of small arrays of integers. Beyond this many, a
+# call is told so and asks again next time.
 CAPACITY: Final = 1024
 # How long the end of the process waits for a candidate that is running. A longer one dies with the process, and the
 # next process that waits for its lease takes it over.
@@ -52,6 +60,8 @@ class TunesNow(Protocol[C]):
     def ask(self, request: Request[C]) -> Found[C] | Skipped: ...
 
     def known(self, request: Request[C]) -> Found[C] | Skipped | None: ...
+
+    def failed_behind(self, request: Request[C]) -> Skipped | None: ...
 
     def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped: ...
 
@@ -224,9 +234,11 @@ class DeferredTuning(Generic[C]):
         stand_in = request.kernel.heuristic(request.inv) if needed else None  # it answers the call meanwhile
         if stand_in is None:
             return known
+        behind = request.policy.cache_miss_fallback == "background"
+        if behind and (failed := self._autotune.failed_behind(request)) is not None:
+            return failed
         if not silent:
             return self._defer(request, stand_in)
-        behind = request.policy.cache_miss_fallback == "background"
         would = "would tune in the background" if behind else "would try one candidate per call"
         return _obstacle(request) or Skipped(would)
 
@@ -247,7 +259,9 @@ class DeferredTuning(Generic[C]):
             return obstacle
         if request.policy.cache_miss_fallback == "incremental":
             return self._explore(request, stand_in)
-        if self._submit(_detach(request), stand_in, self._tune):
+        later = _detach(request)
+        made_up = values_in((later.inv.args, dict(later.inv.kwargs)))
+        if self._submit(replace(later, inv=replace(later.inv, values_from=made_up)), stand_in, self._tune):
             return Skipped("queued to be tuned in the background")
         return Skipped("the background takes no more for now", transient=True)
 
@@ -283,8 +297,7 @@ class DeferredTuning(Generic[C]):
         return self.queue.submit(self._key(request), attempt, partial(self._forget, request))
 
     def _tune(self, request: Request[C]) -> Found[C] | Skipped:
-        args, kwargs = concrete((request.inv.args, dict(request.inv.kwargs)))
-        return self._autotune.ask(replace(request, inv=replace(request.inv, args=args, kwargs=kwargs)))
+        return self._autotune.ask(replace(request, inv=make_up(request.kernel, request.inv)))
 
     def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool) -> bool:
         """Find the configuration of a call and let it take effect; False if another caller is finding it."""
@@ -308,8 +321,9 @@ class DeferredTuning(Generic[C]):
         if isinstance(answer, Found):
             return True
         if answer.error is not None:
-            op = request.problem.op
-            warn_once("background", op, f"{op} could not be tuned in the background: {answer.reason}")
+            op, made_up = request.problem.op, request.inv.values_from != "call"
+            on, hint = (", on made-up arguments", f"\n{how_to_give_values(request.kernel)}") if made_up else ("", "")
+            warn_once("background", op, f"{op} could not be tuned in the background{on}: {answer.reason}{hint}")
         return not answer.transient
 
     def _forget(self, request: Request[C]) -> None:
@@ -320,7 +334,7 @@ class DeferredTuning(Generic[C]):
 
 def _detach(request: Request[C]) -> Request[C]:
     """Return a request without the caller's arrays, which may be tuned in another context."""
-    args, kwargs = abstract((request.inv.args, dict(request.inv.kwargs)))
+    args, kwargs = abstract((request.inv.args, dict(request.inv.kwargs)), samples=True)
     backward = request.policy.validate_backward and not is_forward_only()
     return replace(
         request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -14,7 +15,7 @@ from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
-from tunebook.stores._files import FaultsAreWarnings
+from tunebook.stores._files import FaultsAreWarnings, state_of
 
 if TYPE_CHECKING:
     import os
@@ -151,6 +152,12 @@ class PersistentCache(Generic[C]):
         """Return the record of a problem, or None; a broken store is one warning, and not an error."""
         with self._guard():
             return self.store.get(problem)
+        return None
+
+    def state(self, problem: Problem) -> object | None:
+        """Return a value that changes whenever the record of a problem changes; None if that cannot be known."""
+        with suppress(OSError, ValueError):  # `read` warns
+            return state_of(self.store, problem)
         return None
 
     def write(self, record: Record) -> bool:

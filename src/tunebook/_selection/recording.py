@@ -23,15 +23,17 @@ from tunebook._arrays.describe import (
     walk,
 )
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.library import ArraySpec, materialise
+from tunebook._arrays.library import ArraySpec
+from tunebook._arrays.made_up import materialise, sampled
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import canonical_json
-from tunebook._base.vocabulary import Json, Problem
+from tunebook._base.vocabulary import Json, Problem, ValuesFrom
 from tunebook._kernel.kernel import LIVE, Invocation, Kernel
-from tunebook._keys.call_key import is_plain
+from tunebook._keys.call_key import explain_difference, is_plain
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, scoped
+from tunebook._tuning.plan import by_author
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
 CAPACITY: Final = 10_000
+# Nor must the integers in it: after so many characters of them, calls are recorded without values.
+_MOST_SAMPLED: Final = 32 << 20
 
 _FORMAT: Final = "tunebook-recording/1"
 _OLD_NAMES: Final = ("tunebook._arrays.ArraySpec", "tunebook._arrays.describe.ArraySpec")  # of specs in older files
@@ -73,6 +77,7 @@ class Recording:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._calls: dict[Problem, RecordedCall] = {}
+        self._sampled = 0
         self.dropped = 0
 
     def __iter__(self) -> Iterator[RecordedCall]:
@@ -93,24 +98,30 @@ class Recording:
         placement: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Count one call."""
+        new: RecordedCall | None = None
+        if problem not in self._calls and len(self._calls) < self._capacity:
+            # Without the lock: to read integers from a GPU waits for its work.
+            specs = abstract((args, dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
+            new = RecordedCall(
+                problem=problem,
+                kernel=kernel,
+                args=specs[0],
+                kwargs=specs[1],
+                module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
+                count=0,
+                surroundings=surroundings_of((args, kwargs)),
+                placement=placement,
+            )
         with MEMO.lock:
             seen = self._calls.get(problem)
-            if seen is None and len(self._calls) >= self._capacity:
+            if seen is None and (new is None or len(self._calls) >= self._capacity):
                 self.dropped += 1
                 return
-            if seen is None:
-                specs = abstract((args, dict(kwargs)))
-                seen = RecordedCall(
-                    problem=problem,
-                    kernel=kernel,
-                    args=specs[0],
-                    kwargs=specs[1],
-                    module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
-                    count=0,
-                    surroundings=surroundings_of((args, kwargs)),
-                    placement=placement,
-                )
-            self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
+            if seen is None and new is not None:
+                seen = new
+                self._sampled += sum(len(x.values) for x in walk((new.args, new.kwargs)) if isinstance(x, ArraySpec))
+            if seen is not None:
+                self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
@@ -171,15 +182,66 @@ def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall
     return sorted(calls, key=lambda call: (-call.seconds, call.problem))
 
 
-def abstract(value: Any) -> Any:
-    """Return a value with every array in it replaced by its spec, so that nothing large stays alive."""
+def abstract(value: Any, *, samples: bool = False) -> Any:
+    """Return a value with every array in it replaced by its spec, so that nothing large stays alive.
+
+    With `samples`, the specs of small arrays of integers have their values.
+    """
     devices = DeviceOrdinals()
-    return map_leaves(lambda leaf: describe(leaf, devices) if is_array(leaf) else leaf, value)
+
+    def change(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        spec = describe(leaf, devices)
+        return sampled(leaf, spec) if samples and spec is not leaf else spec
+
+    return map_leaves(change, value)
 
 
 def concrete(value: Any, seed: int = 0) -> Any:
     """Return a value with every array spec in it replaced by an array of made-up values; undoes `abstract`."""
     return map_leaves(lambda leaf: materialise(leaf, seed) if isinstance(leaf, ArraySpec) else leaf, value)
+
+
+def values_in(value: Any) -> ValuesFrom:
+    """Return where the values of a call are from after `concrete`; a call without arrays keeps the caller's values."""
+    specs = [leaf for leaf in walk(value) if isinstance(leaf, ArraySpec)]
+    if not specs:
+        return "call"
+    return "samples" if any(spec.values for spec in specs) else "random"
+
+
+def make_up(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], seed: int = 0) -> Invocation[Any, Any]:
+    """Return a recorded call on arrays: by the author's function, else from recorded samples and random values."""
+    given = inv.args, dict(inv.kwargs)
+    args, kwargs = concrete(given, seed)
+    return with_inputs(kernel, replace(inv, args=args, kwargs=kwargs, values_from=values_in(given)))
+
+
+def with_inputs(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
+    """Return a call on made-up arrays with better ones, if the author says how they are made.
+
+    `TuningFailed` if the author's function raises, `DefinitionError` if it returns arguments of another problem.
+    """
+    if inv.values_from == "call" or not kernel.makes_inputs:
+        return inv
+    made = by_author(f"the function that makes inputs for {kernel.op_id}", kernel.make_inputs, inv)
+    if made is None:
+        return inv
+    better = replace(inv, args=made[0], kwargs=made[1], values_from="inputs")
+    wanted, found = kernel.problem(inv).call_key, kernel.problem(better).call_key
+    if found != wanted:
+        raise DefinitionError(
+            f"inputs= of {kernel.op_id!r} returned arguments with another key "
+            f"({'; '.join(explain_difference(found, wanted))}). Return arrays of the same shapes, dtypes and layouts"
+        )
+    return better
+
+
+def how_to_give_values(kernel: Kernel[Any, Any]) -> str:
+    """Return the advice for a kernel that fails on made-up arguments, which its callers' arguments need not do."""
+    better = "mend its inputs= function" if kernel.makes_inputs else "give it inputs=, a function that makes valid ones"
+    return f"A caller's arguments may be valid where made-up ones are not: {better}, or tune it in a call."
 
 
 def opaque_part(value: object) -> str | None:
@@ -257,7 +319,7 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
     specs = [x for x in arrays_in((inv.args, inv.kwargs)) if isinstance(x, ArraySpec)]
     # The last one of each library that is not on the host, if there is one.
     by_library = {spec.library: spec for spec in sorted(specs, key=lambda spec: spec.platform not in {"", "cpu"})}
-    made = [materialise(replace(spec, shape=(), layout="C")) for spec in by_library.values()]
+    made = [materialise(replace(spec, shape=(), layout="C", variant="")) for spec in by_library.values()]
     problem = kernel.problem(inv)
     return problem._replace(device=device_fingerprint(device_of(made))) if made else problem
 

@@ -11,11 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import mode
-from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed
+from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._selection.autotune_tier import AutotuneTier
+from tunebook._selection.recording import how_to_give_values
 from tunebook._selection.tiers import (
     AnyCandidate,
     AnyTuner,
@@ -57,6 +58,7 @@ class Selection(NamedTuple, Generic[C]):
 
     `transient`: the same call may get another answer soon. `exploration` may run the call in place of the caller, to
     learn from it. `guess` is the entry of another problem that the configuration is taken from, with how sure that is.
+    `cause` is the first error that a tier before it met.
     """
 
     problem: Problem
@@ -69,6 +71,7 @@ class Selection(NamedTuple, Generic[C]):
     transient: bool = False
     exploration: InCallSession[C] | None = None
     guess: Nearest | None = None
+    cause: Exception | None = None
 
 
 class NoSelection(NamedTuple):
@@ -97,6 +100,7 @@ def _first_answer(
                 transient=any(each.transient for _, each in skipped),
                 exploration=next((each.exploration for _, each in skipped if each.exploration), None),
                 guess=answer.guess,
+                cause=next((each.error for _, each in skipped if each.error), None),
             )
         if answer is not None:
             skipped.append((source, answer))
@@ -210,6 +214,25 @@ EVERYWHERE: Final = Everywhere()
 _numbers: Final = itertools.count()
 
 
+def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exception) -> None:
+    """Warn once that a kernel runs with a configuration that tuning rejected; raise if the policy is strict."""
+    behind = request.policy.cache_miss_fallback == "background"
+    if not isinstance(cause, TuningFailed) or (behind and cause.on_made_up):
+        return  # the background has warned of it
+    op = request.problem.op
+    if request.policy.strict:
+        request.tell("error", cfg=None, tried=selection.tried)
+        raise TuningFailed(f"{op}: {cause.message}", cause.exceptions, cause.measurements)
+    on = f", on made-up arguments. {how_to_give_values(request.kernel)}" if cause.on_made_up else "."
+    if not behind:
+        warn_once(
+            "rejected",
+            op,
+            f"{op} is not tuned: {cause.summary}{on} The call runs with the heuristic's {selection.config!r}, which "
+            "passed no check. Its explain(...) lists every reason; AutotunePolicy(strict=True) raises instead.",
+        )
+
+
 class ConfigSelectorChain(Generic[C]):
     """Chooses a configuration for a call: override, overlay, memory, persistent, autotune, heuristics, error.
 
@@ -260,7 +283,11 @@ class ConfigSelectorChain(Generic[C]):
                     "`tunebook tune`, or pass a configuration with the call."
                 )
                 remedy = remedy if request.mode in {"frozen", "replay"} else ""
+                if isinstance(selection.cause, TuningFailed):
+                    remedy = "Pass a configuration with the call, or give the kernel a candidate that works."
                 raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
+            if selection.cause is not None:
+                _warn_of_rejection(request, selection, selection.cause)
             if selection.remember:
                 self._memory.remember(request, selection.config)
             request.tell(selection.event, cfg=selection.config, level=selection.level)
@@ -340,9 +367,14 @@ class ConfigSelectorChain(Generic[C]):
                     request.tell("autotune_finish", cfg=None, error=error, called=False)
                 raise
             for request in requests:
-                self._memory.remember(request, found.config)
+                if not self._waits_for_a_caller(request):
+                    self._memory.remember(request, found.config)
                 request.tell("autotune_finish", cfg=found.config, called=False)
         return found
+
+    def _waits_for_a_caller(self, request: Request[C]) -> bool:
+        """Whether a tuning on made-up arguments left an outdated entry, which a call verifies on its own arguments."""
+        return request.inv.values_from != "call" and getattr(self.book.find(request), "outdated", None) is not None
 
     @property
     def policy(self) -> AutotunePolicy:

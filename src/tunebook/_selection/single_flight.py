@@ -11,20 +11,17 @@ keeps it alive, and on many network mounts it means nothing.
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import random
-import re
 import threading
 import time
 import weakref
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from tunebook._base.errors import TunebookError
-from tunebook.stores._files import LARGEST_GENERATION, FaultsAreWarnings
+from tunebook.stores._files import FORKS, LARGEST_GENERATION, FaultsAreWarnings, Maker, maker_of, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -39,14 +36,7 @@ _POLL_S: Final = (0.005, 0.05)  # first and longest wait between two looks; a ta
 # A slip that stays empty was made by a process that died before its one write. It may be passed over long before the
 # lease's time, because its maker, if it only paused there, does not hold until it has found nobody ahead of it.
 _EMPTY_S: Final = 0.25
-_UNKNOWN_HOST: Final = "unknown"
 _LOOK_S: Final = 0.1  # how often a thread that waits for another looks whether that waits for it
-
-# One item per fork since this module was imported: a forked child does not hold the locks of its ancestors. Not the
-# pid: parent and child can have the same pid, across pid namespaces.
-_FORKS: Final[list[None]] = []
-os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
-
 
 # The work that a context is part of: a thread, and the processes and threads that it starts with a copy of its context.
 _works: ContextVar[tuple[_Flight[Any], ...]] = ContextVar("tunebook_leading", default=())
@@ -64,7 +54,7 @@ class _Flight(Generic[T]):
 
     def __init__(self, up: dict[tuple[int, Hashable], _Flight[T]], key: Hashable) -> None:
         # With the number of forks, so that a forked child does not wait for its parent's threads.
-        self.up, self.key = up, (len(_FORKS), key)
+        self.up, self.key = up, (len(FORKS), key)
         self.thread: Final = threading.get_ident()
         self.leading: Final[list[tuple[object, Hashable]]] = []  # emptied, for copies of the context that outlive it
         self.waits_for: Final[list[_Flight[Any]]] = []  # the flights that its work waits for
@@ -91,7 +81,7 @@ class _Flight(Generic[T]):
         if self.up.get(self.key) is self:
             del self.up[self.key]
         # If the work forked, this may be the child, where a thread that no longer exists may own the event's lock.
-        if self.key[0] == len(_FORKS):
+        if self.key[0] == len(FORKS):
             self.landed.set()
 
     def waited_for(self) -> list[_Flight[Any]]:
@@ -205,72 +195,6 @@ class Flights(Generic[T]):
         return None if result is None else FlightTurn(result=result)
 
 
-class Maker(NamedTuple):
-    """The process that made a slip. With its start time, because pids come back."""
-
-    host: str
-    pid: int
-    started: str
-
-    def is_gone(self, proc: Path = Path("/proc")) -> bool:
-        """Whether this was a process of this host and no longer exists; False if that cannot be known."""
-        if self.host != this_process(proc).host or self.host == _UNKNOWN_HOST:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass  # another user's, and alive; /proc may hide it from us, so that /proc alone proves nothing
-        seen = _state_and_start(self.pid, proc)
-        # A zombie holds nothing: its parent may never ask how it died.
-        return seen is not None and (seen[0] in {"Z", "X"} or seen[1] != self.started)
-
-
-def this_process(proc: Path = Path("/proc")) -> Maker:
-    """Return this process as a maker; its host is "unknown" where /proc cannot be used."""
-    return _identify(proc, len(_FORKS))
-
-
-@functools.lru_cache(maxsize=4)
-def _identify(proc: Path, _forks: int) -> Maker:
-    pid = os.getpid()
-    try:
-        # Containers on one machine share its boot, but not their process numbers.
-        boot = (proc / "sys/kernel/random/boot_id").read_text("utf-8").strip()
-        namespace = (proc / "self/ns/pid").readlink()
-        seen_as = str((proc / "self").readlink())
-    except OSError:
-        seen_as = ""
-    seen = _state_and_start(pid, proc)
-    # A /proc of another namespace shows other processes under our numbers.
-    if seen is None or seen_as != str(pid):
-        return Maker(host=_UNKNOWN_HOST, pid=pid, started="0")
-    return Maker(host=f"{boot}/{namespace}", pid=pid, started=seen[1])
-
-
-def _state_and_start(pid: int, proc: Path) -> tuple[str, str] | None:
-    try:
-        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    # The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
-    fields = stat.rpartition(")")[2].split()
-    return fields[0], fields[19]
-
-
-# The content of a slip: host, pid, start time, a number that no other slip has, and the heartbeat's count.
-_SLIP: Final = re.compile(rb"(\S+) ([1-9][0-9]{0,8}) ([0-9]+) [0-9a-f]{16} [0-9]{12}\n")
-
-
-def maker_of(content: bytes) -> Maker | None:
-    """Return the maker of a slip, from its content; None if the content has another form."""
-    match = _SLIP.fullmatch(content)
-    if match is None:
-        return None
-    return Maker(host=match[1].decode("ascii", "replace"), pid=int(match[2]), started=match[3].decode())
-
-
 class _LeaseFile:
     """A slip that this process made. Its heartbeat ends when it is withdrawn, lost, or forgotten by its owner."""
 
@@ -280,7 +204,7 @@ class _LeaseFile:
         self._signature: Final = f"{maker.host} {maker.pid} {maker.started} {os.urandom(8).hex()} ".encode()
         self._beats = 0
         self._posting = self._is_off = False
-        self._forks: Final = len(_FORKS)
+        self._forks: Final = len(FORKS)
         self._withdrawn: Final = threading.Event()
         self._lock: Final = threading.RLock()  # a beat that ends after the removal could mark the next holder's slip
 
@@ -313,7 +237,7 @@ class _LeaseFile:
 
     def withdraw(self, *, lower: bool) -> None:
         """Take the slip off the board, after all lower generations if asked to; nothing in a forked child."""
-        if self._forks != len(_FORKS) or self._is_off:
+        if self._forks != len(FORKS) or self._is_off:
             return
         self._withdrawn.set()
         with self._lock:
@@ -409,11 +333,11 @@ class _LeaseWatch:
         clock: Callable[[], float],
         maker: Maker,
         is_gone: Callable[[Maker], bool],
-        slips: list[_LeaseFile],
+        slips: list[_LeaseFile] | None = None,
     ) -> None:
         self.board, self.lease_id, self.lease_s = board, lease_id, lease_s
         self.clock, self.maker, self.is_gone = clock, maker, is_gone
-        self.slips, self.looked_at_s = slips, 0.0
+        self.slips, self.looked_at_s = [] if slips is None else slips, 0.0
         self.still_s: dict[tuple[int, bytes], float] = {}
 
     def attempt(self) -> _LeaseFile | None:
@@ -488,7 +412,7 @@ def acquire(
         clock=clock,
         maker=maker or this_process(),
         is_gone=is_gone,
-        slips=[] if slips is None else slips,
+        slips=slips,
     )
     wait_s, longest_s = _POLL_S
     give_up = None if deadline_s is None else clock() + deadline_s

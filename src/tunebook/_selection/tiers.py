@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import pins_text
 from tunebook._memo.answer_memo import CAPACITY
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import Refused
+from tunebook._selection.trusted_entries import Refused, why_undecided
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Event, Problem
     from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.answer_memo import ConfigCache
-    from tunebook._selection.trusted_entries import EntryGuard
+    from tunebook._selection.trusted_entries import EntryGuard, Trusted
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Step
     from tunebook.search import Nearest
@@ -86,13 +86,17 @@ class Teller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Call[C]):
-    """A call on its way through the tiers. `heard` says that a listener gets the events."""
+    """A call on its way through the tiers. `heard` says that a listener gets the events.
+
+    `looks` has the entry that the persistent tier found, if it was asked, after the state that the book was in before.
+    """
 
     policy: AutotunePolicy
     tell: Teller
     heard: bool = False
     on_step: Callable[[Step], None] | None = None
     mode: Mode = "normal"
+    looks: list[tuple[object, Trusted[C] | Refused[C]]] = field(default_factory=list)
 
 
 class AnyTuner(Protocol):
@@ -248,7 +252,9 @@ class Persistent(Tier[C]):
     def ask(self, request: Request[C]) -> Found[C] | Skipped:
         if request.mode == "off":
             return off(request)
+        state = self._parts.book.state(request.problem)  # before the read, so that no change after it is missed
         entry = self._parts.book.find(request)
+        request.looks[:] = [(state, entry)]
         if isinstance(entry, Refused):
             return Skipped(entry.reason)
         return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
@@ -258,7 +264,7 @@ class Persistent(Tier[C]):
         if entry.record is None:
             return Skipped(f"no entry in {entry.where}")
         if not entry.record.head.decided:
-            return Skipped("no decision, because every candidate failed")
+            return Skipped(why_undecided(entry.record))
         if entry.outdated:
             return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
         return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True)

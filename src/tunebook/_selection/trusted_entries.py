@@ -69,6 +69,10 @@ class EntryGuard(Generic[C]):
         """Return the board of leases; None if results are not written, because other processes cannot find them."""
         return self.persistent.leases() if self.writes else None
 
+    def state(self, problem: Problem) -> object | None:
+        """Return a value that changes whenever the entry of a problem changes; None if that cannot be known."""
+        return () if self._given is None else self._given.state(problem)
+
     def find(self, call: Call[C]) -> Trusted[C] | Refused[C]:
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
         record = None if self._given is None else self._given.read(call.problem)
@@ -76,7 +80,7 @@ class EntryGuard(Generic[C]):
             return Refused("none given" if self._given is None else f"no entry in {self._given.where}")
         head = record.head
         if not head.decided:
-            return Refused("no decision, because every candidate failed", record)
+            return Refused(why_undecided(record), record)
         try:
             checksum = call.kernel.checksum(call.inv)
             # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
@@ -174,6 +178,17 @@ class EntryGuard(Generic[C]):
         nothing_new = here.issuperset(m.fingerprint for m in valid)
         return None if winner_of(body) is None or (nothing_new and not again) else found
 
+    def stands(self, call: Call[C], entry: Trusted[C] | Refused[C], values_from: str) -> Trusted[C] | None:
+        """Return the entry, made on a caller's arguments, whose choice a tuning on `values_from` must not replace.
+
+        A trace has no arguments to wait for, so a choice that was made under other versions does not bind it.
+        """
+        found = entry if isinstance(entry, Trusted) else None if call.inv.values_from == "call" else entry.outdated
+        if values_from == "call" or found is None:
+            return None
+        body = found.record.body
+        return found if winner_of(body) is not None and values_of(body) in {None, "call"} else None
+
     def publish(
         self,
         call: Call[C],
@@ -186,15 +201,20 @@ class EntryGuard(Generic[C]):
     ) -> C:
         """Write the result of a tuning, and return the configuration that stands.
 
-        The configuration of `entry`, which was there before, stands if it is pinned, or if something disturbed this
-        tuning and nothing disturbed the earlier one. `verified` is the entry whose choice was found to hold here too.
+        The configuration of `entry`, which was there before, stands if it is pinned, if it was chosen on a caller's
+        arguments and this tuning had made-up ones, or if something disturbed this tuning and nothing disturbed the
+        earlier one. `verified` is the entry whose choice was found to hold here too.
         `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
         so comes out below the next holder, and the store refuses its late record.
         """
         if not self.writes:
             return tuned.config
+        if (standing := self.stands(call, entry, tuned.values_from)) is not None:
+            if verified is not None:
+                self._write_verified(call, standing.record, tuned, generation)
+            return standing.config
         if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
-            beside = {**entry.record.body.provenance, **_decision(tuned)}
+            beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
         if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(entry.record.body):
@@ -212,11 +232,23 @@ class EntryGuard(Generic[C]):
         self._write(head, tuned.measurements, provenance, entry.record)
         return tuned.config
 
+    def _write_verified(self, call: Call[C], record: Record, tuned: Tuned[C], generation: int) -> None:
+        """Write down that a choice holds on made-up arguments too; it still rests on the caller's."""
+        here = call.kernel.environment(call.inv) if record.head.environment else ""
+        provenance = {**record.body.provenance, **_restamped(record, tuned, self._now_s())}
+        head = replace(record.head, environment=here, generation=generation)
+        self._write(head, tuned.measurements, provenance, record)
+
     def publish_failures(
         self, call: Call[C], measurements: Sequence[Measurement], earlier: Record | None, generation: int
     ) -> None:
-        """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is."""
+        """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is.
+
+        Failures on made-up arguments are notes for later tunings on such arguments; a decided entry gets none.
+        """
         if earlier is not None and earlier.head.decided:
+            if any(m.values_from != "call" for m in measurements):
+                return
             head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
@@ -256,11 +288,32 @@ def winner_of(body: Body) -> str | None:
     return winner if isinstance(winner, str) else None
 
 
-def measured_for_choice(body: Body) -> list[Measurement]:
-    """Return the measurements under the conditions of the winner, or else of the latest measurement."""
-    winner = winner_of(body)
-    newest = max(body.measurements, key=lambda m: (m.fingerprint == winner, m.when), default=None)
-    return [] if newest is None else [m for m in body.measurements if identity(m)[1:] == identity(newest)[1:]]
+def values_of(body: Body) -> str | None:
+    """Return where the arguments of the tuning that chose were from; None if that was not written down."""
+    values_from = body.provenance.get("values_from")
+    return values_from if isinstance(values_from, str) else None
+
+
+def why_undecided(record: Record) -> str:
+    """Return why a record holds no configuration."""
+    failed = record.body.measurements
+    made_up = failed and all(m.values_from != "call" for m in failed)
+    return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
+
+
+def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = None) -> list[Measurement]:
+    """Return the measurements under the conditions of the winner, or else of the latest measurement.
+
+    `measured` are the measurements to look at, if not all.
+    """
+    measured = body.measurements if measured is None else measured
+    winner, values_from = winner_of(body), values_of(body) or "call"
+
+    def rank(m: Measurement) -> tuple[bool, bool, float]:
+        return m.fingerprint == winner, m.values_from == values_from, m.when
+
+    newest = max(measured, key=rank, default=None)
+    return [] if newest is None else [m for m in measured if identity(m)[1:] == identity(newest)[1:]]
 
 
 def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) -> Verdict | None:
@@ -317,7 +370,12 @@ def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Jso
     facts = record.body.provenance
     environments = list(dict.fromkeys([*environments_verified(record.body), record.head.environment]))
     return {
-        "verified": {"when": now_s, "tuned": facts.get("when"), "environments": [*environments]},
+        "verified": {
+            "when": now_s,
+            "tuned": facts.get("when"),
+            "environments": [*environments],
+            "values_from": tuned.values_from,
+        },
         "complete": tuned.complete and facts.get("complete") is not False,
     }
 
@@ -344,7 +402,7 @@ def _when_and_where(now_s: float) -> dict[str, Json]:
 def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
-    facts["found"] = _found(tuned)
+    facts |= {"found": _found(tuned), "values_from": tuned.values_from}
     if (roofline := tuned.roofline) is not None:
         amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}

@@ -9,6 +9,7 @@ from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
+from tunebook._code.deferred import refuse_deferred
 from tunebook._space.space import Config, Space
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Choice:
         for name, option in options.items():
             if not callable(option.function):
                 raise DefinitionError(f"{name}={option.function!r} cannot be called; give a function or an Option")
+            refuse_deferred(option.function, name)
             if option.space is not None and WAY in option.space.axes:
                 raise DefinitionError(f"the space of {name!r} has an axis {WAY!r}, a reserved name; rename it")
         self.options: Final = dict(options)

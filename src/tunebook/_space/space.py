@@ -13,7 +13,7 @@ from tunebook._base.config_codec import fingerprint, fingerprint_of, register_co
 from tunebook._base.errors import CodecError, DefinitionError, did_you_mean
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
-from tunebook._code.source import text_of
+from tunebook._code.values import text_of
 from tunebook._space.axis import Axis, axis_of
 from tunebook._space.enumeration import MISTAKES, PartialConfig, SpaceWalk, Undecided
 

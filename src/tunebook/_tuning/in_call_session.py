@@ -278,7 +278,8 @@ class InCallSession(Generic[C]):
             # The call's own error, as without tuning.
             raise trial.error or RuntimeError(trial.failure.message)
         if trial.failure is not None:
-            launches.arguments.notice()
+            with Attempt():  # an argument that cannot be put back must not fail the call
+                launches.arguments.put_back_all()
             # If this raises too, the call is at fault, and the candidate gets another turn.
             output = self._serve(*inv.args, **inv.kwargs)
             self._stopwatch.wait(output)
@@ -296,7 +297,7 @@ class InCallSession(Generic[C]):
         checker = kernel.checker(inv)
         if checker is not None or not kernel.checks:
             return checker
-        model = AgainstModel(0, kernel.compare, self._stopwatch)
+        model = AgainstModel(0, kernel.comparison(inv), self._stopwatch)
         model(launches, 0, launches(0)())
         launches.arguments.notice()
         return partial(model, launches, 1)

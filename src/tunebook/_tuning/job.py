@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
-from tunebook._base.vocabulary import Measurement
+from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
 from tunebook._statistics.race import typical_s
@@ -45,6 +45,8 @@ _MESSAGE_HEAD, _MESSAGE_TAIL = 3000, 1000
 HOST: Final = "host"  # in a measurement: where a failure was seen that other hosts need not have
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
+_CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
+_REJECTED: Final = frozenset({"wrong-result", "nan"})
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -185,6 +187,8 @@ class Conditions(NamedTuple):
     code: str = ""
     environment: str = ""
     mode: str = "forward"
+    values_from: ValuesFrom = "call"
+    checked_by: Callable[[], str] = str  # the digest of the check: a changed check may accept a rejected output
 
 
 class Job(NamedTuple, Generic[Cfg]):
@@ -224,7 +228,8 @@ class Job(NamedTuple, Generic[Cfg]):
 
     def policy(self, stopwatch: Stopwatch) -> str:
         """Return the measurement policy under a stopwatch."""
-        return f"{stopwatch.name}/{self.conditions.mode}"
+        made_up = self.conditions.values_from
+        return f"{stopwatch.name}/{self.conditions.mode}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):
@@ -232,8 +237,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     The result of another library's tuner has no `verdict`. `configs` are the candidates by fingerprint. The job ended
     at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
-    heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known. In a
-    notebook a result shows as a report.
+    heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known.
+    `values_from` says on which arguments it was measured. In a notebook a result shows as a report.
     """
 
     config: Cfg
@@ -249,6 +254,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     default: str | None = None
     problem: Problem | None = None
     roofline: Roofline | None = None
+    values_from: ValuesFrom = "call"
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:
@@ -290,15 +296,6 @@ def _shortened(failure: Failure) -> Failure:
     return failure._replace(message=f"{text[:_MESSAGE_HEAD]}{left_out}{text[-_MESSAGE_TAIL:]}")
 
 
-def _circumstances(failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
-    extra: dict[str, Json] = {}
-    if compiled is not None and compiled.program is not None:
-        extra[PROGRAM] = compiled.program
-    if failure is not None and not failure.is_lasting:
-        extra[HOST] = host_name()
-    return extra
-
-
 class CandidateSet(Generic[Cfg]):
     """The candidates of a tuning by fingerprint, with the measurement of each, and the decision among them."""
 
@@ -330,7 +327,10 @@ class CandidateSet(Generic[Cfg]):
 
     def is_comparable(self, m: Measurement) -> bool:
         """Whether a measurement was made under the conditions of this tuning."""
-        return (m.code, m.policy, m.environment) == (self._conditions.code, self._policy, self._conditions.environment)
+        if (m.code, m.policy, m.environment) != (self._conditions.code, self._policy, self._conditions.environment):
+            return False
+        rejected = m.failure is not None and m.failure.kind in _REJECTED
+        return not rejected or m.extra.get(_CHECK, "") == self._conditions.checked_by()
 
     def record(
         self,
@@ -358,9 +358,15 @@ class CandidateSet(Generic[Cfg]):
             compile_s=None if compiled is None else compiled.seconds,
             when=now_s,
             dropped=dropped,
-            extra=_circumstances(failure, compiled),
+            extra=self._remarks(failure, compiled),
         )
         return self.results[name]
+
+    def _remarks(self, failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
+        program = None if compiled is None else compiled.program
+        check = self._conditions.checked_by() if failure is not None and failure.kind in _REJECTED else ""
+        host = "" if failure is None or failure.is_lasting else host_name()
+        return {name: text for name, text in ((PROGRAM, program), (_CHECK, check), (HOST, host)) if text}
 
     def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
         """Keep the measurement of a candidate for another that compiles to the same program, and return it."""

@@ -8,9 +8,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from tunebook._arrays.describe import libraries_of, timer_for
+from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
+from tunebook._measure.stopwatch import Attempt
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._arrays.library import TuningSite
-    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._base.vocabulary import Problem, StrategyLike, ValuesFrom
     from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
     from tunebook._tuning.job import Budget, Call, History, Step
     from tunebook.search._by_name import Search
 
 C = TypeVar("C")
+R = TypeVar("R")
 
 # A space with more configurations than this is searched, and TRIALS of them are tried unless a budget says otherwise.
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
@@ -60,16 +62,19 @@ def job_for(
 ) -> Job[C]:
     """Return the job that tunes a call, given its history; `site` is the place of its runs, if it is not here."""
     kernel = call.kernel
-    if site is not None and site.with_inputs is not None:
-        made = kernel.make_inputs(site.inv)
+    values_from = values_for(call)
+    if site is not None and site.with_inputs is not None and call.inv.values_from == "call":
+        made = by_author("the function that makes inputs", kernel.make_inputs, site.inv)
+        values_from = "random" if made is None else "inputs"
         site = site if made is None else site.with_inputs(*made)
-    call = call if site is None else replace(call, inv=site.inv)
+    if site is not None:
+        call = replace(call, inv=replace(site.inv, values_from=values_from))
     inv = call.inv
     job = outline(call, policy, history)
     forward = job.conditions.mode == "forward"
     if site is not None and policy.validate_backward and not is_forward_only():
         forward = not job.candidates or not site.differentiable(site.bind(kernel, inv, job.candidates[0]))
-    check = kernel.checker(inv) if forward else None
+    check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
         isolate = kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
@@ -85,13 +90,32 @@ def job_for(
         goal=Goal(
             objective=objective_for(kernel.objective),
             enough_s=kernel.enough_s(inv) if forward else 0.0,
-            compare=kernel.compare if kernel.checks and forward else None,
+            compare=kernel.comparison(inv) if kernel.checks and forward else None,
             roofline=kernel.roofline(inv) if forward else None,
         ),
         budget=budget,
         on_step=on_step,
     )
     return job if site is None else _at_site(job, site, kernel, forward=forward)
+
+
+def by_author(what: str, function: Callable[..., R], *args: Any) -> R:
+    """Call a function of the kernel's author, whose error ends the tuning and not the call: `TuningFailed`.
+
+    An invalid definition is an error of the call too.
+    """
+    with Attempt() as attempt:
+        return function(*args)
+    error = cast("Exception", attempt.trial.error)
+    raise error if isinstance(error, DefinitionError) else TuningFailed(f"{what} failed", [error])
+
+
+def values_for(call: Call[Any]) -> ValuesFrom:
+    """Return where the values of the arguments are from when a call is tuned: a call in a trace has none."""
+    inv = call.inv
+    if inv.values_from != "call" or not is_traced(inv):
+        return inv.values_from
+    return "inputs" if call.kernel.makes_inputs else "random"
 
 
 def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: bool) -> Job[C]:
@@ -103,7 +127,7 @@ def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: 
         site.args,
         site.kwargs,
         check=None if check is None else lambda output: check(site.one_of(output)),
-        mutated=part.mutated if site.in_place else (),
+        mutated=part.mutated,
     )
     return job._replace(
         parts=[part],
@@ -125,11 +149,14 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
         made = [compile_one(config) for compile_one in compilers]
         return made[0] if all(product == made[0] for product in made) else None
 
+    made_up: ValuesFrom = next(
+        (job.conditions.values_from for job in jobs if job.conditions.values_from != "call"), "call"
+    )
     # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
     mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
-        conditions=first.conditions._replace(mode=mode),
+        conditions=first.conditions._replace(mode=mode, values_from=made_up),
         setup=first.setup._replace(compile=compile_for_all if first.setup.compile else None),
         goal=first.goal._replace(
             roofline=None,
@@ -175,7 +202,9 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         heuristic=kernel.heuristic(inv),
         search=search,
         history=history,
-        conditions=Conditions(kernel.code_checksum, kernel.environment(inv), mode),
+        conditions=Conditions(
+            kernel.code_checksum, kernel.environment(inv), mode, values_for(call), lambda: kernel.check_checksum
+        ),
         setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
     )
 

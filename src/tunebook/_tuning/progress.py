@@ -149,14 +149,14 @@ def progress_text(title: str, step: Step) -> str:
 
 
 def day_text(when: object) -> str:
-    """Return a Unix time as people write it; "unknown" for anything else.
+    """Return a moment for people, in local time; "unknown" for a value that is not one, as a book may hold.
 
-    >>> day_text(1e300), day_text("yesterday")
+    >>> day_text("yesterday"), day_text(1e300)
     ('unknown', 'unknown')
     """
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
-    except (OverflowError, ValueError, OSError):  # no such year
+    except (OverflowError, ValueError, OSError):
         return "unknown"
 
 
@@ -166,7 +166,7 @@ def seconds_text(seconds: float) -> str:
     >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
     ('1.23 ms', '250 ms', '1 min 15 s')
     """
-    if seconds >= 60:
+    if 60 <= seconds < 1e9:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:

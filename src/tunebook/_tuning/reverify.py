@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, TuningFailed
+from tunebook._base.vocabulary import MADE_UP
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
 
@@ -28,11 +29,13 @@ class Verified(NamedTuple, Generic[C]):
     """The result of a verification. `held` says that the earlier choice stands on fresh measurements.
 
     `tuned` has the measurements: of the finalists, or of all candidates if the choice did not hold or was missing.
+    `kept` says that the choice was beaten on made-up arguments, and stands because a caller's arguments decided it.
     """
 
     held: bool
     reason: str
     tuned: Tuned[C]
+    kept: bool = False
 
     @property
     def config(self) -> C:
@@ -54,10 +57,11 @@ def finalists(known: Iterable[Measurement], *, code: str, environment: str, winn
     return frozenset(chosen)
 
 
-def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str]) -> Verified[C]:
+def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str], *, keep: bool = False) -> Verified[C]:
     """Measure the candidates `among` and the heuristic's again; tune all if the job's incumbent does not win or tie.
 
-    `tune` runs a job; its keyword `verifying` is for the listeners of its start.
+    `tune` runs a job; its keyword `verifying` is for the listeners of its start. With `keep`, the incumbent stands in
+    any case, so no other candidate runs.
     """
     failures = tuple(m for m in job.known if m.failure is not None)
     finished = job.history._replace(complete=True)
@@ -69,6 +73,8 @@ def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str]) ->
     try:
         fresh = tune(few, verifying=True)
     except TuningFailed as error:
+        if keep:
+            raise
         whole = job._replace(history=finished._replace(measurements=error.measurements, winner=None))
         return Verified(held=False, reason=f"all finalists failed: {error}", tuned=tune(whole))
     winner = None if fresh.verdict is None else fresh.verdict.winner.measurement.fingerprint
@@ -76,6 +82,10 @@ def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str]) ->
         return Verified(held=False, reason="the budget ended before all finalists were measured", tuned=fresh)
     if winner == job.incumbent:
         return Verified(held=True, reason=f"{len(fresh.measurements)} finalists were measured again", tuned=fresh)
+    if keep:
+        on = f"on {MADE_UP[job.conditions.values_from]}"
+        reason = f"{fresh.config!r} is faster {on}; the choice stands, because it was made on a caller's arguments"
+        return Verified(held=False, reason=reason, tuned=fresh, kept=True)
     # The newcomers race against the new winner; the finalists that lost to it need not run a third time.
     reason = f"{fresh.config!r} is faster now"
     left = job.budget.less(fresh)

@@ -46,8 +46,8 @@ class Tuner:
     """Finds the fastest candidate: each is tried and checked once, then they race (see `_statistics.race`).
 
     `warmup` is the number of untimed runs of a candidate, and `iters` the number of runs that `measure` times.
-    Processes that tune on one device take turns while they measure. A process waits for at most `device_wait_s` for the
-    others; then it measures all the same, and reports a disturbance.
+    Processes that tune on one device take turns while they measure. In one tuning, a process waits for at most
+    `device_wait_s` for the others; then it measures all the same, and reports a disturbance.
 
     >>> tuner = Tuner(warmup=1, iters=3)
     >>> tuner.autotune(lambda n: lambda: sum(range(n)), (), {}, [200_000, 10])
@@ -109,7 +109,7 @@ class Tuner:
             if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
             made, compile_one = site.programs(make_fn, False)  # noqa: FBT003 - forward only
-            part = Part(made, site.args, site.kwargs, mutated=None if site.in_place else ())
+            part = Part(made, site.args, site.kwargs)
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
         return at_tuning_site(Invocation("tuned", args, kwargs), tune)

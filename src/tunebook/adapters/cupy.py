@@ -2,7 +2,7 @@
 
     module = CudaModule(Path(__file__).with_name("saxpy.cu"), templates={"saxpy": "saxpy<{BLOCK}, float>"})
 
-    @tunable(space=Space(BLOCK=[128, 256], UNROLL=[1, 4]), compile=module.compile)
+    @tunable(space=Space(BLOCK=[128, 256], UNROLL=[1, 4]), compile=module.compile, ignore=("a",))
     def saxpy(a, x, y, *, config):
         blocks = -(-x.size // (config.BLOCK * config.UNROLL))
         module(config).saxpy((blocks,), (config.BLOCK,), (numpy.float32(a), x, y, x.size))
@@ -23,7 +23,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.describe import arrays_in
-from tunebook._arrays.library import ArrayLibrary, fill, register_array_library, root_module, strides_for
+from tunebook._arrays.library import ArrayLibrary, register_array_library, root_module
+from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, require
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
 from tunebook.adapters._source.build_cache import PerConfig
@@ -197,6 +198,11 @@ def _to_numpy(x: Any) -> Any:
     return sys.modules["cupy"].asnumpy(x)
 
 
+def _with_values(x: Any, values: Any) -> Any:
+    x[...] = sys.modules["cupy"].asarray(values)
+    return x
+
+
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
     np, cupy = importlib.import_module("numpy"), _cupy()
     _, _, ordinal = spec.platform.partition("#")
@@ -227,5 +233,7 @@ register_array_library(
         fast_key=attrgetter("shape", "dtype", "strides", "device.id"),  # its devices have no hash
         timer=_timer,
         make=_make,
+        values=_to_numpy,
+        with_values=_with_values,
     )
 )

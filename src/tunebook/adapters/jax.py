@@ -13,6 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
+import numpy as np
 
 from tunebook._arrays.describe import arrays_in, describe
 from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
@@ -27,7 +28,7 @@ from tunebook.adapters._jax.kernel import backward_autotune_only as backward_aut
 from tunebook.adapters._jax.kernel import bind, jitted
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax.settings import HOOKED, SETTINGS
-from tunebook.adapters._jax.staging import TracedCall, made_up
+from tunebook.adapters._jax.staging import TracedCall, made_up, weak
 from tunebook.adapters._jax.tune import tune as tune  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.vmap import seen_here
 from tunebook.adapters._jax.vmap import vmap as vmap  # noqa: PLC0414 - public here
@@ -77,6 +78,9 @@ class _Jax:
                 return f"the shape ({', '.join(map(str, x.shape))}) is symbolic, so there is nothing to measure on"
         return None
 
+    def is_traced(self, arguments: object) -> bool:
+        return any(isinstance(x, jax.core.Tracer) for x in array_leaves(arguments))
+
     def capture(self, inv: Invocation[Any, Any]) -> TracedCall:
         if inv.surroundings is not None:
             return TracedCall(inv, TraceFacts.from_json(inv.surroundings.get("@jax", {})))
@@ -88,7 +92,14 @@ class _Jax:
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:
     dtype = jax.random.key(0).dtype if spec.dtype.startswith("key<") else jax.numpy.dtype(spec.dtype)
+    if spec.variant == _WEAK:
+        return weak(spec.shape, dtype)
     return made_up(spec.shape, dtype, rng_seed)
+
+
+def _values(x: Any) -> Any:
+    readable = not isinstance(x, jax.core.Tracer) and x.is_fully_addressable  # not on other hosts
+    return np.asarray(x) if readable else None
 
 
 def _timer(arguments: object) -> ProfilerTimer | None:
@@ -125,6 +136,13 @@ def _device(x: Any) -> object | None:
         return default if sharding is None else sharding
     local = mesh.empty or all(kind.name == "Manual" for kind in mesh.axis_types)  # inside shard_map: one device's part
     return default if local or mesh.size == 1 else _MeshOf(default, mesh.size)
+
+
+_WEAK: Final = "weak"  # a weakly typed array takes the dtype of the array that it meets, which makes another program
+
+
+def _variant(x: Any) -> str:
+    return _WEAK if getattr(getattr(x, "aval", x), "weak_type", False) else ""
 
 
 def _shape(x: Any) -> Any:
@@ -172,6 +190,7 @@ register_array_library(
         name="jax",
         shape=_shape,
         device=_device,
+        variant=_variant,
         # An array does not change. A tracer's class lives in jax, not in jaxlib: in a trace there is nothing to time.
         is_restorable=lambda x: type(x).__module__.startswith("jaxlib"),
         fast_key=_fast_key,
@@ -187,6 +206,8 @@ register_array_library(
         packed=lambda: (_ARRAY, _TRACER, "aval", "value", SETTINGS.number, *_READ) if _has_one_device() else None,
         timer=_timer,
         make=_make,
+        values=_values,
+        with_values=lambda _x, values: jax.numpy.asarray(values),
         framework=_Jax(),
         mesh_classes=lambda: (jax.sharding.Mesh, jax.sharding.PartitionSpec),
     )

@@ -2,7 +2,7 @@
 
     library = CLibrary(Path(__file__).with_name("saxpy.c"))
 
-    @tunable(space=Space(UNROLL=[1, 2, 4, 8]), compile=library.compile)
+    @tunable(space=Space(UNROLL=[1, 2, 4, 8]), compile=library.compile, ignore=("a",))
     def saxpy(a, x, y, *, config):
         library(config).saxpy(ctypes.c_float(a), pointer(x), pointer(y), len(x))
 

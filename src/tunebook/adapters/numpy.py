@@ -17,7 +17,8 @@ import sys
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._arrays.library import ArgumentReader, ArrayLibrary, fill, register_array_library, strides_for
+from tunebook._arrays.library import ArgumentReader, ArrayLibrary, class_name, register_array_library
+from tunebook._arrays.made_up import fill, refuse_variant, strides_for
 from tunebook._base.errors import Unsupported, require
 
 if TYPE_CHECKING:
@@ -65,13 +66,50 @@ def _reader(kind: type, layout: bool) -> ArgumentReader | None:  # noqa: FBT001 
     return _READER_WITH_LAYOUT if layout else _READER
 
 
-def _is_plain(x: Any) -> bool:
-    # Not a subclass: the record does not know its data beside the values.
-    return type(x).__name__ == "ndarray" and not x.dtype.hasobject
+def _is_writable(x: Any) -> bool:
+    """Return whether an array, or an array that it is a view of, can be written to."""
+    while x.size and isinstance(x, sys.modules["numpy"].ndarray):
+        if x.flags.writeable:
+            return True
+        x = x.base
+        if x is None:
+            break
+    return False
+
+
+class _Window:
+    """The memory of a read-only view, to write to: a kernel may have written to it through the view's base."""
+
+    def __init__(self, view: Any) -> None:
+        place, _ = view.__array_interface__["data"]
+        self.view, self.__array_interface__ = view, {**view.__array_interface__, "data": (place, False)}
 
 
 def _put_back(x: Any, copy: Any) -> None:
-    x[...] = copy
+    numpy = sys.modules["numpy"]
+    # As plain arrays: a subclass may refuse, round or mask the items that it is given.
+    target = numpy.asarray(x if x.flags.writeable else _Window(x)).view(x.dtype)
+    target[...] = numpy.asarray(copy)
+
+
+_BLOCK: Final = 1 << 24  # bytes compared at once: a copy of a gigabyte may be more than the memory holds
+
+
+def _is_same(x: Any, copy: Any) -> bool:
+    """Return whether two arrays are equal to the byte, because a NaN is not equal to itself; objects by identity."""
+    numpy = sys.modules["numpy"]
+    x, copy = numpy.asarray(x), numpy.asarray(copy)
+    if x.dtype.kind == "T":  # its bytes refer to texts elsewhere
+        return bool(x.tolist() == copy.tolist())
+    if not (x.flags.c_contiguous and copy.flags.c_contiguous) or x.dtype.hasobject:
+        return bool(x.tobytes() == copy.tobytes())
+    x, copy = (each.reshape(-1).view("uint8") for each in (x, copy))
+    return all(numpy.array_equal(x[i : i + _BLOCK], copy[i : i + _BLOCK]) for i in range(0, x.size, _BLOCK))
+
+
+def _with_values(x: Any, values: Any) -> Any:
+    x[...] = values
+    return x
 
 
 def _packed() -> tuple[object, ...] | None:
@@ -80,8 +118,14 @@ def _packed() -> tuple[object, ...] | None:
     return (numpy.ndarray,) if str(numpy.__version__).partition(".")[0] in ("1", "2") else None
 
 
-def _make(spec: ArraySpec, rng_seed: int) -> Any:
+def _variant(x: Any) -> str:
+    # Not a memory map: it differs by the place of its values alone.
+    numpy = sys.modules["numpy"]
+    return class_name(x, (numpy.ndarray, getattr(numpy, "memmap", None)))  # a stand-in for numpy may have less
 
+
+def _make(spec: ArraySpec, rng_seed: int) -> Any:
+    refuse_variant(spec)
     np = require("numpy", feature=f"making an array of {spec.dtype}")
     dtype = _numpy_dtype(np, spec.dtype)
     strides, offset, extent = strides_for(spec.layout, spec.shape)
@@ -112,15 +156,17 @@ register_array_library(
     ArrayLibrary(
         name="numpy",
         device=lambda x: getattr(x, "device", "cpu"),  # `.device` came with numpy 2.0
-        is_writable=lambda x: bool(_is_plain(x) and x.flags.writeable and x.size),
+        variant=_variant,
+        is_writable=_is_writable,
         copy=lambda x: x.copy(),
-        is_same=lambda x, copy: bool(x.tobytes() == copy.tobytes()),  # bytes: a NaN is not equal to itself
+        is_same=_is_same,
         put_back=_put_back,
-        is_restorable=_is_plain,
         fast_key=attrgetter("shape", "dtype", "strides"),
         reader=_reader,
         packed=_packed,
         make=_make,
+        values=lambda x: None if x.dtype.hasobject or _variant(x) else x,
+        with_values=_with_values,
     )
 )
 register_array_library(ArrayLibrary(name="numba", device=_numba_device, platform=lambda _device: "gpu"))

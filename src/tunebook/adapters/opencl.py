@@ -2,7 +2,7 @@
 
     program = CLProgram(context, Path(__file__).with_name("saxpy.cl"))
 
-    @tunable(space=Space(GROUP=[32, 64, 128]), compile=program.compile)
+    @tunable(space=Space(GROUP=[32, 64, 128]), compile=program.compile, ignore=("a",))
     def saxpy(a, x, y, *, config):
         program(config).saxpy(x.queue, x.shape, (config.GROUP,), numpy.float32(a), x.data, y.data)
 
@@ -21,7 +21,8 @@ import pyopencl as cl
 import pyopencl.array
 
 from tunebook._arrays.describe import arrays_in, platform_of
-from tunebook._arrays.library import ArrayLibrary, fill, register_array_library, strides_for
+from tunebook._arrays.library import ArrayLibrary, register_array_library
+from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.build_cache import PerConfig

@@ -25,10 +25,11 @@ from tunebook._arrays.library import (
     ArgumentReader,
     ArrayLibrary,
     TuningSite,
+    class_name,
     register_array_library,
     strided_layout,
-    strides_for,
 )
+from tunebook._arrays.made_up import refuse_variant, strides_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
 from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
@@ -88,6 +89,9 @@ class _Torch:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 return "a CUDA graph is being captured, and nothing else may run"
         return None
+
+    def is_traced(self, arguments: object) -> bool:
+        return any(map(_is_fake, _tensors(arguments)))
 
     def capture(self, inv: Invocation[Any, Any]) -> _CapturedTensorCall:
         return _CapturedTensorCall(inv)
@@ -191,11 +195,14 @@ class _CapturedTensorCall:
 
     def _make_site(self) -> TuningSite:
         args, kwargs = self._inv.args, dict(self._inv.kwargs)
-        if self._is_traced:
-            args, kwargs = concrete(abstract((args, kwargs)))
+        if not self._is_traced:
+            return self._site_with(args, kwargs)
+        return self._site_with(*concrete(abstract((args, kwargs))))._replace(with_inputs=self._site_with)
+
+    def _site_with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
         inv = replace(self._inv, args=args, kwargs=kwargs)
         differentiable = bool(self._settings.get("grad"))
-        return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable, in_place=True)
+        return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable)
 
 
 def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as in `TuningSite`
@@ -210,7 +217,13 @@ def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:
     return (lambda config: partial(run_both, bind(config))) if backward else bind, None
 
 
+def _variant(x: Any) -> str:
+    # A fake tensor stands for a plain tensor while a program is traced.
+    return "" if _is_fake(x) else class_name(x, _PLAIN)
+
+
 def _make(spec: ArraySpec, rng_seed: int) -> torch.Tensor:
+    refuse_variant(spec)
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype) or not spec.layout.startswith(("C", "F", "P", "S")):
         raise Unsupported(f"cannot make up a tensor of {spec.dtype} and layout {spec.layout}; pass a live one")
@@ -240,10 +253,15 @@ def _values(dtype: torch.dtype, n: int, device: torch.device, rng_seed: int) -> 
     return (values + 0.25 * values.sgn()).to(dtype)
 
 
-def _is_writable(x: torch.Tensor) -> bool:
-    plain = type(x) in _PLAIN and x.layout is torch.strided and not x.is_meta and x.numel() > 0
-    # Elements that share memory cannot be written to one by one.
-    return plain and all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+def _memory(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors whose elements are a tensor's values: itself, or the tensors that its class wraps."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
+        if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            names, _ = x.__tensor_flatten__() if hasattr(x, "__tensor_flatten__") else ((), None)
+            return [part for name in names for part in _memory(getattr(x, name))]
+        if x.layout is not torch.strided or x.is_meta or not x.numel():
+            return []
+        return [x.detach().as_subclass(torch.Tensor)]
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
@@ -259,13 +277,22 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0] + kept)
 
 
+def _memory_and_copy(x: torch.Tensor, copy: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for part, kept in zip(_memory(x), _memory(copy), strict=True):
+        # In a dimension of stride 0 all elements share one place in memory.
+        index = tuple(slice(None) if stride else 0 for stride in part.stride())
+        yield part[index], kept[index]
+
+
 def _put_back(x: torch.Tensor, copy: torch.Tensor) -> None:
     with torch.inference_mode(x.is_inference()), torch.no_grad():
-        x.copy_(copy)
+        for part, kept in _memory_and_copy(x, copy):
+            part.copy_(kept)
 
 
 def _is_same(x: torch.Tensor, copy: torch.Tensor) -> bool:
-    return bool(torch.equal(_bytes(x.detach().to(copy.device)), _bytes(copy)))
+    parts = _memory_and_copy(x, copy)
+    return all(torch.equal(_bytes(part.to(kept.device)), _bytes(kept)) for part, kept in parts)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
@@ -278,6 +305,16 @@ def _to_numpy(x: torch.Tensor) -> Any:
     x = (x if x.layout is torch.strided else x.to_dense()).cpu().resolve_conj().resolve_neg()
     narrow = x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64)
     return (x.float() if narrow else x).numpy()  # numpy has no bfloat16, and float32 holds each of its values
+
+
+def _known_values(x: torch.Tensor) -> Any:
+    plain = type(x) in _PLAIN and x.layout is torch.strided and _TORCH.obstacle((x,)) is None
+    return _to_numpy(x) if plain else None
+
+
+def _with_values(x: torch.Tensor, values: Any) -> torch.Tensor:
+    _put_back(x, torch.from_numpy(values.copy()))  # a copy, because torch warns of arrays that cannot be written to
+    return x
 
 
 def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
@@ -390,8 +427,9 @@ register_array_library(
         name="torch",
         layout=_layout,
         grad=_wants_grad,
+        variant=_variant,
         hardware=_hardware,
-        is_writable=_is_writable,
+        is_writable=lambda x: bool(_memory(x)),
         copy=_copy,
         is_same=_is_same,
         put_back=_put_back,
@@ -411,6 +449,8 @@ register_array_library(
         dtype_text=lambda value: str(value) if isinstance(value, torch.dtype) else None,
         timer=_timer,
         make=_make,
+        values=_known_values,
+        with_values=_with_values,
         framework=_TORCH,
         compiling=torch.compiler.is_dynamo_compiling,
     )

@@ -52,7 +52,7 @@ def times_of(record: Record) -> Times:
         configs[m.fingerprint] = m.config
         if m.failure is None and m.valid_samples_s:
             seconds[m.fingerprint] = min(typical_s(m.valid_samples_s), seconds.get(m.fingerprint, math.inf))
-        elif m.failure is not None:
+        elif m.failure is not None and m.values_from == "call":
             failed.add(m.fingerprint)
     if record.head.decided and not seconds:
         chosen = fingerprint_of(record.head.config)

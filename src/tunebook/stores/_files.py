@@ -12,7 +12,7 @@ import zlib
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from tunebook._base.errors import CodecError, DefinitionError, StoreError, text_of, warn_once
 from tunebook._base.record_format import blake2b
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tunebook._base.vocabulary import Problem
+    from tunebook.stores._protocol import Store
 
     Sync: TypeAlias = Callable[[int], None]
 
@@ -384,6 +385,91 @@ class LeaseFiles:
             message = f"invalid lease name {name[:80]!r}: expected <letters, digits, - or _>.<generation from 1>."
             raise StoreError("name", self._where, message)
         return self._shard(match[1]) / name
+
+
+def state_of(store: Store, problem: Problem) -> object | None:
+    """Return a value that changes whenever the record of a problem changes; None if the store cannot tell.
+
+    A store may have a method `state(problem)` for it, if that takes less time than a `get`.
+    """
+    state = getattr(store, "state", None)  # not a part of `Store`, because other people's stores need not have it
+    return None if state is None else state(problem)
+
+
+# ------------------------------------------------------------------------------------------------- the maker of a slip
+
+_UNKNOWN_HOST: Final = "unknown"
+
+# One item per fork since this module was imported: a forked child does not hold the locks of its ancestors. Not the
+# pid: parent and child can have the same pid, across pid namespaces.
+FORKS: Final[list[None]] = []
+os.register_at_fork(after_in_child=lambda: FORKS.append(None))
+
+
+class Maker(NamedTuple):
+    """The process that made a slip. With its start time, because pids come back."""
+
+    host: str
+    pid: int
+    started: str
+
+    def is_gone(self, proc: Path = Path("/proc")) -> bool:
+        """Whether this was a process of this host and no longer exists; False if that cannot be known."""
+        if self.host != this_process(proc).host or self.host == _UNKNOWN_HOST:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # another user's, and alive; /proc may hide it from us, so that /proc alone proves nothing
+        seen = _state_and_start(self.pid, proc)
+        # A zombie holds nothing: its parent may never ask how it died.
+        return seen is not None and (seen[0] in {"Z", "X"} or seen[1] != self.started)
+
+
+def this_process(proc: Path = Path("/proc")) -> Maker:
+    """Return this process as a maker; its host is "unknown" where /proc cannot be used."""
+    return _identify(proc, len(FORKS))
+
+
+@lru_cache(maxsize=4)
+def _identify(proc: Path, _forks: int) -> Maker:
+    pid = os.getpid()
+    try:
+        # Containers on one machine share its boot, but not their process numbers.
+        boot = (proc / "sys/kernel/random/boot_id").read_text("utf-8").strip()
+        namespace = (proc / "self/ns/pid").readlink()
+        seen_as = str((proc / "self").readlink())
+    except OSError:
+        seen_as = ""
+    seen = _state_and_start(pid, proc)
+    # A /proc of another namespace shows other processes under our numbers.
+    if seen is None or seen_as != str(pid):
+        return Maker(host=_UNKNOWN_HOST, pid=pid, started="0")
+    return Maker(host=f"{boot}/{namespace}", pid=pid, started=seen[1])
+
+
+def _state_and_start(pid: int, proc: Path) -> tuple[str, str] | None:
+    try:
+        stat = (proc / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    # The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+# The content of a slip: host, pid, start time, a number that no other slip has, and the heartbeat's count.
+_SLIP: Final = re.compile(rb"(\S+) ([1-9][0-9]{0,8}) ([0-9]+) [0-9a-f]{16} [0-9]{12}\n")
+
+
+def maker_of(content: bytes) -> Maker | None:
+    """Return the maker of a slip, from its content; None if the content has another form."""
+    match = _SLIP.fullmatch(content)
+    if match is None:
+        return None
+    return Maker(host=match[1].decode("ascii", "replace"), pid=int(match[2]), started=match[3].decode())
 
 
 # ----------------------------------------------------------------------------------------------- names for problems

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
 from tunebook._base.vocabulary import computed_once
-from tunebook.stores._files import FaultsAreWarnings, distrust, problem_id
+from tunebook.stores._files import FaultsAreWarnings, distrust, problem_id, state_of
 from tunebook.stores._pack import PackStore
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class LayeredStore:
             return front
         shipped = (store.get(problem) for store in self.layers[1:])
         return next((record for record in shipped if record is not None), front)
+
+    def state(self, problem: Problem) -> object | None:
+        """Return the state of the front's record, because shipped records do not change; None if it is unknown."""
+        return state_of(self._front, problem)
 
     def put(self, record: Record) -> None:
         self._front.put(record)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tunebook._api.tunable import tunable
 from tunebook._arrays.describe import arrays_in, describe, device_of, is_array, libraries_of, timer_for
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.library import ArraySpec, library_named, library_of, materialise
+from tunebook._arrays.library import ArraySpec, library_named, library_of
+from tunebook._arrays.made_up import materialise
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key, fast_key_of

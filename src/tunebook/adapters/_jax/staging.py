@@ -21,7 +21,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tunebook._arrays.library import TuningSite, fill
+from tunebook._arrays.library import TuningSite
+from tunebook._arrays.made_up import fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
@@ -140,10 +141,7 @@ class TracedCall:
             shape = list(leaf.shape)
             for axis, size in self._added_axes(place):
                 shape.insert(axis, size)
-            if leaf.weak_type:
-                x = jax.numpy.broadcast_to(_WEAK[np.dtype(leaf.dtype).kind], shape)
-            else:
-                x = made_up(tuple(shape), leaf.dtype, place)
+            x = weak(tuple(shape), leaf.dtype) if leaf.weak_type else made_up(tuple(shape), leaf.dtype, place)
         elif self.eager:
             return leaf  # the user's own array, already where it belongs
         else:
@@ -190,6 +188,11 @@ def _mesh_for(axes: Sequence[MeshAxis]) -> Any:
     if not axes or size > len(jax.local_devices()):
         return None
     return mesh_like([axis._replace(kind="Auto") if axis.kind == "Manual" else axis for axis in axes])
+
+
+def weak(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a weakly typed array."""
+    return jax.numpy.broadcast_to(_WEAK[np.dtype(dtype).kind], shape)
 
 
 def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:

@@ -24,10 +24,10 @@ from tunebook._memo.answer_memo import ConfigCache
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook._selection.recording import SavedCall, live_kernel, problem_here
 from tunebook._selection.selector import ConfigSelectorChain
-from tunebook._selection.single_flight import this_process
 from tunebook._tuning.job import Budget
 from tunebook._tuning.tuner import Tuner
 from tunebook.formats._bundle import merge_into
+from tunebook.stores._files import this_process
 
 if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem

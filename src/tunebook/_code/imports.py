@@ -1,0 +1,222 @@
+"""Names that a function imports while it runs, described by the text of their modules.
+
+A module may be loaded or not when a checksum is asked for, and the checksum must not depend on that. Nothing is
+imported here: the statements that define a name are found in the module's file, with the statements that define the
+names in them, through all modules of the user's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections import deque
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunebook._code import source
+from tunebook._code.source import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tunebook._base.vocabulary import Json
+
+
+class _Module(NamedTuple):
+    """The statements at the top of a module, by the names that they define or change."""
+
+    statements: dict[str, list[ast.stmt]]
+    stars: list[str]  # modules from which all names are imported
+    package: str  # to which relative imports refer
+
+
+class _Place(NamedTuple):
+    filename: str  # empty for a package without an __init__.py
+    folders: list[str] | None  # of a package
+
+
+def absolute_name(name: str, module_globals: dict[str, Any]) -> str:
+    """Return the full name of a module that code of another module imports, as in `from ..helpers import f`."""
+    package = module_globals.get("__package__") or str(module_globals.get("__name__", "")).rpartition(".")[0]
+    return _absolute(name, str(package))
+
+
+def _absolute(name: str, package: str) -> str:
+    level = len(name) - len(name.lstrip("."))
+    if level == 0:
+        return name
+    base = package.rsplit(".", level - 1)[0] if level > 1 else package
+    return f"{base}.{name[level:]}".strip(".")
+
+
+def live_value(_: object, key: tuple[str, tuple[tuple[str, Any], ...]]) -> Any:
+    """Return a module, or one of its attributes, if the module is loaded."""
+    name, steps = key
+    module = sys.modules.get(name, NOTHING)
+    if not steps or not isinstance(module, ModuleType):
+        return module
+    value = vars(module).get(steps[0][1], NOTHING)
+    if isinstance(value, FunctionType):
+        source.file_with(value.__code__, value.__globals__)  # reads the text again if the module was reloaded
+    return value
+
+
+class ImportedText:
+    """Collects the definitions of one imported name."""
+
+    def __init__(self, is_foreign: Callable[[str, str], bool], *, versions: bool) -> None:
+        self._is_foreign = is_foreign
+        self._versions = versions
+        self._found: dict[str, Json] = {}
+        self._places: dict[str, _Place | None] = {}
+        self._pending: deque[tuple[str, tuple[str, ...]]] = deque()
+
+    def describe(self, module: str, steps: tuple[tuple[str, Any], ...]) -> Json:
+        """Return the definitions of `module.attribute...`, and of all names in them; None for a module without text."""
+        place = self._find(module)
+        if place is None or not (place.filename or place.folders):
+            return None
+        self._pending.append((module, tuple(key for kind, key in steps if kind == ".")))
+        while self._pending:
+            self._visit(*self._pending.popleft())
+        return {"imported": self._found}
+
+    def _find(self, name: str) -> _Place | None:
+        if name not in self._places:
+            self._places[name] = _find(name)
+        return self._places[name]
+
+    def _visit(self, name: str, attributes: tuple[str, ...]) -> None:
+        place = self._find(name)
+        filename = "" if place is None else place.filename
+        if place is None or self._is_foreign(name, filename or "".join(place.folders or ())):
+            root = name.partition(".")[0]
+            self._found[name] = _version(root) if self._versions and root not in sys.stdlib_module_names else ""
+            return
+        self._found.setdefault(name, "")
+        tree = source.tree_of(filename) if filename else None
+        module = None if tree is None else _index(tree, name, is_package=place.folders is not None)
+        if not attributes:
+            return
+        first, *rest = attributes
+        if module is not None and first in module.statements:
+            self._define(name, module, first, tuple(rest))
+        elif place.folders is not None and self._find(f"{name}.{first}") is not None:
+            self._pending.append((f"{name}.{first}", tuple(rest)))
+        elif module is not None:
+            self._pending.extend((star, attributes) for star in module.stars)
+            if "__getattr__" in module.statements:
+                self._define(name, module, "__getattr__", ())
+
+    def _define(self, name: str, module: _Module, variable: str, attributes: tuple[str, ...]) -> None:
+        """Note the statements that define a variable; look for the names in them next."""
+        address = f"{name}:{variable}"
+        texts: list[Json] = []
+        for statement in module.statements[variable]:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                for target, path in _targets(statement, module.package, variable):
+                    if f"{address}.{target}.{path}{attributes}" not in self._found:
+                        self._found[f"{address}.{target}.{path}{attributes}"] = ""
+                        self._pending.append((target, path + attributes))
+            else:
+                texts.append(source.normal_form(statement))
+        if address in self._found:
+            return
+        self._found[address] = texts
+        for statement in module.statements[variable]:
+            if not isinstance(statement, (ast.Import, ast.ImportFrom)):
+                for target, path in _references(statement, name, module):
+                    self._pending.append((target, path))
+
+
+def _find(name: str) -> _Place | None:
+    """Return the file of a module, without importing it."""
+    loaded = sys.modules.get(name)
+    filename, folders = getattr(loaded, "__file__", None), getattr(loaded, "__path__", None)
+    if isinstance(filename, str) and loaded is not None:
+        return _Place(filename if filename.endswith(".py") else "", None if folders is None else [*folders])
+    parent, _, _ = name.rpartition(".")
+    above = _find(parent) if parent else None
+    if parent and (above is None or above.folders is None):
+        return None
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, None if above is None else above.folders)
+        except (AttributeError, ImportError, OSError, ValueError):
+            continue  # a finder of an old kind, or of a package that is broken
+        if spec is not None:
+            origin = spec.origin if spec.has_location and spec.origin is not None else ""
+            folders = spec.submodule_search_locations
+            return _Place(origin if origin.endswith(".py") else "", None if folders is None else [*folders])
+    return None
+
+
+@functools.lru_cache(64)
+def _version(root: str) -> str:
+    # Not `__version__`: the library may not be loaded yet.
+    from importlib import metadata  # noqa: PLC0415 - 15 ms to import
+
+    try:
+        return metadata.version(root)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@functools.lru_cache(64)
+def _index(tree: ast.Module, name: str, *, is_package: bool) -> _Module:
+    module = _Module({}, [], name if is_package else name.rpartition(".")[0])
+    for statement in tree.body:
+        for variable in _defined(statement):
+            module.statements.setdefault(variable, []).append(statement)
+        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+            module.stars.append(_absolute("." * statement.level + (statement.module or ""), module.package))
+    return module
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    """Return the variables that a statement may define or change."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    words = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+    if isinstance(statement, ast.If):
+        conditions = {n.id for n in ast.walk(statement.test) if isinstance(n, ast.Name)}
+        conditions |= {n.attr for n in ast.walk(statement.test) if isinstance(n, ast.Attribute)}
+        if conditions & {"__name__", "TYPE_CHECKING"}:
+            return set()  # not run when the module is imported
+    inner = (each for each in ast.walk(statement) if isinstance(each, ast.stmt) and each is not statement)
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return words.union(*(_defined(each) for each in inner if isinstance(each, definitions)))
+
+
+def _references(statement: ast.stmt, name: str, module: _Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names that a statement uses, each as a module and a path of attributes."""
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from _targets(node, module.package, None)
+        path: list[str] = []
+        root: ast.AST = node
+        while isinstance(root, ast.Attribute):
+            path.append(root.attr)
+            root = root.value
+        if isinstance(root, ast.Name) and (root.id in module.statements or module.stars):
+            yield name, (root.id, *reversed(path))
+
+
+def _targets(
+    statement: ast.Import | ast.ImportFrom, package: str, variable: str | None
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the modules and names that an import statement gives to a variable, or to all of its variables."""
+    for alias in statement.names:
+        given = alias.asname or alias.name.partition(".")[0]
+        if variable is not None and given != variable:
+            continue
+        if isinstance(statement, ast.ImportFrom):
+            yield _absolute("." * statement.level + (statement.module or ""), package), (alias.name,)
+        else:
+            yield alias.name if alias.asname else given, ()

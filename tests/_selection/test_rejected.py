@@ -1,0 +1,124 @@
+"""Every candidate was rejected: the call says so once, and fails if the policy is strict."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+
+X = np.ones(4)
+STRICT = tb.AutotunePolicy(strict=True)
+
+
+def make(path=False, *, out=lambda x: x, heuristic={"block": 1}, **options):  # noqa: B006 - not written to
+    clock = FakeClock()
+
+    def f(x, *, config):
+        clock.spend(config.block)
+        return out(x)
+
+    space = tb.Space(block=[1, 2])
+    return tb.tunable(f, space=space, heuristic=heuristic, name="f", store=path, tuner=fake_tuner(clock), **options)
+
+
+def fails(_x):
+    raise OSError("no such device")
+
+
+def another():
+    numbers = itertools.count(1)
+    return lambda x: x + next(numbers)
+
+
+REJECTED = {
+    "wrong": (
+        {"reference": lambda x: x + 1},
+        r"all 2 candidates failed: ValueError: output is off by up to 1 in 4 of 4",
+    ),
+    "raises": ({"out": fails}, r"all 2 candidates failed: OSError: no such device"),
+    "returns nothing": ({"out": lambda _x: None, "reference": np.copy}, r"has shape \(\), expected \(4,\)"),
+    "reference raises": ({"reference": fails}, r"the reference failed: OSError: no such device"),
+    "reference varies": ({"reference": another()}, r"the reference returns another output each time.*check="),
+}
+
+
+@pytest.mark.parametrize("why", REJECTED)
+def test_a_call_with_a_rejected_configuration_warns_once_and_says_what_to_type(why):
+    options, reason = REJECTED[why]
+    rejected = make(**options)
+
+    def call_three_times():
+        for _ in range(3):
+            with suppress(OSError):  # the kernel's own error
+                rejected(X)
+
+    with pytest.warns(tb.TunebookWarning, match=rf"f@v0 is not tuned: .*{reason}") as warned:
+        call_three_times()
+    (warning,) = warned
+    for part in ("heuristic's Config(block=1)", "explain(...)", "AutotunePolicy(strict=True)"):
+        assert part in str(warning.message)
+
+
+@pytest.mark.parametrize("why", REJECTED)
+def test_a_strict_policy_raises_at_every_call(why):
+    options, reason = REJECTED[why]
+    rejected = make(policy=STRICT, **options)
+    for _ in range(2):
+        with pytest.raises(tb.TuningFailed) as failed:
+            rejected(X)
+        assert failed.value.message.startswith("f@v0: ")
+        assert failed.value.exceptions
+        assert re.search(reason.split(": ")[-1].split(".*")[0], str(failed.value))
+
+
+def test_a_call_that_can_be_tuned_neither_warns_nor_raises(recwarn):
+    assert make(policy=STRICT, reference=np.copy)(X) is X
+    assert not [w for w in recwarn if issubclass(w.category, tb.TunebookWarning)]
+
+
+def test_a_later_process_that_finds_the_failures_in_the_book_warns_too(tmp_path):
+    with pytest.warns(tb.TunebookWarning, match="is not tuned"):
+        make(tmp_path, reference=lambda x: x + 1)(X)
+    tb._base.errors.forget_warnings()
+    with pytest.warns(tb.TunebookWarning, match=r"is not tuned: .*\(remembered\)"):
+        make(tmp_path, reference=lambda x: x + 1)(X)
+    with pytest.raises(tb.TuningFailed):
+        make(tmp_path, reference=lambda x: x + 1, policy=STRICT)(X)
+
+
+@pytest.mark.parametrize(
+    "remedy", [{"reference": np.copy}, {"reference": lambda x: x + 1, "tolerance": 1}, {"reference": None}], ids=str
+)
+def test_after_a_change_of_the_check_rejected_candidates_are_tried_again(tmp_path, remedy):
+    with pytest.warns(tb.TunebookWarning, match="is not tuned"):
+        make(tmp_path, reference=lambda x: x + 1)(X)
+    mended = make(tmp_path, policy=STRICT, **remedy)
+    assert mended(X) is X
+    assert mended.explain(X).record.head.decided
+
+
+def test_a_varying_reference_leaves_no_failures_in_the_book(tmp_path):
+    with pytest.warns(tb.TunebookWarning, match="another output each time"):
+        make(tmp_path, reference=another())(X)
+    assert make(tmp_path).explain(X).record is None
+
+
+def test_without_a_heuristic_the_error_does_not_advise_to_allow_tuning():
+    with pytest.raises(tb.NoConfig) as failed:
+        make(out=fails, heuristic=None)(X)
+    assert "allow tuning" not in str(failed.value)
+    assert "a candidate that works" in str(failed.value)
+
+
+def test_strict_is_a_policy_for_a_block_too():
+    rejected = make(reference=lambda x: x + 1)
+    with tb.policy_override(rejected.selector, strict=True), pytest.raises(tb.TuningFailed):
+        rejected(X)
+    with pytest.warns(tb.TunebookWarning, match="is not tuned"):
+        rejected(X)
