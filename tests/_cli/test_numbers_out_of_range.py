@@ -21,8 +21,8 @@ PLACES = {
     "configuration of a candidate": lambda body: body["measurements"][0].update(config={"step": NUMBER}),
 }
 VERBS = [
-    "ls", "ls --json", "ls --summary", "show {}", "show {} --json", "explain {}", "report -o r.html", "export b.bundle.gz",
-    "export p.db", "export j.json", "diff other --json", "merge other", "prune --dry-run --older-than 1d",
+    "ls", "ls --json", "ls --summary", "show {}", "show {} --json", "explain {}", "report -o r.html",
+    "export b.bundle.gz", "export p.db", "export j.json", "diff other --json", "merge other", "prune --dry-run --older-than 1d",
 ]  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def test_a_problem_that_memory_dropped_comes_back_from_the_book(tmp_path):
         on_event=lambda event, **data: events.append((event, data.get("level"))),
     )
     kernel = PretendKernel(clock, {Tiles(1): 0.1, Tiles(2): 0.2})
-    for size in range(8):
+    for size in range(6):
         assert chain.choose(invocation(kernel, size), kernel) == Tiles(1)
     assert chain.cache.size() <= 4
     chain._autotune._decided.clear()  # it has a bound of its own

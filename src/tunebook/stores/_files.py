@@ -95,10 +95,7 @@ _FIRST_READ_BYTES: Final = 16 << 10
 
 
 def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
-    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large.
-
-    A read may return less than there is, on FUSE and on network mounts: only an empty one says that this was all.
-    """
+    """Return a file's content, or None if the file is missing; `CodecError` if it is not a file, or too large."""
     try:
         # Not blocking, because a named pipe in place of the file would otherwise hang the call that met it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
@@ -106,7 +103,7 @@ def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
         return None
     try:
         content = os.read(descriptor, _FIRST_READ_BYTES)
-        while len(content) < _FIRST_READ_BYTES:
+        while len(content) < _FIRST_READ_BYTES:  # on FUSE and network mounts a read may return less than there is
             more = os.read(descriptor, _FIRST_READ_BYTES - len(content))
             if not more:
                 return content
