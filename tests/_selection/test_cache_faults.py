@@ -128,7 +128,7 @@ def test_a_candidate_whose_error_cannot_be_printed_fails_alone(tmp_path):
     chain, kernel = make({Tiles(1): UnprintableError(), Tiles(2): 0.1}, tmp_path)
     assert chain.choose(invocation(kernel, 1), kernel) == Tiles(2)
     chain, kernel = make({Tiles(1): UnprintableError()}, tmp_path / "other")
-    with pytest.raises(tb.NoConfig, match="UnprintableError: <exception str"):
+    with pytest.raises(tb.NoConfig, match="UnprintableError: UnprintableError"):
         chain.choose(invocation(kernel, 1), kernel)
 
 

@@ -212,14 +212,16 @@ def warn_once(kind: str, where: str, message: str) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, also of an error whose `__str__` raises.
+    """Return the text of an error; its class's name if the text is empty, or `__str__` itself fails.
 
-    >>> text_of(ValueError("too large"))
-    'too large'
+    >>> text_of(ValueError("too large")), text_of(MemoryError())
+    ('too large', 'MemoryError')
     """
-    from traceback import TracebackException  # noqa: PLC0415 - loaded late: for errors only
-
-    return str(TracebackException(type(error), error, None, lookup_lines=False, compact=True))
+    # Not by `traceback`, which does the same: a process without free descriptors could not import it.
+    try:
+        return str(error) or type(error).__name__
+    except (ArithmeticError, AttributeError, LookupError, NameError, OSError, RuntimeError, TypeError, ValueError):
+        return type(error).__name__
 
 
 def as_text(error: Exception) -> Exception:

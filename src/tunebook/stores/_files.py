@@ -71,7 +71,6 @@ class FaultsAreWarnings:
     Everything that a user's call asks of the cache is inside such a block. A `DefinitionError` passes, because only the
     user can mend a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
     of an error that does not name one.
-
     """
 
     __slots__ = ("_after", "_before", "_where")
