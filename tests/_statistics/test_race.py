@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -133,8 +134,8 @@ def test_the_race_takes_at_most_as_long_again_as_qualifying():
 
 
 def racing(lanes, seed=0, **options):
-    race = Race(lanes, random.Random(seed), lambda: 0.0, **options)
-    race.run()
+    race = Race(lanes, random.Random(seed), count().__next__, **options)
+    race.run(spent_s=1e9)
     return race
 
 
@@ -330,5 +331,5 @@ def test_one_sample_that_is_too_good_to_be_true_changes_little(samples, fraction
 def test_a_race_always_ends_and_leaves_every_lane_with_samples(lanes, seed):
     rng = random.Random(seed)
     running = [Lane(str(i), lambda s=s: rng.choice(s)) for i, s in enumerate(lanes)]
-    Race(running, random.Random(seed), lambda: 0.0).run()
+    racing(running, seed)
     assert all(lane.samples_s for lane in running)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import job_of
 
+import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._cuda.timer import IDLE_NS, SHORT_S, TRIES, WAKE_NS, EventTimer
 
@@ -138,3 +142,28 @@ def test_the_policy_says_how_the_times_were_taken():
     warm = Stopwatch().by(EventTimer(lambda: device))
     assert cold.name == "device-events/cold-l2/graph/race/warmup=1"
     assert warm.name == "device-events/warm-l2/launch/race/warmup=1"
+
+
+class CountingTimer(EventTimer):
+    """Notes the runs of each sample."""
+
+    def sample_s(self, launch, runs):
+        self.runs = [*getattr(self, "runs", ()), runs]
+        return super().sample_s(launch, runs)
+
+
+def test_kernels_of_2_us_that_are_alike_have_as_many_runs_per_sample_and_one_synchronization_each():
+    device, rng, syncs = Device(), random.Random(0), []
+    plainly = device.synchronize
+    device.synchronize = lambda: (syncs.append(1), plainly())
+    timer = CountingTimer(lambda: device, lambda: device, clock_ns=lambda: device.host_ns)
+    stopwatch = Stopwatch(clock_ns=lambda: device.host_ns).by(timer)
+    timer.sample_s(lambda: device.run(1e-6), 1)  # wakes the device up, which takes synchronizations of its own
+    timer.runs.clear()
+    syncs.clear()
+    work = job_of(lambda _: lambda: device.run(2e-6 * (1 + rng.random() / 50)), [1, 2], heuristic=2)
+    tuned = tb.Tuner(stopwatch=stopwatch, clock_s=lambda: device.host_ns * 1e-9, probes=lambda _: ()).tune(work)
+    assert tuned.verdict.rule == "tie, kept the heuristic"
+    assert timer.runs[:2] == [1, 1]
+    assert set(timer.runs[2:]) == {10}
+    assert len(syncs) == len(timer.runs) + 2, "one per sample, and one for the first run of each"

@@ -148,7 +148,7 @@ class Isolated(Runner):
                 yield
 
         def found(trial: Trial) -> Found:
-            return trial.failure or (trial.sample_s, float(trial.runs))
+            return trial.failure or (trial.sample_s, trial.more_s)
 
         task = ChildTask(lambda index: found(there.first(index)), lambda index, runs: found(there.sample(index, runs)))
         self._worker = ForkedWorker(task, timeout_s, put_back_and_calm)
@@ -167,8 +167,8 @@ class Isolated(Runner):
             if remote:
                 error.add_note(remote)
             return Trial(failure=failure, error=error)
-        seconds, took = samples_s
-        return Trial(sample_s=seconds, runs=int(took))
+        seconds, more_s = samples_s
+        return Trial(sample_s=seconds, more_s=more_s)
 
 
 class _Child:

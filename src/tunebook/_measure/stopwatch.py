@@ -22,7 +22,7 @@ from tunebook._measure.argument_restore import Restorer, refuse_iterators
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.output_check import Compare
@@ -31,6 +31,13 @@ Cfg = TypeVar("Cfg")
 
 # Runs shorter than this are timed several at once: reading the clock twice takes a hundredth of it.
 SHORTEST_SAMPLE_S: Final = 20e-6
+# A candidate whose sample of so many runs would take longer is timed with fewer runs: of two candidates that are alike,
+# one would have to be disturbed in all of its samples to seem so slow.
+LONGEST_BATCH_S: Final = 1e-3
+# How many times more runs a sample gets at once: a slip of the clock may show a long run as a short one.
+_GROWTH: Final = 10
+# With more runs in a sample, a run would take less time than calling a function does.
+_MOST_RUNS: Final = 1000
 # XLA, CUDA's runtime and Triton, OpenCL.
 _OUT_OF_MEMORY: Final = re.compile(
     r"RESOURCE_EXHAUSTED|\bout of (?:memory|resource)|MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES", re.IGNORECASE
@@ -46,13 +53,17 @@ def wait_for(result: Any) -> None:
 
 
 class Stopwatch(NamedTuple):
-    """How a run is timed: by a monotonic clock, or by a device's `timer`. `wait` blocks until a result is ready."""
+    """How a run is timed: by a monotonic clock, or by a device's `timer`. `wait` blocks until a result is ready.
+
+    Runs that are shorter than `shortest_s` are timed several at once.
+    """
 
     warmup: int = 1
     iters: int = 3
     clock_ns: Callable[[], int] = time.perf_counter_ns
     wait: Callable[[Any], None] = wait_for
     timer: Timer | None = None
+    shortest_s: float = SHORTEST_SAMPLE_S
 
     @property
     def name(self) -> str:
@@ -78,10 +89,13 @@ class Stopwatch(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The outcome of running a candidate: a sample of so many runs, or a failure and the error behind it."""
+    """The outcome of running a candidate: a sample, or a failure and the error behind it.
+
+    `more_s` is how much longer a sample with one run more takes; infinite if a sample cannot have more runs.
+    """
 
     sample_s: float = math.nan
-    runs: int = 1
+    more_s: float = math.inf
     failure: Failure | None = None
     error: Exception | None = None
 
@@ -128,15 +142,58 @@ def _refuse_deferred_output(output: object) -> None:
         raise DefinitionError(f"it returns a {kind}, which has not run yet. Tune the function that does the work")
 
 
-def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1, *, batch: bool = True) -> Trial:
-    """Take one sample of a warm candidate; with `batch`, of many runs together if one is too short for the clock."""
+def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1) -> Trial:
+    """Take one sample of a warm candidate: the mean of so many runs."""
     with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
-        if runs == 1 and batch and 0 < seconds < SHORTEST_SAMPLE_S:
-            runs = math.ceil(SHORTEST_SAMPLE_S / seconds)
-            seconds = stopwatch.sample_s(launch, runs)
-        attempt.trial = Trial(sample_s=seconds, runs=runs)
+        attempt.trial = Trial(sample_s=seconds, more_s=seconds)
     return attempt.trial
+
+
+class Batches:
+    """How many runs are timed together as one sample: equally many for all candidates of a race.
+
+    A sample takes longer than its runs: the clock is read twice, and the first run finds the caches full of another
+    candidate's work. With equal numbers of runs this adds the same to candidates that are alike. With numbers of their
+    own, taken from the first samples, the candidate that ran first had half the runs of the others, and lost by 5 %.
+    """
+
+    def __init__(self, shortest_s: float) -> None:
+        self._shortest_s, self._common = shortest_s, 1
+        self._runs: dict[Hashable, int] = {}
+        self._fastest: dict[Hashable, Trial] = {}  # since the number of runs changed
+
+    def take(self, name: Hashable, take: Callable[[int], Trial]) -> Trial:
+        """Return a sample of a candidate, which `take` takes with a number of runs."""
+        trial = take(self._runs.get(name, 1))
+        if trial.failure is None and (name not in self._fastest or trial.sample_s < self._fastest[name].sample_s):
+            self._fastest[name] = trial
+        return trial
+
+    def renew(self, names: Iterable[Hashable]) -> set[Hashable]:
+        """Give samples more runs if they are too short; return the candidates whose samples so far are void by that.
+
+        Ask again after the next samples: the first ones are slow, and call for too few runs.
+        """
+        seen = {name: self._fastest[name] for name in names if name in self._fastest}
+        if seen:
+            name = min(seen, key=lambda name: seen[name].sample_s)
+            self._grow(seen[name], self._runs.get(name, 1))
+        void: set[Hashable] = {
+            name
+            for name, trial in seen.items()
+            if self._runs.get(name, 1) < self._common and self._common * trial.more_s <= LONGEST_BATCH_S
+        }
+        for name in void:
+            self._runs[name] = self._common
+            del self._fastest[name]
+        return void
+
+    def _grow(self, fastest: Trial, runs: int) -> None:
+        if 0 < runs * fastest.sample_s < self._shortest_s / 2:
+            wanted = min(math.ceil(self._shortest_s / fastest.sample_s), _GROWTH * runs, _MOST_RUNS)
+            # A quarter, or candidates that are alike would be on either side of the limit.
+            self._common = max(self._common, min(wanted, math.floor(LONGEST_BATCH_S / 4 / fastest.more_s)))
 
 
 def failed(error: Exception) -> Trial:
@@ -164,7 +221,7 @@ class Runner(AbstractContextManager["Runner", None], Protocol):
         """Run a candidate for the first time, check it and warm it up."""
 
     def sample(self, index: int, runs: int) -> Trial:
-        """Take one sample of a candidate that has run."""
+        """Take one sample of so many runs of a candidate that has run."""
 
 
 class Launches(Generic[Cfg]):
@@ -247,7 +304,6 @@ class InProcess(Runner):
 
     def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
         self._parts, self._stopwatch = parts, stopwatch
-        self._runs: dict[tuple[int, int], int] = {}  # of a sample, by problem and candidate
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with Attempt() if error is not None else nullcontext():  # the error at hand says more
@@ -272,15 +328,14 @@ class InProcess(Runner):
         return Trial(sample_s=seconds)
 
     def sample(self, index: int, runs: int) -> Trial:
-        seconds = 0.0
-        for number, part in enumerate(self._parts):
-            arguments = part.launches.arguments
-            arguments.restore()
-            # Each problem has its own number of runs. Several runs would write to changed arguments several times.
-            runs = self._runs.get((number, index), runs if number == 0 else 1)
-            trial = sample(part.launches(index), self._stopwatch, runs, batch=not arguments.has_changes)
+        seconds = more_s = 0.0
+        for launches, _, _, share in self._parts:
+            launches.arguments.restore()
+            # Several runs would write to changed arguments several times.
+            alone = launches.arguments.has_changes
+            trial = sample(launches(index), self._stopwatch, 1 if alone else runs)
             if trial.failure is not None:
                 return trial
-            self._runs[number, index] = trial.runs
-            seconds += part.share * trial.sample_s
-        return Trial(sample_s=seconds, runs=self._runs[0, index])
+            seconds += share * trial.sample_s
+            more_s += math.inf if alone else trial.more_s
+        return Trial(sample_s=seconds, more_s=more_s)

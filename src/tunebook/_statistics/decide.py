@@ -33,8 +33,13 @@ REGRET_BY_DEVICE: Final = 0.01
 SURE: Final = 3.5
 # A gap as wide as this between neighbours is seen in the next tuning too.
 CLEAR: Final = 0.004
+# Times by the host's clock that differ by less are as good as equal: one function in two places of the memory differs
+# by up to 17 ns, and in the next process the other way round.
+PLACEMENT_S: Final = 20e-9
 # Very noisy measurements must not declare everything tied.
 TIE_CEILING: Final = 0.10
+# So many rounds at the start of a race are not compared with each other: a machine that warms up is not in waves.
+WARMING: Final = 3
 # How the measurement policy begins if a device's own clock took the times. Stored records have the second one.
 DEVICE_CLOCKS: Final = ("device-", "opencl-events")
 
@@ -142,7 +147,8 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     counts = set(map(len, distinct))
     found = None
     if objective is typical_s and len(counts) == 1 and min(counts) >= ENOUGH:
-        found = paired([run for taken in zip(*distinct, strict=True) for run in enumerate(taken)], range(len(distinct)))
+        rounds = list(zip(*distinct, strict=True))[WARMING:]
+        found = paired([run for taken in rounds for run in enumerate(taken)], range(len(distinct)))
     if found is None:
         return list(finalists), None
     # The finalist with the fastest samples keeps its time, and the others get times on its scale.
@@ -156,15 +162,17 @@ def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None)
     """Return how far behind the fastest a candidate may be to be not told apart from it, and to be surely as good."""
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
+    by_device = ranking[0].measurement.policy.startswith(DEVICE_CLOCKS)
+    equal = 0.0 if by_device else min(PLACEMENT_S / typical_s(samples[0]), TIE_CEILING)
     # Of a difference, hence the square root.
     error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
-    alike = min(max(TIE, 2 * error), TIE_CEILING)
+    alike = min(max(TIE, 2 * error, equal), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
         # Too few samples to tell noise: nearly as fast counts as equally good.
-        return _edge(behind, alike, alike), _edge(behind, TIE, TIE)
-    clear = max(CLEAR, 2 * error)
-    regret = REGRET_BY_DEVICE if ranking[0].measurement.policy.startswith(DEVICE_CLOCKS) else REGRET
-    as_good = min(max(0.0, regret - SURE * error), TIE)
+        return _edge(behind, alike, alike), _edge(behind, max(TIE, equal), max(TIE, equal))
+    clear = max(CLEAR, 2 * error, equal)
+    regret = REGRET_BY_DEVICE if by_device else REGRET
+    as_good = max(min(regret - SURE * error, TIE), equal)
     return _edge(behind, alike, clear), _edge(behind, as_good, clear)
 
 

@@ -60,10 +60,20 @@ LEAST_FINAL_S: Final = 0.5
 # A race takes at most this many samples per candidate, or the second number if there are few candidates.
 SAMPLES_PER_CANDIDATE: Final = 9
 LEAST_SAMPLES: Final = 200
+# It takes up to ten times as many if they take less time than this, which nobody notices. With two kernels of 2 us that
+# are alike, on a busy machine, 200 samples leave one race in ten undecided.
+SHORT_RACE_S: Final = 0.02
+# No candidate leaves before all together took so many samples, or the samples so much time: few candidates would be
+# judged within a moment. A busy machine slows runs by 1.7 times and more, several in a row, and these may be all three
+# samples of one candidate.
+SOONEST: Final = 64
+SOONEST_S: Final = 0.05
 # When times are known this well, more samples change nothing that matters.
 SETTLED: Final = 0.002
 # With fewer samples agreement may be chance, and an objective like a 95th percentile says nothing yet.
 ENOUGH: Final = 12
+# With fewer, of five candidates that are alike, one seems to be 0.5 % slower than the rest in one race of 40.
+SETTLED_AFTER: Final = 24
 # With fewer samples, the fastest run stands for the candidate, and parts of the samples say nothing about the error:
 # every tenth run may take three times as long, and in one race of two thousand four of five runs do.
 _FEW: Final = 8
@@ -208,13 +218,16 @@ class Lane:
     """One candidate in the race. `take` runs it and returns seconds, or None if it failed.
 
     `first_s` is the time of its very first run, if it is known. That run may have compiled something, so it is not a
-    sample; but if it was fast, the candidate is not slow.
+    sample; but if it was fast, the candidate is not slow. A lane that `wins_ties` leaves only if it is slower than the
+    best: among many that are alike, noise ranks it.
     """
 
-    __slots__ = ("_take", "first_s", "name", "samples_s")
+    __slots__ = ("_take", "first_s", "name", "samples_s", "wins_ties")
 
-    def __init__(self, name: str, take: Callable[[], float | None], first_s: float = math.inf) -> None:
-        self.name, self._take, self.first_s = name, take, first_s
+    def __init__(
+        self, name: str, take: Callable[[], float | None], first_s: float = math.inf, *, wins_ties: bool = False
+    ) -> None:
+        self.name, self._take, self.first_s, self.wins_ties = name, take, first_s, wins_ties
         self.samples_s: list[float] = []
 
     @property
@@ -255,7 +268,9 @@ def survivors(
     best = min(max(value[lane], few[lane][1]) if lane in few else value[lane] for lane in running)
     noise = 0.0 if few else pooled_uncertainty((lane.samples_s for lane in running), objective)
     limit = best + abs(best) * max(stage.keep - 1, BEHIND * noise)
-    return sorted((lane for lane in running if value[lane] <= limit), key=value.__getitem__)[: stage.room(candidates)]
+    close = sorted((lane for lane in running if value[lane] <= limit), key=value.__getitem__)
+    room = stage.room(candidates)
+    return close[:room] + [lane for lane in close[room:] if lane.wins_ties]
 
 
 def _value(lane: Lane, objective: Objective) -> float:
@@ -272,14 +287,15 @@ def is_settled(lanes: Sequence[Lane], objective: Objective = typical_s) -> bool:
         return True
     error = pooled_uncertainty((lane.samples_s for lane in lanes), objective)
     # Three samples can agree by chance; only a clock that shows no noise at all is believed at once.
-    return error <= (SETTLED if min(len(lane.samples_s) for lane in lanes) >= ENOUGH else 0.0)
+    return error <= (SETTLED if min(len(lane.samples_s) for lane in lanes) >= SETTLED_AFTER else 0.0)
 
 
 class Race:
     """Samples lanes until one has won, or the rest cannot be told apart, or the time is up.
 
     `ends_s` is the end of the race by the clock, checked before every run. `on_round` gets, after each round, the
-    fraction of the allowed samples taken so far. A lane that `is_good` wins at once. `finalists` are still in the race.
+    fraction of the allowed samples taken so far. A lane that `is_good` wins at once. `renew` may discard the samples of
+    some lanes, until qualifying ends, and says whether it did. `finalists` are still in the race.
     """
 
     def __init__(
@@ -291,12 +307,20 @@ class Race:
         ends_s: float = math.inf,
         on_round: Callable[[float], None] = lambda _done: None,
         is_good: Callable[[Lane], bool] = lambda _lane: False,
+        renew: Callable[[Sequence[Lane]], bool] = lambda _lanes: False,
         objective: Objective = typical_s,
     ) -> None:
         self.finalists, self._candidates = list(lanes), len(lanes)
         self._most = self._left = max(SAMPLES_PER_CANDIDATE * len(lanes), LEAST_SAMPLES)
-        self._rng, self._objective, self._on_round, self._is_good = rng, objective, on_round, is_good
+        self._rng, self._objective, self._on_round, self._is_good, self._renew = (
+            rng,
+            objective,
+            on_round,
+            is_good,
+            renew,
+        )
         self._clock_s, self._started_s, self._ends_s = clock_s, clock_s(), ends_s
+        self._pace_s = math.inf  # of a sample, when little disturbed it
         self._runs: list[tuple[str, float]] = []
 
     def run(self, spent_s: float = 0.0) -> bool:
@@ -309,7 +333,7 @@ class Race:
         ends_s, self._ends_s = self._ends_s, min(self._ends_s, cut_s)
         for stage in _stages():
             settled = self._has_good_one() or is_settled(self.finalists, self._objective)
-            if settled or self._left < len(self.finalists):
+            if settled or not self._may_take(len(self.finalists)):
                 break
             if not self._reach(stage):
                 return cut_s < ends_s
@@ -321,11 +345,12 @@ class Race:
 
     def _reach(self, stage: RaceStage) -> bool:
         """Take rounds until a stage, or until no samples are left; return False if the time was up first."""
-        while lanes := [lane for lane in self.finalists if len(lane.samples_s) < stage.samples]:
+        while lanes := self._short_of(stage):
             # A round is taken whole or not at all: times from different numbers of samples do not compare.
-            if self._left < len(lanes):
+            if not self._may_take(len(lanes)):
                 break
             self._rng.shuffle(lanes)
+            began_s = self._clock_s()
             for lane in lanes:
                 if self._clock_s() >= self._ends_s:
                     return False
@@ -334,7 +359,8 @@ class Race:
                     self._runs.append((lane.name, lane.samples_s[-1]))
                 else:
                     self.finalists.remove(lane)
-            self._on_round(1 - self._left / self._most)
+            self._pace_s = min(self._pace_s, (self._clock_s() - began_s) / len(lanes))
+            self._on_round(min(1 - self._left / self._most, 1.0))
         found = None
         # Another objective, like a percentile, may ask about just the changes that move all lanes alike.
         if self._objective is typical_s and all(len(lane.samples_s) >= _FEW for lane in self.finalists):
@@ -342,6 +368,23 @@ class Race:
         times = None if found is None else found.times
         self.finalists = survivors(self.finalists, stage, self._candidates, self._objective, times)
         return True
+
+    def _lasted(self, seconds: float) -> bool:
+        """Whether the samples so far took so long, without the time in which other processes had the CPU."""
+        taken = self._most - self._left
+        return taken > 0 and taken * self._pace_s >= seconds
+
+    def _may_take(self, samples: int) -> bool:
+        """Whether the race may take so many more samples."""
+        return self._left >= samples or (self._left > -9 * self._most and not self._lasted(SHORT_RACE_S))
+
+    def _short_of(self, stage: RaceStage) -> list[Lane]:
+        """Return the lanes that have too few samples for a stage."""
+        if stage in QUALIFYING and self._renew(self.finalists):
+            self._runs.clear()
+            self._left, self._pace_s = self._most, math.inf  # the samples before were short, and are gone
+        all_of_them = self._most - self._left < SOONEST and not self._lasted(SOONEST_S)
+        return [lane for lane in self.finalists if all_of_them or len(lane.samples_s) < stage.samples]
 
     def _has_good_one(self) -> bool:
         """Leave only the best lane in the race if one is good enough."""

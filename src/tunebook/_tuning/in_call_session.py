@@ -57,7 +57,9 @@ class InCallRules:
     """
 
     def __init__(self, names: Iterable[str], heuristic: str, *, slowdown: float, rng: random.Random) -> None:
-        self._all: Final = {name: Lane(name, lambda: None) for name in names}  # the calls run them
+        self._all: Final = {
+            name: Lane(name, lambda: None, wins_ties=name == heuristic) for name in names
+        }  # calls run them
         self._heuristic, self._slowdown, self._rng = heuristic, slowdown, rng
         self._lanes = list(self._all.values())
         self._runs: Counter[str] = Counter()
@@ -272,7 +274,7 @@ class InCallSession(Generic[C]):
             if self._rules.is_new(name):
                 attempt.trial = first_trial(run, once, None if is_heuristic else self._check(launches, inv))
             else:
-                attempt.trial = sample(run, once, batch=False)
+                attempt.trial = sample(run, once)
         trial = attempt.trial
         if trial.failure is not None and is_heuristic:
             # The call's own error, as without tuning.

@@ -17,6 +17,7 @@ from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
 from tunebook._measure.stopwatch import (
     AgainstModel,
+    Batches,
     InProcess,
     Launches,
     Runner,
@@ -26,11 +27,11 @@ from tunebook._measure.stopwatch import (
     first_trial,
     sample,
 )
-from tunebook._statistics.race import Lane, Race, typical_s
+from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import Timer, TuningSite
@@ -178,11 +179,13 @@ class Tuner:
 
 
 def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
-    trial = first_trial(launch, stopwatch)
+    trial, batches = first_trial(launch, stopwatch), Batches(stopwatch.shortest_s)
     samples: list[float] = []
     while trial.error is None and len(samples) < stopwatch.iters:
-        trial = sample(launch, stopwatch, trial.runs)
+        trial = batches.take(launch, partial(sample, launch, stopwatch))
         samples.append(trial.sample_s)
+        if batches.renew([launch]):
+            samples.clear()
     if trial.error is not None:
         raise trial.error
     return min(samples)
@@ -230,6 +233,7 @@ class JobRun(Generic[Cfg]):
         for config in job.candidates:
             self.candidates.admit(config)
         self.rng = self.candidates.shuffler()
+        self.batches = Batches(stopwatch.shortest_s)
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
@@ -369,12 +373,8 @@ class JobRun(Generic[Cfg]):
         return self.candidates.record(name, trial, compiled=compiled)
 
     def _lane(self, name: str, index: int, first_s: float) -> Lane:
-        runs = 1  # of a sample: as many as the clock needs
-
         def take() -> float | None:
-            nonlocal runs
-            trial = self.runner.sample(index, runs)
-            runs = trial.runs
+            trial = self.batches.take(name, partial(self.runner.sample, index))
             if trial.failure is None:
                 return trial.sample_s
             known = self.candidates.results[name]
@@ -382,14 +382,26 @@ class JobRun(Generic[Cfg]):
             self.candidates.results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
             return None
 
-        return Lane(name, take, first_s)
+        return Lane(name, take, first_s, wins_ties=name in (self.job.incumbent, self.candidates.heuristic))
 
     def _is_enough(self, lane: Lane) -> bool:
         """Whether a candidate that was just tried is as fast as the job needs; sampled only if it may be."""
         if lane.first_s > 3 * self.job.goal.enough_s:
             return False
         with self.alone():
-            return all(lane.run_once() for _ in range(3)) and self.is_good(lane)
+            while len(lane.samples_s) < 3:
+                if not lane.run_once():
+                    return False
+                self.renew([lane])
+            return self.is_good(lane)
+
+    def renew(self, lanes: Sequence[Lane]) -> bool:
+        """Discard the samples that had fewer runs than samples have from now on; return whether there were any."""
+        void = self.batches.renew(lane.name for lane in lanes)
+        for lane in lanes:
+            if lane.name in void:
+                lane.samples_s.clear()
+        return bool(void)
 
 
 def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
@@ -404,12 +416,14 @@ def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances
         ends_s=ends_s,
         on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100, since_s=since_s),
         is_good=run.is_good,
+        renew=run.renew,
         objective=job.goal.objective,
     )
     watch = DisturbanceWatch(probes)
     finished = race.qualify() if job.brief else race.run(spent_s=run.elapsed_s)
     disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
     if not disturbances.quiet and not job.brief:
+        race.finalists += _unlucky(run.lanes, race.finalists)
         finished = _sample_again(run, race.finalists, ends_s) and finished
         disturbances = watch.disturbances([lane.samples_s for lane in race.finalists])
     finalists = {lane.name for lane in race.finalists}
@@ -425,10 +439,19 @@ def _race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances
     return finished, disturbances
 
 
+def _unlucky(lanes: Iterable[Lane], finalists: Sequence[Lane]) -> list[Lane]:
+    """Return the runner-up of a lone finalist if it left after a few samples, which may all have been disturbed."""
+    left = [lane for lane in lanes if lane not in finalists and 0 < len(lane.samples_s) < ENOUGH]
+    return [] if len(finalists) != 1 or not left else [min(left, key=lambda lane: lane.value_s)]
+
+
 def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
     """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
     lanes = list(finalists)
-    for _ in range(max((len(lane.samples_s) for lane in lanes), default=0) if len(lanes) > 1 else 0):
+    cut_s = run.clock_s() + max(run.elapsed_s, LEAST_FINAL_S)  # as in the race: not longer than everything before
+    for _ in range(max(ENOUGH, *(len(lane.samples_s) for lane in lanes)) if len(lanes) > 1 else 0):
+        if run.clock_s() >= cut_s:
+            break
         run.rng.shuffle(lanes)
         for lane in tuple(lanes):
             if run.clock_s() >= ends_s:

@@ -72,7 +72,8 @@ class DeviceTuner(Tuner):
         if do_bench is None and not kernel.interpreted:
             self._timer = device.event_timer("graph" if graph else "launch")
         super().__init__(
-            stopwatch=Stopwatch().by(self._timer if do_bench is None else BenchTimer()),
+            # A `do_bench` chooses its number of runs itself.
+            stopwatch=Stopwatch().by(self._timer) if do_bench is None else Stopwatch(shortest_s=0.0).by(BenchTimer()),
             # Other programs on the CPU do not disturb a device that times its own work.
             probes=None if self._timer is None else lambda _platform: (),
         )
