@@ -130,6 +130,14 @@ def test_the_work_of_living_children_is_our_own():
     assert str(child.pid) not in gone.threads
 
 
+@pytest.mark.promise("cache-never-fails-a-call")
+def test_a_child_that_ends_while_it_is_read_does_not_count(tmp_path):
+    (tmp_path / "stat").write_text("cpu0 1 2 3 4 5 6 7 8\n")
+    (tmp_path / "self" / "task" / "1").mkdir(parents=True)
+    (tmp_path / "self" / "task" / "1" / "children").write_text("77 78 ")  # and there is no directory 77, nor 78
+    assert set(read_cpu(tmp_path, lambda: 7.0).threads) == {"thread-self", "77", "78"}
+
+
 def test_a_probe_compares_its_two_readings():
     readings = iter([START, after(busy_s=30.0)])
     probe = CpuProbe(lambda: next(readings))

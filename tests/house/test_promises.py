@@ -11,14 +11,10 @@ ROOT = Path(__file__).parents[2]
 # Promises whose tests are still to be written. A promise leaves this set with its first test.
 WITHOUT_A_TEST = {
     "all-rejected-warns",
-    "failures-do-not-travel",
-    "failures-keep-no-arrays",
     "hot-path-whole",
     "metrics-settle",
-    "odd-remote-keys",
     "real-data-counts",
     "scalars-compared",
-    "short-reads",
     "ten-percent-noise",
 }
 

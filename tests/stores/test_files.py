@@ -12,7 +12,7 @@ import tunebook as tb
 from tunebook import formats
 from tunebook._base.errors import StoreError
 from tunebook.formats._bundle import export_bundle
-from tunebook.stores._files import replace_file
+from tunebook.stores._files import read_file, replace_file
 
 
 def names(directory):
@@ -83,3 +83,12 @@ def test_a_user_file_that_cannot_be_written_is_our_error_and_leaves_nothing(writ
     with pytest.raises(StoreError, match=r"cannot (write|save)"):
         write(tmp_path / "out")
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.promise("short-reads")
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 20_000])
+def test_a_file_is_read_whole_though_each_read_returns_a_part(tmp_path, monkeypatch, size):
+    (tmp_path / "file").write_bytes(content := os.urandom(size))
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, count: read(descriptor, min(count, 64)))
+    assert read_file(str(tmp_path / "file"), limit_bytes=1 << 20) == content

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -31,6 +32,7 @@ from tunebook.stores import (
     write_pack,
 )
 from tunebook.stores import _layered as discovery
+from tunebook.stores._listing import Catalogue
 from tunebook.testing import example_record
 
 
@@ -177,6 +179,26 @@ def test_a_file_that_is_not_a_pack_answers_nothing_after_one_warning(path, make)
         found = [store.get(example_record().problem) for _ in range(3)] + list(store.items())
     assert found == [None, None, None]
     assert len(caught) == 1
+
+
+@pytest.mark.promise("damage-is-a-miss")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE records SET id = 'text'",
+        "UPDATE records SET id = 7",
+        # A name that looks whole, with an escape that JSON does not have.
+        """UPDATE records SET record = CAST(replace(CAST(record AS TEXT), '"op":"matmul', '"op":"\\q') AS BLOB)""",
+    ],
+)
+def test_a_damaged_pack_is_listed_as_far_as_it_can_be(path, damage):
+    _rewritten(path, damage)
+    catalogue = Catalogue(PackStore(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TunebookWarning)
+        assert catalogue.groups(lambda _op, _device: True) == []
+        assert catalogue.find("") == []
+        assert list(PackStore(path).items()) == []
 
 
 def test_a_record_over_the_limit_is_not_read(path):

@@ -291,3 +291,33 @@ def test_a_store_may_be_carried_over_a_fork(url):
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(store.items())) == 2
+
+
+@pytest.mark.promise("odd-remote-keys")
+def test_a_key_of_another_type_costs_its_own_problem_only_until_it_is_written_again(url, client):
+    store, ours, other = RedisStore(url), example_record(generation=3), example_record(op="other", generation=3)
+    store.put_many([ours, other])
+    identifier = problem_id(ours.problem)
+    for key in (f"tunebook:v1:record:{identifier}", f"tunebook:v1:lease:{identifier}"):
+        client.delete(key)
+        client.set(key, "of another type")
+    with pytest.raises(StoreError, match="WRONGTYPE") as error:
+        store.get(ours.problem)
+    assert error.value.kind == "wrong-type"
+    with pytest.warns(TunebookWarning, match="WRONGTYPE"):
+        assert list(store.items()) == [other]
+    assert store.leases().generations(identifier) == []
+    assert store.leases().create(f"{identifier}.1", b"slip")
+    assert store.leases().generations(identifier) == [1]
+    store.put(ours)
+    assert store.get(ours.problem) == ours
+
+
+def test_an_index_of_another_type_is_made_anew(url, client):
+    store, record = RedisStore(url), example_record()
+    store.put(record)
+    (index,) = client.keys("tunebook:v1:op:*")
+    client.delete(index)
+    client.set(index, "of another type")
+    store.put(record)
+    assert list(store.items(record.problem.op)) == [record]

@@ -167,6 +167,22 @@ def test_a_frozen_process_reads_the_shared_book_and_writes_nothing(tmp_path, url
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
+@pytest.mark.promise("odd-remote-keys")
+def test_a_key_of_another_type_does_not_cut_the_machine_off_from_the_shared_book(tmp_path, url):
+    odd, other = example_record(), example_record(op="other")
+    machine(tmp_path, "a", url).put(other)
+    with redis.Redis.from_url(url) as client:
+        client.set(f"tunebook:v1:record:{problem_id(odd.problem)}", "of another type")
+    store = machine(tmp_path, "b", url)
+    with pytest.warns(TunebookWarning, match="WRONGTYPE") as warned:
+        assert store.get(odd.problem) is None
+    assert len(warned) == 1
+    assert not store.breaker.is_open
+    assert store.get(other.problem) == other
+    store.put(odd)
+    assert machine(tmp_path, "c", url).get(odd.problem) == odd
+
+
 def test_a_server_that_is_down_is_tried_once_and_warned_about_once(tmp_path, between, through):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)

@@ -15,7 +15,6 @@ from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
-    body_of,
     disturbances_of,
     environments_verified,
     measured_for_choice,
@@ -151,7 +150,7 @@ class Explanation:
                 yield _item(label, f"{len(failed.configs)} with {failed.reason}: {_some(failed.configs)}")
 
     def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
-        facts = body_of(record).provenance
+        facts = record.body.provenance
         winner = verdict.winner.measurement
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
         yield ExplanationLine("section", f"measured {day_text(winner.when or facts.get('when'))} on {where}")
@@ -161,12 +160,12 @@ class Explanation:
         count = f"; {ran} measured" if isinstance(ran, int) else ""
         took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
         yield _item("how", f"{winner.policy or 'unknown'}{count}{took}")
-        values_from = values_of(body_of(record))
+        values_from = values_of(record.body)
         if values_from is not None or winner.values_from != "call":  # older records do not say
             yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
-        body = body_of(record)
+        body = record.body
         facts = body.provenance
         yield _item("winner", _ranked(verdict.winner))
         others = [r for r in verdict.ranking if r is not verdict.winner]
@@ -266,14 +265,14 @@ def explain_call(
         record = selector.persistent.read(problem)
         others = _entries(Catalogue(selector.persistent.store), problem.op)
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
-    body = Body() if record is None else body_of(record)
+    body = Body() if record is None else record.body
     measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
     return _explained(selection, record, measured_for_choice(body, measured or None), here, others)
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
     """Explain a problem and its record in a book without the program: the answer that a new process would find."""
-    body = Body() if record is None else body_of(record)
+    body = Body() if record is None else record.body
     here = "" if record is None else environment_here(record.head.environment)
     outdated = () if record is None else versions_differ(record.head.environment, here)
     selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
@@ -312,7 +311,7 @@ def _explained(
 
 def _notes(record: Record | None, measured: Sequence[Measurement]) -> list[Measurement]:
     """Return the measurements on made-up arguments that a decision does not rest on."""
-    known = () if record is None else body_of(record).measurements
+    known = () if record is None else record.body.measurements
     return [m for m in known if m.values_from != "call" and m not in measured]
 
 

@@ -17,7 +17,6 @@ from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.recording import Recording, how_to_give_values, make_up, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
-from tunebook._selection.trusted_entries import body_of
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
 from tunebook._tuning.tuner import Tuner
@@ -305,7 +304,7 @@ def _known_by(
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
-    facts = {} if record is None else body_of(record).provenance
+    facts = {} if record is None else record.body.provenance
     # A tuning on a caller's arguments cannot be finished on made-up ones.
     unfinished = facts.get("complete") is False and facts.get("values_from", "call") != "call"
     return None if unfinished else known.source

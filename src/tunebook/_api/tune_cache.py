@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard
 
 from tunebook._base.config_codec import decode, encode
-from tunebook._base.errors import CodecError, DefinitionError, StoreError, TunebookError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, TunebookError, warn_once
 from tunebook._base.record_format import Body, Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._selection.persistent_cache import default_book, store_at
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,10 +190,8 @@ class TuneCache:
             for (outcome,) in results
         ]
         record = Record(head, Body(provenance={"when": time.time()}, extra={"results": written}))
-        try:
+        with self._guard():
             self._store.put(record)
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self._op}: {error}")
 
     def results(self, key: object) -> list[AutotuneResult]:
         """Return the stored result of each implementation of a key."""
@@ -206,26 +205,25 @@ class TuneCache:
     def load(self) -> int:
         """Read every entry on disk now, instead of when it is needed; return their number."""
         count = 0
-        try:
+        with self._guard():
             for record in self._store.items(self._op):
                 if record.problem.device == self._device and (entry := _entry(record)) is not None:
                     count += 1
                     with self._lock:
                         self._entries.setdefault(record.problem.call_key, entry)
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self._op}: {error}")
         return count
+
+    def _guard(self) -> FaultsAreWarnings:
+        return FaultsAreWarnings(self._op, before=f"{self._op}: ")
 
     @property
     def _store(self) -> Store:
         return default_book() if self._given is None else self._given
 
     def _record(self, text: str) -> Record | None:
-        try:
+        with self._guard():
             return self._store.get(Problem(self._device, self._op, text))
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self._op}: {error}")
-            return None
+        return None
 
 
 def _text(key: object) -> str:

@@ -161,12 +161,16 @@ def settings_given() -> dict[str, str]:
 def book_root() -> Path | None:
     """Return the directory of the user's book, which need not exist; None where the user has no home."""
     home = os.environ.get(HOME_VARIABLE)
-    if home:
-        return Path(home).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
-    if cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
+    if not home and cache and Path(cache).is_absolute():  # the XDG specification says to ignore a relative one
         return Path(cache) / "tunebook"
     try:
-        return Path.home() / ".cache" / "tunebook"
+        return Path(home).expanduser() if home else Path.home() / ".cache" / "tunebook"
     except RuntimeError:
         return None  # containers run accounts that have neither $HOME nor a line in the password file
+
+
+def no_home() -> str:
+    """Return why the user's book has no directory, where `book_root` returns None."""
+    given = os.environ.get(HOME_VARIABLE)
+    return f"{HOME_VARIABLE}={given!r} names a user without a home directory" if given else "no home directory"

@@ -84,7 +84,9 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - th
 
     def __str__(self) -> str:
         # The first note of an error names its candidate.
-        notes = (": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {e}"]) for e in self.exceptions)
+        notes = (
+            ": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {text_of(e)}"]) for e in self.exceptions
+        )
         return "\n".join([self.message, *(f"  {note}" for note in notes)])
 
 
@@ -207,6 +209,33 @@ def warn_once(kind: str, where: str, message: str) -> None:
     if len(_warned) > _WARNED_LIMIT:
         _warned.clear()
     warnings.warn(clean_lines(message), TunebookWarning, stacklevel=3)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; its class's name if the text is empty, or `__str__` itself fails.
+
+    >>> text_of(ValueError("too large")), text_of(MemoryError())
+    ('too large', 'MemoryError')
+    """
+    # Not by `traceback`, which does the same: a process without free descriptors could not import it.
+    try:
+        return str(error) or type(error).__name__
+    except (ArithmeticError, AttributeError, LookupError, NameError, OSError, RuntimeError, TypeError, ValueError):
+        return type(error).__name__
+
+
+def as_text(error: Exception) -> Exception:
+    """Return an error of the same text that may be kept.
+
+    An error itself holds the frames that it went through, and so the arrays of the call: 400 MB for 80 MB of arguments.
+    """
+    if not isinstance(error, TuningFailed):
+        return RuntimeError(f"{type(error).__name__}: {text_of(error)[:1000]}")
+    texts: list[Exception] = []
+    for each in error.exceptions:
+        texts.append(as_text(each))
+        texts[-1].__notes__ = list(getattr(each, "__notes__", ()))
+    return TuningFailed(error.message, texts)
 
 
 def forget_warnings() -> None:

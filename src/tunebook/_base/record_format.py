@@ -16,9 +16,10 @@ import json
 import math
 import zlib
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.vocabulary import Failure, FailureKind, Json, Measurement, Origin, Problem
 
 try:
@@ -79,7 +80,7 @@ class Record:
     def __init__(self, head: Head, body: Body | None = None, *, _data: bytes = b"") -> None:
         self.head: Final = head
         self._body = None if _data else body or Body()
-        self._data = _data  # only a record that was read has its bytes
+        self._data = _data  # once it was read or written
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
@@ -106,9 +107,15 @@ class Record:
 
     @property
     def body(self) -> Body:
-        """Measurements and provenance; `CodecError` if the second line, though whole, does not hold them."""
+        """Measurements and provenance; empty, after one warning, if the second line is whole but does not hold them."""
         if self._body is None:
-            self._body = _body_from(_parse(self._data.split(b"\n")[1]))
+            try:
+                self._body = _body_from(_parse(self._data.split(b"\n")[1]))
+            except CodecError as error:
+                # The head alone answers calls. An error would let one record of a shared book end every listing.
+                message = f"the measurements of {self.problem.op[:80]!r} count as missing: {str(error)[:200]}"
+                warn_once("unreadable", self.problem.op, message)
+                self._body = Body()
         return self._body
 
     @property
@@ -118,7 +125,7 @@ class Record:
             # Keys are sorted, so it comes after the measurements; a quote inside a text would have a backslash.
             _, found, rest = self._data.rpartition(b'],"provenance":{')
             try:
-                provenance = _decode(f'{{"provenance":{{{rest.decode("ascii")}')["provenance"] if found else None
+                provenance = decode_json(f'{{"provenance":{{{rest.decode("ascii")}')["provenance"] if found else None
             except (ValueError, RecursionError):
                 provenance = None  # a field inside or behind it has the same name
             if isinstance(provenance, dict):
@@ -139,7 +146,25 @@ class Record:
                 f"the record of {self.problem.op!r} takes {len(data)} bytes, over the limit of {MAX_RECORD_BYTES}. "
                 "Keep large values out of configurations: store a name or an index instead."
             )
+        self._data = data
         return data
+
+    def fitted(self) -> Record:
+        """Return the record with the winner's measurement and as many of the newest others as the limit allows.
+
+        An entry that is tuned anew after every edit would pass the limit in the end, and then never be written again.
+        """
+        try:
+            self.to_bytes()
+        except CodecError:
+            body, winner = self.body, self.body.provenance.get("winner")
+            ordered = sorted(body.measurements, key=lambda m: (m.fingerprint != winner, -m.when))
+            room = MAX_RECORD_BYTES - len(_line(_head_to(self.head)))
+            room -= len(_line(_body_to(replace(body, measurements=()))))
+            sizes = accumulate(len(canonical_json(_measurement_to(m))) + 1 for m in ordered)
+            kept = tuple(m for m, size in zip(ordered, sizes, strict=True) if size <= room)
+            return self.replace(body=replace(body, measurements=kept))
+        return self
 
     def replace(self, *, head: Head | None = None, body: Body | None = None) -> Record:
         """Return a record with another head or body."""
@@ -178,13 +203,29 @@ def _refuse_constant(name: str) -> None:
     raise CodecError(f"{name} is not JSON")
 
 
-# `json.loads` would accept NaN, which `to_bytes` then could not write; and it builds a decoder per call, for 3 us.
-_decode: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
+def _finite(text: str) -> float:
+    """Return a number in a record; `CodecError` for 1e999, which would be read as infinity and is not JSON."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise CodecError(f"the number {text[:40]} is out of range")
+    return number
+
+
+def _integer(text: str) -> int:
+    """Return an integer in a record; `CodecError` for an integer that no float can hold."""
+    if len(text) > 300:  # the largest float has 309 digits
+        raise CodecError(f"an integer of {len(text)} digits is out of range")
+    return int(text)
+
+
+# `json.loads` would accept NaN and 1e999, which `to_bytes` then could not write, and integers that overflow in every
+# comparison with a time; and it builds a decoder per call, for 3 us.
+decode_json: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer).decode
 
 
 def _parse(line: bytes) -> dict[str, Json]:
     try:
-        fields = _decode(_verify(line).decode("ascii"))
+        fields = decode_json(_verify(line).decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise CodecError(f"not a record: {error}") from error
     if not isinstance(fields, dict):
@@ -280,7 +321,10 @@ def _failure_from(value: Json) -> Failure:
 def _number(value: Json) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CodecError(f"expected a number, found {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise CodecError(f"a number is out of range: {error}") from error
 
 
 def merge(mine: Record, theirs: Record) -> Record:
@@ -292,13 +336,19 @@ def merge(mine: Record, theirs: Record) -> Record:
     """
     both = sorted(
         (*mine.body.measurements, *theirs.body.measurements),
-        key=lambda m: (*identity(m), m.when, canonical_json(_measurement_to(m))),
+        key=lambda m: (*identity(m), _outlasts(m), m.when, canonical_json(_measurement_to(m))),
     )
     latest = {identity(m): m for m in both}  # in the order of the identities still
     newer = max(mine, theirs, key=_precedence)
     extra = _merge_unknown(mine.body.extra, theirs.body.extra)
     body = Body(measurements=tuple(latest.values()), provenance=newer.body.provenance, extra=extra)
-    return Record(replace(newer.head, extra=_merge_unknown(mine.head.extra, theirs.head.extra)), body)
+    merged = Record(replace(newer.head, extra=_merge_unknown(mine.head.extra, theirs.head.extra)), body)
+    return merged.fitted()
+
+
+def _outlasts(m: Measurement) -> bool:
+    """Whether a measurement is worth more than a failure that may be gone by now, even a later one."""
+    return m.failure is None or m.failure.is_lasting
 
 
 def identity(m: Measurement) -> tuple[str, str, str, str]:

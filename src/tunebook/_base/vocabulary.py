@@ -62,6 +62,11 @@ class Failure(NamedTuple):
     message: str
     expires: float | None = None
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the same candidate fails tomorrow and on equal machines too: memory, time and a device may not."""
+        return self.kind in {"compile", "wrong-result", "nan"}
+
 
 class Measurement(NamedTuple):
     """The samples, or the failure, of a configuration on a problem, under a policy and in an environment.

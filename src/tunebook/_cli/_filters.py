@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._base.environment_variables import HOME_VARIABLE, book_root, signing_key
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home, signing_key
 from tunebook._base.errors import DefinitionError
 from tunebook._cli._verb import ArgumentParser, Namespace, UsageError
 from tunebook._selection.env_pins import names_of
@@ -96,7 +96,7 @@ def open_book(given: str | None) -> Store:
     if given is None:
         root = book_root()
         if root is None:
-            raise UsageError(f"no home directory to keep a book in; set {HOME_VARIABLE}, or use --book")
+            raise UsageError(f"{no_home()} to keep a book in; set {HOME_VARIABLE}, or use --book")
         return open_store(None, default_root=root)
     if is_address(given):
         return open_remote(given, key=signing_key())

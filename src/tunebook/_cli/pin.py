@@ -21,7 +21,7 @@ from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.env_pins import fields_of, fits
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook._selection.trusted_entries import body_of, verdict_of
+from tunebook._selection.trusted_entries import verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 
@@ -91,7 +91,7 @@ def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
 
 def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
-    latest = {m.fingerprint: m for m in sorted(body_of(record).measurements, key=lambda m: m.when)}
+    latest = {m.fingerprint: m for m in sorted(record.body.measurements, key=lambda m: m.when)}
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
@@ -118,7 +118,7 @@ def _literal(text: str) -> Any:
 
 def pin(record: Record, config: Json) -> Record:
     """Return a record with a pinned configuration, which holds for any code and version."""
-    head, body = record.head, body_of(record)
+    head, body = record.head, record.body
     facts = dict(body.provenance)
     if head.origin != "pinned" and head.decided:
         facts["instead_of"] = {name: getattr(head, name) for name in DECISION}

@@ -12,7 +12,7 @@ from tunebook._cli._filters import FILTERS, book_of, size_text
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
-from tunebook._selection.trusted_entries import body_of, measured_for_choice, verdict_of
+from tunebook._selection.trusted_entries import measured_for_choice, verdict_of
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
@@ -45,7 +45,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         fields = record.to_fields()
         terminal.value({"id": listed.id, "where": listed.where, "head": fields[0], "body": fields[1]})
         return DONE
-    head, facts = record.head, dict(body_of(record).provenance)
+    head, facts = record.head, dict(record.body.provenance)
     terminal.line(clean(head.problem.op), "bold")
     versions = ", ".join(f"{name} {version}" for name, version in versions_of(head.environment).items())
     pairs = [("id", listed.id), ("device", head.problem.device)]
@@ -86,7 +86,7 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
     terminal.table(_COLUMNS, rows[: limit or None], "  ")
     if 0 < limit < len(rows):
         terminal.line(f"  and {len(rows) - limit} more; --limit 0 shows all", "dim")
-    if others := len(body_of(record).measurements) - len(rows):
+    if others := len(record.body.measurements) - len(rows):
         terminal.line(f"  and {others} measured with other code, versions or arguments; --json prints them", "dim")
 
 
@@ -100,7 +100,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
         yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config_text(m.config), ", ".join(notes)
-    for m in measured_for_choice(body_of(record)):
+    for m in measured_for_choice(record.body):
         if m.failure is not None:
             said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
             said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"

@@ -13,7 +13,7 @@ from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, NO, Namespace, Terminal, Verb
 from tunebook._cli.pin import DECISION, add_entry, lock_problem
-from tunebook._selection.trusted_entries import body_of, verdict_of
+from tunebook._selection.trusted_entries import verdict_of
 from tunebook.stores._listing import Catalogue
 
 # For a decision whose kernel is unknown here. It matches no kernel, so that the next call decides again from the stored
@@ -45,7 +45,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def unpin(record: Record) -> Record | None:
     """Return a record with the winner of its measurements, else with its decision before the pin, else None."""
-    head, body = record.head, body_of(record)
+    head, body = record.head, record.body
     facts = dict(body.provenance)
     before = facts.pop("instead_of", None)
     earlier = before if isinstance(before, dict) else {}

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tunebook._arrays.describe import devices_in, platform_of
 from tunebook._base.environment_variables import lock_root
-from tunebook._base.errors import warn_once
 from tunebook._base.record_format import blake2b
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # another would have the device again before a waiting process looks.
 _TURN: Final = 0
 _DEVICE: Final = 1
+_WITHOUT_LOCKS: Final = "processes that tune at the same time cannot wait for each other: "
 _MARK: Final = (8, 16)  # length and offset of the bytes that a process measuring without the lock changes
 
 # A thread of this process waits for at most this long for a device whose holder waits for other threads: too long for a
@@ -217,13 +218,15 @@ class DeviceTurn:
         """Wait for the devices of a hold, and claim those that are free in time."""
         self._claims, began_s = hold.claims, self._clock_s()
         deadline_s = began_s + max(min(self._wait_s, at_most_s), 0.0)
+        root = self._root or lock_root()
         for name in sorted(hold.names):
             claim = _DeviceClaim(name)
             hold.claims.append(claim)  # first, so that an interrupt leaves no claim behind
             if not self._enter(claim, deadline_s):
                 self._shared.append(f"another thread of this process measured on {name} at the same time")
             elif claim.key[1] is None:
-                self._lock(claim, deadline_s)
+                with FaultsAreWarnings(str(root), before=_WITHOUT_LOCKS, after=". See TUNEBOOK_LOCKS."):
+                    self._lock(claim, root, deadline_s)
         self._wait_s -= self._clock_s() - began_s
 
     def _enter(self, claim: _DeviceClaim, deadline_s: float) -> bool:
@@ -247,15 +250,9 @@ class DeviceTurn:
         intruded = [f"another process measured on {claim.name} meanwhile" for claim in self._claims if claim.intruded]
         return (*self._shared, *intruded)
 
-    def _lock(self, claim: _DeviceClaim, deadline_s: float) -> None:
-        """Lock the file of a device, unless the time is up before, or locks do not work."""
-        root, name = self._root or lock_root(), claim.name
-        try:
-            claim.file = _open(root, name)
-        except OSError as error:
-            message = f"processes that tune at the same time cannot wait for each other: {error}. See TUNEBOOK_LOCKS."
-            warn_once("device-lock", str(root), message)
-            return
+    def _lock(self, claim: _DeviceClaim, root: Path, deadline_s: float) -> None:
+        """Lock the file of a device, unless the time is up before; `OSError` if locks do not work or a disk is full."""
+        claim.file, name = _open(root, claim.name), claim.name
         descriptor = claim.file.fileno()
         if self._wait(descriptor, _TURN, deadline_s) and self._wait(descriptor, _DEVICE, deadline_s):
             fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, _TURN)
@@ -294,7 +291,8 @@ def _open(root: Path, name: str) -> io.FileIO:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return io.FileIO(f"{name}.lock", "r+", opener=lambda path, _: os.open(path, flags, 0o600, dir_fd=directory))
     finally:
-        os.close(directory)
+        with suppress(OSError):
+            os.close(directory)
 
 
 # -------------------------------------------------------------------------------------------------- which device it is

@@ -192,8 +192,13 @@ def read_cpu(proc: Path = Path("/proc"), clock_s: Callable[[], float] = time.mon
 
 def _descendants(proc: Path, process: str) -> Iterator[str]:
     """Yield the living descendants of a process: candidates may run in a worker."""
-    for children in (proc / process / "task").glob("*/children"):
-        for child in _read(children).split():
+    task = f"{proc}/{process}/task"
+    try:
+        threads = os.listdir(task)  # noqa: PTH208 - names, not objects
+    except OSError:  # it has ended since it was listed
+        return
+    for thread in threads:
+        for child in _read(Path(task, thread, "children")).split():
             yield child
             yield from _descendants(proc, child)
 

@@ -27,7 +27,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
-from tunebook._base.errors import Unsupported
+from tunebook._base.errors import Unsupported, text_of
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.stopwatch import InProcess, Runner, Trial, failed
 
@@ -349,7 +349,7 @@ def _serve(task: ChildTask, asked: int, answered: int) -> None:
             if isinstance(error, MemoryError):
                 spare.clear()  # the message takes memory too
             # SystemExit would have ended the program.
-            crash = Failure(kind="crash", message=f"{type(error).__name__}: {error}")
+            crash = Failure(kind="crash", message=f"{type(error).__name__}: {text_of(error)}")
             found = (failed(error).failure or crash) if isinstance(error, Exception) else crash
             remote = "".join(traceback.format_exception(error))[-_TAIL:]
         if os.getpid() != me:  # the candidate forked, and this is its child: one answer is enough

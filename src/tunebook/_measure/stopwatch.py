@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from tunebook._arrays.describe import is_array, parts_of, walk
 from tunebook._arrays.library import library_of
-from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._base.errors import CompileError, DefinitionError, text_of
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer, refuse_iterators
@@ -199,15 +199,16 @@ class Batches:
 def failed(error: Exception) -> Trial:
     """Return the trial of a candidate that raised an error."""
     kind: FailureKind = "launch"
+    text = text_of(error)
     # Every framework has its own class for a device out of memory, or only words.
-    out_of_memory = "OutOfMemory" in type(error).__name__ or _OUT_OF_MEMORY.search(str(error))
+    out_of_memory = "OutOfMemory" in type(error).__name__ or _OUT_OF_MEMORY.search(text)
     if isinstance(error, MemoryError) or out_of_memory:
         kind = "memory"
     elif isinstance(error, CompileError):
         kind = "compile"
     elif isinstance(error, TimeoutError):
         kind = "timeout"
-    return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {error}"), error=error)
+    return Trial(failure=Failure(kind=kind, message=f"{type(error).__name__}: {text}"), error=error)
 
 
 # ------------------------------------------------------------------------------------------------------------- runners

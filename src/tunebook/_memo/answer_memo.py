@@ -21,9 +21,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 C = TypeVar("C")
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Shapes that keep changing must not grow the memo for ever; 4096 signatures of a kernel are about 2 MB.
 CAPACITY: Final = 4096
+# The same for the memory tier of a selector, whose entries take 0.5 kB: 34 MB at most.
+_PROBLEMS: Final = 65_536
+
+
+class BoundedDict(dict[K, V]):
+    """A dict of at most `capacity` items: a new item of a full dict drops the oldest quarter."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._capacity and key not in self:
+            # A quarter at once, because finding the oldest item passes over all that were dropped before it. From a
+            # copy, which is made in one step, because other threads write meanwhile.
+            for oldest in list(self.copy())[: max(1, self._capacity // 4)]:
+                self.pop(oldest, None)
+        super().__setitem__(key, value)
 
 
 class Answers:
@@ -171,7 +191,9 @@ os.register_at_fork(after_in_child=MEMO.renew_lock)
 class ConfigCache(Generic[C]):
     """Configurations by (device, op_id, call_key), for as long as the process lives.
 
-    Reads take no lock. Each write is one dict operation, which is atomic with and without the GIL.
+    Reads take no lock. Each write is one dict operation, which is atomic with and without the GIL. Above `capacity`
+    problems the oldest are dropped; a selector then asks its next tiers again, so that a tuned configuration comes back
+    from the book.
 
     >>> cache = ConfigCache()
     >>> cache.put("cpu", "matmul@v0", "f32[64,64]", {"block": 32})
@@ -183,8 +205,8 @@ class ConfigCache(Generic[C]):
 
     __slots__ = ("_entries",)
 
-    def __init__(self) -> None:
-        self._entries: dict[Problem, C] = {}
+    def __init__(self, capacity: int = _PROBLEMS) -> None:
+        self._entries: BoundedDict[Problem, C] = BoundedDict(capacity)
 
     def get(self, dev: str, op_id: str, call_key: str) -> C | None:
         """Return the configuration, or None."""

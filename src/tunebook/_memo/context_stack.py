@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tunebook._arrays.library import load_adapters
@@ -23,11 +24,13 @@ class _Layer:
     A task that was started inside the block keeps its copy of the context after the block has ended.
     """
 
-    __slots__ = ("outer", "suspension", "value")
+    __slots__ = ("ended", "outer", "suspension", "token", "value")
 
     def __init__(self, value: object, outer: _Layer | None) -> None:
         self.value: Final = value
         self.outer: Final = outer
+        self.token: Token[_Layer | None] | None = None  # for the context in which the block was entered
+        self.ended = False  # by another context, while that one still refers to it
         self.suspension: Final = MEMO.suspend()
 
 
@@ -47,7 +50,7 @@ class Scope:
         load_adapters()
         outer, entered = INNERMOST.get(), False
         try:
-            INNERMOST.set(_Layer(self._value, outer))
+            _begin(self._value)
             for told in _listeners:
                 told()
             entered = True
@@ -56,12 +59,36 @@ class Scope:
                 INNERMOST.set(outer)
 
     def __exit__(self, *_: object) -> None:
-        # The layer itself holds the layer below: a token kept on this object would be shared by all threads that
-        # entered it.
-        layer = INNERMOST.get()
-        INNERMOST.set(None if layer is None else layer.outer)
+        _end(self._value)
         for told in _listeners:
             told()
+
+
+def _begin(value: object) -> None:
+    layer = _Layer(value, INNERMOST.get())
+    layer.token = INNERMOST.set(layer)
+
+
+def _end(value: object) -> None:
+    """Remove the innermost layer with a value, wherever it is: blocks in generators may end in any order."""
+    layer, above = INNERMOST.get(), []
+    while layer is not None and layer.value is not value:
+        above.append(layer)
+        layer = layer.outer
+    if layer is None:
+        return
+    token, layer.token, entered_here = layer.token, None, False
+    with suppress(ValueError):  # another context entered the block
+        if token is not None:
+            INNERMOST.reset(token)
+            entered_here = True
+    if not entered_here:
+        # An async generator that was left early is closed in a task of the event loop's. The task that entered the
+        # block keeps the layer, and must not see it any more.
+        layer.ended = True
+        INNERMOST.set(layer.outer)
+    for each in reversed(above):
+        _begin(each.value)
 
 
 _listeners: Final[list[Callable[[], None]]] = []
@@ -76,7 +103,7 @@ def scoped(kind: type[T]) -> Iterator[T]:
     """Yield the values of a kind that are set in this thread or task, innermost first."""
     layer = INNERMOST.get()
     while layer is not None:
-        if isinstance(layer.value, kind):
+        if isinstance(layer.value, kind) and not layer.ended:
             yield layer.value
         layer = layer.outer
 

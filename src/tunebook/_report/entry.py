@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
-from tunebook._selection.trusted_entries import body_of, verdict_of, winner_of
+from tunebook._selection.trusted_entries import verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class MeasuredRecord(NamedTuple):
 
 def facts_of(record: Record) -> MeasuredRecord:
     """Return the decision of a record and the measurements that it rests on."""
-    body = body_of(record)
+    body = record.body
     winner = winner_of(body)
     # A configuration that was pinned or imported later need not be the winner.
     chosen = winner if winner and record.head.origin == "tuned" else fingerprint_of(record.head.config)
@@ -120,10 +120,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 def entry_of(record: Record) -> ReportEntry:
     """Return the line of a record. Most records have a summary, so that their measurements are not read."""
     head = record.head
-    try:
-        provenance = record.provenance
-    except CodecError:
-        provenance = {}
+    provenance = record.provenance
     numbers = _numbers(record, provenance)
     best_s, default_s = numbers["best_s"], numbers["default_s"]
     roofline, work = None, provenance.get("roofline")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import TuningFailed
-from tunebook._memo.answer_memo import MEMO
+from tunebook._base.errors import TuningFailed, as_text, text_of
+from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
 from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
-from tunebook._tuning.job import FAILURE_LIFETIME_S, Budget, Job, Step, Tuned
+from tunebook._tuning.job import Budget, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
@@ -73,9 +73,9 @@ class AutotuneTier(Tier[C]):
         given = parts.tuner or Tuner()
         self._tuner: Final = given if isinstance(given, Tuner) else _ForeignTuner(given)
         self.deferred: Final = DeferredTuning(self, parts)
-        self._decided: dict[tuple[Problem, str], C] = {}
+        self._decided: BoundedDict[tuple[Problem, str], C] = BoundedDict(CAPACITY)
         # By problem, code, and whether the arguments were made up: a failure on these does not concern a caller's.
-        self._failed: dict[tuple[Problem, str, bool], tuple[Exception | None, float]] = {}
+        self._failed: BoundedDict[tuple[Problem, str, bool], tuple[Exception | None, float]] = BoundedDict(CAPACITY)
         self._clock_s = time.monotonic
         self._flights: Flights[Any] = Flights()
 
@@ -212,9 +212,11 @@ class AutotuneTier(Tier[C]):
     def remember_failure(self, request: Request[C], error: Exception) -> Skipped:
         """Tell of a failure, and do not try again for a while."""
         key = (*key_of(request), values_for(request) != "call")
-        self._failed[key] = (error, self._clock_s() + FAILURE_LIFETIME_S)
+        measured = error.measurements if isinstance(error, TuningFailed) else ()
+        lasts_s = lifetime_s(m.failure for m in measured)
+        self._failed[key] = (as_text(error), self._clock_s() + lasts_s)
         request.tell("autotune_finish", cfg=None, error=error)
-        return Skipped(str(error), error)
+        return Skipped(text_of(error), error)
 
     # --------------------------------------------------------------------------------------------------- on demand
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
-from tunebook._base.errors import CodecError, TuningFailed, warn_once
+from tunebook._base.errors import CodecError, TuningFailed, text_of, warn_once
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import EPOCH, MEMO
 from tunebook._selection.recording import (
@@ -314,10 +314,10 @@ class DeferredTuning(Generic[C]):
             if isinstance(answer, Found) and not _is_same(answer.config, stand_in):
                 EPOCH.advance()
         except Exception as error:  # an author's functions may raise anything, and nothing in this thread catches it
-            if isinstance(error, RuntimeError) and "shutdown" in str(error):
+            if isinstance(error, RuntimeError) and "shutdown" in text_of(error):
                 raise SystemExit from error  # the interpreter is ending: silent in a thread, which cannot start others
             self._autotune.remember_failure(request, error)
-            answer = Skipped(f"{type(error).__name__}: {error}", error)
+            answer = Skipped(f"{type(error).__name__}: {text_of(error)}", error)
         if isinstance(answer, Found):
             return True
         if answer.error is not None:

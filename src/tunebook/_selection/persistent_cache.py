@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import time
 import typing
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._base.config_codec import classes_of, decode, encode, fingerprint_of
-from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, remote_url, signing_key
-from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, no_home, remote_url, signing_key
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
-from tunebook.stores._files import state_of
+from tunebook.stores._files import FaultsAreWarnings, state_of
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +38,7 @@ def book_before(url: str | None) -> Store:
     """
     root = book_root()
     if root is None and url is None:
-        warn_once("no-home", "book", f"no home directory: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
+        warn_once("no-home", "book", f"{no_home()}: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
         return MemoryStore()
     key = None if url is None else signing_key()
     opened = _open_books.get((root, url, key))
@@ -94,7 +95,7 @@ class PersistentCache(Generic[C]):
             return self.config_of(record)
         except CodecError as error:
             message = f"{self.opname}: the stored configuration of {op!r} is not usable here: {error}"
-            warn_once("unusable", f"{self.store.where}:{op}", message)
+            warn_once("unusable", f"{self.where}:{op}", message)
             return None
 
     def put(self, dev: str, op: str, key: str, cfg: C) -> None:
@@ -104,7 +105,9 @@ class PersistentCache(Generic[C]):
         # Under its generation, or the store would take this for a late result of a holder that lost the lease.
         generation = 0 if earlier is None else earlier.head.generation
         head = Head(problem=problem, config=config, checksum="", origin="imported", generation=generation)
-        self.write(Record(head, Body(provenance={"when": time.time()})))
+        record = Record(head, Body(provenance={"when": time.time()}))
+        record.to_bytes()
+        self.write(record)
 
     def encode(self, cfg: C) -> Json:
         """Return a configuration as it is written; `CodecError` if it cannot be, or would not come back equal."""
@@ -134,40 +137,47 @@ class PersistentCache(Generic[C]):
             raise CodecError(f"expected a {self._cfg_type.__name__}, found a {type(loaded).__name__}")
         return typing.cast("C", loaded)
 
-    def _warn(self, error: StoreError) -> None:
-        warn_once(error.kind, error.path, f"{self.opname}: {error}")
+    def _guard(self) -> FaultsAreWarnings:
+        # The edge of the tier: each of the five methods below asks the store inside one, and no other code asks it.
+        return FaultsAreWarnings(self.opname, before=f"{self.opname}: ")
+
+    @property
+    def where(self) -> str:
+        """The place of the records, as a person would name it."""
+        with self._guard():
+            return self.store.where
+        return "a book that cannot be used"
 
     def read(self, problem: Problem) -> Record | None:
         """Return the record of a problem, or None; a broken store is one warning, and not an error."""
-        try:
+        with self._guard():
             return self.store.get(problem)
-        except StoreError as error:
-            self._warn(error)
-            return None
+        return None
 
     def state(self, problem: Problem) -> object | None:
         """Return a value that changes whenever the record of a problem changes; None if that cannot be known."""
-        try:
+        with suppress(OSError, ValueError):  # `read` warns
             return state_of(self.store, problem)
-        except StoreError:
-            return None  # `read` warns
+        return None
 
     def write(self, record: Record) -> bool:
         """Keep a record; False, after one warning, if the store cannot."""
-        try:
+        with self._guard():
             self.store.put(record)
-        except StoreError as error:
-            self._warn(error)
-            return False
-        return True
+            return True
+        return False
+
+    def records(self, op: str) -> list[Record]:
+        """Return all records of a kernel; a broken store is one warning, and has none."""
+        with self._guard():
+            return list(self.store.items(op))
+        return []
 
     def leases(self) -> LeaseBoard | None:
         """Return the board for single flight among processes; None without leases, or if it fails (one warning)."""
-        try:
+        with self._guard():
             return self.store.leases()
-        except StoreError as error:
-            self._warn(error)
-            return None
+        return None
 
 
 def _shape(value: object, hint: Any) -> Any:

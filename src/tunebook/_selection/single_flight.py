@@ -20,8 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
-from tunebook._base.errors import StoreError, TunebookError, warn_once
-from tunebook.stores._files import FORKS, LARGEST_GENERATION, Maker, maker_of, this_process
+from tunebook._base.errors import TunebookError
+from tunebook.stores._files import FORKS, LARGEST_GENERATION, FaultsAreWarnings, Maker, maker_of, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -267,7 +267,7 @@ def _keep_alive(slip_ref: weakref.ref[_LeaseFile], withdrawn: threading.Event, e
         if slip is None:
             return
         # A beat that fails is not worth a warning: the next may succeed, and a late record is refused.
-        with suppress(StoreError):
+        with suppress(OSError):
             if not slip.renew():
                 return
         del slip
@@ -296,11 +296,9 @@ class Lease(NamedTuple):
 
     def release(self) -> None:
         """Let other processes hold it. Does nothing the second time, nor in a forked child."""
-        try:
+        with FaultsAreWarnings("leases", after=" Others wait until the lease has lapsed."):
             if self.slip is not None:
                 self.slip.withdraw(lower=True)
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{error} Others wait until the lease has lapsed.")
 
     def __enter__(self) -> Self:
         return self
@@ -420,10 +418,10 @@ def acquire(
     give_up = None if deadline_s is None else clock() + deadline_s
     with ExitStack() as aside:
         while True:
-            try:
-                slip = claim.attempt()
-            except StoreError as error:
-                warn_once(error.kind, error.path, f"{error} Meanwhile other processes may do the same work.")
+            slip, works = None, False
+            with FaultsAreWarnings("leases", after=" Meanwhile other processes may do the same work."):
+                slip, works = claim.attempt(), True
+            if not works:
                 return _unless_found(Lease(0), look)
             if slip is not None:
                 slip.keep(lease_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import pins_text
+from tunebook._memo.answer_memo import CAPACITY
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
 from tunebook._selection.trusted_entries import Refused, why_undecided
@@ -236,8 +237,12 @@ class Memory(Tier[C]):
 
     def remember(self, request: Request[C], config: C) -> None:
         """Answer calls of this problem with a configuration, as long as the kernel's code is the same."""
-        self._code_of[request.problem] = request.kernel.code_checksum
-        self._parts.cache.put(*request.problem, config)
+        codes, cache = self._code_of, self._parts.cache
+        codes[request.problem] = request.kernel.code_checksum
+        cache.put(*request.problem, config)
+        if len(codes) > cache.size() + CAPACITY:  # the cache has dropped its oldest entries
+            for problem in set(codes.copy()).difference(cache.keys()):
+                codes.pop(problem, None)
 
 
 class Persistent(Tier[C]):

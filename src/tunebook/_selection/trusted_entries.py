@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -11,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
-from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
 from tunebook._space.space import Space
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
-from tunebook._tuning.job import History
+from tunebook._tuning.job import History, host_name, is_believed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +77,7 @@ class EntryGuard(Generic[C]):
         """Return the entry of a call if it was made by this kernel, here, and is one of its candidates."""
         record = None if self._given is None else self._given.read(call.problem)
         if record is None:
-            return Refused("none given" if self._given is None else f"no entry in {self._given.store.where}")
+            return Refused("none given" if self._given is None else f"no entry in {self._given.where}")
         head = record.head
         if not head.decided:
             return Refused(why_undecided(record), record)
@@ -138,9 +137,9 @@ class EntryGuard(Generic[C]):
         """Return the measurements in a record of a call's problem, as far as a tuning may reuse them."""
         if record is None:
             return History()
-        body = body_of(record)
+        body = record.body
         complete = body.provenance.get("complete") is not False and not disturbances_of(body)
-        known = body.measurements
+        known = tuple(filter(is_believed, body.measurements))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
         return History(known, winner_of(body), record.head.generation, complete)
@@ -149,22 +148,15 @@ class EntryGuard(Generic[C]):
         """Return a search that starts from the book's entries of the same kernel on other shapes and devices."""
         from tunebook.search._warm_start import start_from  # noqa: PLC0415 - loaded late: for big spaces
 
-        records = self._records(call.problem.op)
+        records = [] if self._given is None else self._given.records(call.problem.op)
         return search._replace(start=start_from(records, call.problem, search.space)) if records else search
-
-    def _records(self, op: str) -> list[Record]:
-        """Return all records of a kernel; a broken store is one warning, and has none."""
-        try:
-            return [] if self._given is None else list(self._given.store.items(op))
-        except StoreError as error:
-            warn_once(error.kind, error.path, f"{self.persistent.opname}: {error}")
-            return []
 
     def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
         """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
         from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
-        found = nearest(self._records(call.problem.op), call.problem)
+        records = [] if self._given is None else self._given.records(call.problem.op)
+        found = nearest(records, call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)
@@ -179,7 +171,7 @@ class EntryGuard(Generic[C]):
         found = entry if isinstance(entry, Trusted) else entry.outdated
         if found is None:
             return None
-        body = body_of(found.record)
+        body = found.record.body
         code, environment = call.kernel.code_checksum, call.kernel.environment(call.inv)
         valid = [m for m in body.measurements if m.code == code and m.failure is None]
         here = {m.fingerprint for m in valid if m.environment == environment}
@@ -194,7 +186,7 @@ class EntryGuard(Generic[C]):
         found = entry if isinstance(entry, Trusted) else None if call.inv.values_from == "call" else entry.outdated
         if values_from == "call" or found is None:
             return None
-        body = body_of(found.record)
+        body = found.record.body
         return found if winner_of(body) is not None and values_of(body) in {None, "call"} else None
 
     def publish(
@@ -222,10 +214,10 @@ class EntryGuard(Generic[C]):
                 self._write_verified(call, standing.record, tuned, generation)
             return standing.config
         if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
-            beside = {**body_of(entry.record).provenance, **_decision(tuned), "values_from": tuned.values_from}
+            beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(body_of(entry.record)):
+        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(entry.record.body):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -243,7 +235,7 @@ class EntryGuard(Generic[C]):
     def _write_verified(self, call: Call[C], record: Record, tuned: Tuned[C], generation: int) -> None:
         """Write down that a choice holds on made-up arguments too; it still rests on the caller's."""
         here = call.kernel.environment(call.inv) if record.head.environment else ""
-        provenance = {**body_of(record).provenance, **_restamped(record, tuned, self._now_s())}
+        provenance = {**record.body.provenance, **_restamped(record, tuned, self._now_s())}
         head = replace(record.head, environment=here, generation=generation)
         self._write(head, tuned.measurements, provenance, record)
 
@@ -257,7 +249,7 @@ class EntryGuard(Generic[C]):
         if earlier is not None and earlier.head.decided:
             if any(m.values_from != "call" for m in measurements):
                 return
-            head, provenance = replace(earlier.head, generation=generation), dict(body_of(earlier).provenance)
+            head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
@@ -279,22 +271,15 @@ class EntryGuard(Generic[C]):
     def _write(
         self, head: Head, new: Iterable[Measurement], provenance: dict[str, Json], earlier: Record | None
     ) -> None:
-        before = Body() if earlier is None else body_of(earlier)
+        before = Body() if earlier is None else earlier.body
         # An unwritable configuration is named by its place in a list, which may change.
         written = [m for m in new if not (isinstance(m.config, dict) and m.config.get(TAG) == "unwritable")]
         fresh = {identity(m) for m in written}
         known = sorted((m for m in before.measurements if identity(m) not in fresh), key=lambda m: m.when, reverse=True)
         kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
-        self.persistent.write(Record(head if earlier is None else replace(head, extra=earlier.head.extra), body))
-
-
-def body_of(record: Record) -> Body:
-    """Return a record's body, or an empty one if it cannot be read: the head alone answers calls."""
-    try:
-        return record.body
-    except CodecError:
-        return Body()
+        record = Record(head if earlier is None else replace(head, extra=earlier.head.extra), body)
+        self.persistent.write(record.fitted())
 
 
 def winner_of(body: Body) -> str | None:
@@ -311,7 +296,7 @@ def values_of(body: Body) -> str | None:
 
 def why_undecided(record: Record) -> str:
     """Return why a record holds no configuration."""
-    failed = body_of(record).measurements
+    failed = record.body.measurements
     made_up = failed and all(m.values_from != "call" for m in failed)
     return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
 
@@ -336,7 +321,7 @@ def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) ->
 
     Explanations, listings and reports take the winner from here. `measured` replaces the measurements of the choice.
     """
-    body = body_of(record)
+    body = record.body
     facts, winner = body.provenance, winner_of(body)
     measured = measured_for_choice(body) if measured is None else measured
     objective = OBJECTIVES.get(str(facts.get("objective", "typical")))
@@ -382,8 +367,8 @@ def environments_verified(body: Body) -> tuple[str, ...]:
 
 def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     """Return the facts of a choice that was found to hold. Other candidates were measured before, or never."""
-    facts = body_of(record).provenance
-    environments = list(dict.fromkeys([*environments_verified(body_of(record)), record.head.environment]))
+    facts = record.body.provenance
+    environments = list(dict.fromkeys([*environments_verified(record.body), record.head.environment]))
     return {
         "verified": {
             "when": now_s,
@@ -411,7 +396,7 @@ def _carried_over(known: Sequence[Measurement], verified: Sequence[str], environ
 
 
 def _when_and_where(now_s: float) -> dict[str, Json]:
-    return {"when": now_s, "host": os.uname().nodename}
+    return {"when": now_s, "host": host_name()}
 
 
 def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:

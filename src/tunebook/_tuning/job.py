@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import time
@@ -19,7 +20,7 @@ from tunebook._statistics.decide import decide
 from tunebook._statistics.race import typical_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._arrays.library import Timer
     from tunebook._base.vocabulary import Failure, FailureKind, Json, Problem, StrategyLike
@@ -34,9 +35,14 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg")
 
-# A failure is remembered so that it does not cost time at every start, but not for ever: a driver update, free memory
-# or a fixed compiler makes the candidate worth another try.
-FAILURE_LIFETIME_S: Final = 7 * 24 * 3600.0
+# A failure is remembered so that it does not cost time at every start, but not for ever: a driver update or a fixed
+# compiler makes the candidate worth another try. Memory that another job has now is free in a few minutes.
+_LASTING_S: Final = 7 * 24 * 3600.0
+_PASSING_S: Final = 600.0
+# Some compilers print 20 kB for one error, and 400 candidates may fail alike: an entry has 8 MB. The first error is at
+# the beginning, the last words of a crash are at the end.
+_MESSAGE_HEAD, _MESSAGE_TAIL = 3000, 1000
+HOST: Final = "host"  # in a measurement: where a failure was seen that other hosts need not have
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
 _CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
@@ -262,6 +268,34 @@ class Tuned(NamedTuple, Generic[Cfg]):
         return shown
 
 
+def lifetime_s(failures: Iterable[Failure | None]) -> float:
+    """Return for how long failures are remembered together: as long as the first of them to pass."""
+    lasting = [failure is not None and failure.is_lasting for failure in failures]
+    return _LASTING_S if lasting and all(lasting) else _PASSING_S
+
+
+def is_believed(m: Measurement) -> bool:
+    """Whether a measurement in a book counts in this process: the passing failures of other hosts do not.
+
+    Neither does memory that ran out: another process of this host may have a limit of its own, or had the device then.
+    """
+    failure = m.failure
+    return failure is None or failure.is_lasting or (failure.kind != "memory" and m.extra.get(HOST) == host_name())
+
+
+def host_name() -> str:
+    """Return the name of this host."""
+    return os.uname().nodename
+
+
+def _shortened(failure: Failure) -> Failure:
+    text = failure.message
+    if len(text) <= _MESSAGE_HEAD + _MESSAGE_TAIL:
+        return failure
+    left_out = f"\n... {len(text) - _MESSAGE_HEAD - _MESSAGE_TAIL} characters left out ...\n"
+    return failure._replace(message=f"{text[:_MESSAGE_HEAD]}{left_out}{text[-_MESSAGE_TAIL:]}")
+
+
 class CandidateSet(Generic[Cfg]):
     """The candidates of a tuning by fingerprint, with the measurement of each, and the decision among them."""
 
@@ -320,7 +354,7 @@ class CandidateSet(Generic[Cfg]):
             policy=self._policy,
             environment=self._conditions.environment,
             samples_s=() if failure is not None else tuple(samples_s),
-            failure=None if failure is None else failure._replace(expires=now_s + FAILURE_LIFETIME_S),
+            failure=None if failure is None else _shortened(failure)._replace(expires=now_s + lifetime_s([failure])),
             compile_s=None if compiled is None else compiled.seconds,
             when=now_s,
             dropped=dropped,
@@ -331,7 +365,8 @@ class CandidateSet(Generic[Cfg]):
     def _remarks(self, failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
         program = None if compiled is None else compiled.program
         check = self._conditions.checked_by() if failure is not None and failure.kind in _REJECTED else ""
-        return {name: text for name, text in ((PROGRAM, program), (_CHECK, check)) if text}
+        host = "" if failure is None or failure.is_lasting else host_name()
+        return {name: text for name, text in ((PROGRAM, program), (_CHECK, check), (HOST, host)) if text}
 
     def copy(self, original: str, name: str, compile_s: float | None) -> Measurement:
         """Keep the measurement of a candidate for another that compiles to the same program, and return it."""

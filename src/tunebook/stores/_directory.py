@@ -139,7 +139,7 @@ class DirectoryStore:
             # The directory's own name may be cut short, and has no upper case.
             problem = next((record.problem for record in map(files.read, ids) if record is not None), None)
             if problem is not None and wanted(problem.op, problem.device):
-                with suppress(FileNotFoundError):  # removed since it was listed
+                with suppress(FileNotFoundError), writing(self.where, read_fault):  # removed since it was listed
                     changed_s = os.stat(directory).st_mtime  # noqa: PTH116 - a path as text is at hand
                     yield EntryGroup(problem.op, problem.device, self.where, changed_s, ids, files)
 
@@ -197,7 +197,7 @@ class DirectoryStore:
             return self._read(path, problem)
         except CodecError:
             # Once more, with writers kept out; a record that is still unreadable goes to quarantine.
-            with _locked_where_possible(Path(path).parent):
+            with writing(self.where, read_fault), _locked_where_possible(Path(path).parent):
                 return self._read_or_set_aside(path, problem)
 
     def _read_or_set_aside(self, path: str, problem: Problem | None) -> Record | None:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
-from tunebook._base.errors import CodecError, StoreError
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, text_of, warn_once
 from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
@@ -65,7 +65,31 @@ def writing(where: str, fault: Callable[[str, OSError], StoreError] = _write_fau
         raise fault(where, error) from error
 
 
-# One read of this size holds nearly every record, so that a hit is open, read, close and nothing else.
+class FaultsAreWarnings:
+    """A block in which a fault of a store, a lock or a file is one warning, and the code after the block goes on.
+
+    Everything that a user's call asks of the cache is inside such a block. A `DefinitionError` passes, because only the
+    user can mend a wrong setting. The message is the error's, with `before` and `after` around it; `where` is the place
+    of an error that does not name one.
+    """
+
+    __slots__ = ("_after", "_before", "_where")
+
+    def __init__(self, where: str, *, before: str = "", after: str = "") -> None:
+        self._where, self._before, self._after = where, before, after
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, (OSError, ValueError)) or isinstance(error, DefinitionError):
+            return False
+        kind, place = (error.kind, error.path) if isinstance(error, StoreError) else (type(error).__name__, self._where)
+        warn_once(kind, place, f"{self._before}{text_of(error)}{self._after}")
+        return True
+
+
+# One read of this size holds nearly every record, so that a hit is open, two reads, close and nothing else.
 _FIRST_READ_BYTES: Final = 16 << 10
 
 
@@ -78,8 +102,11 @@ def read_file(path: str, limit_bytes: int, flags: int = 0) -> bytes | None:
         return None
     try:
         content = os.read(descriptor, _FIRST_READ_BYTES)
-        if len(content) < _FIRST_READ_BYTES:
-            return content
+        while len(content) < _FIRST_READ_BYTES:  # on FUSE and network mounts a read may return less than there is
+            more = os.read(descriptor, _FIRST_READ_BYTES - len(content))
+            if not more:
+                return content
+            content += more
         return content + _rest(descriptor, limit_bytes)
     except (IsADirectoryError, BlockingIOError) as error:
         raise CodecError(f"not a regular file: {error.strerror}") from error

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._base.record_format import Head, Record, canonical_json
+from tunebook._base.record_format import Head, Record, canonical_json, decode_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores._files import (
     LeaseFiles,
@@ -305,7 +305,7 @@ def _decode_entry(name: str, entry: Json) -> Record:
     if crc != _crc(text):
         raise CodecError("its checksum does not match")
     # From the text: the record must not share its lists and dicts with the parsed file.
-    record = Record.from_fields(*json.loads(text))
+    record = Record.from_fields(*decode_json(text))
     if problem_id(record.problem) != name:
         raise CodecError("it stands under another problem's name")
     return record

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
 from tunebook._base.vocabulary import computed_once
-from tunebook.stores._files import distrust, problem_id, state_of
+from tunebook.stores._files import FaultsAreWarnings, distrust, problem_id, state_of
 from tunebook.stores._pack import PackStore
 
 if TYPE_CHECKING:
@@ -118,9 +118,12 @@ def find_packs(root: Path) -> tuple[PackStore, ...]:
 def _announced() -> tuple[PackStore, ...]:
     from importlib.metadata import entry_points  # noqa: PLC0415 - 40 ms that only a first miss pays
 
-    found = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
-    # Trusted like the package's code, whoever installed it.
-    return tuple(PackStore(source, vouched=True) for point in found if (source := _resource(point)) is not None)
+    # The whole search: one package with unreadable metadata must not cost the user the own book too.
+    with FaultsAreWarnings(GROUP, before="the packs of installed packages are not used: "):
+        found = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+        # Trusted like the package's code, whoever installed it.
+        return tuple(PackStore(source, vouched=True) for point in found if (source := _resource(point)) is not None)
+    return ()
 
 
 def _resource(point: EntryPoint) -> Path | Traversable | None:

@@ -9,7 +9,6 @@ from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from tunebook._base.errors import CodecError
 from tunebook.stores._files import problem_id
 
 if TYPE_CHECKING:
@@ -144,8 +143,5 @@ def newest(groups: Iterable[EntryGroup], count: int) -> list[Listed]:
 
 def measured_s(record: Record) -> float:
     """Return when the decision of a record was made, as a Unix time; 0 if the record does not say."""
-    try:
-        when = record.body.provenance.get("when")
-    except CodecError:
-        return 0.0
+    when = record.body.provenance.get("when")
     return float(when) if isinstance(when, (int, float)) else 0.0

@@ -163,10 +163,15 @@ class PackStore:
             found = names_in(head, head.rfind(_DEVICE))
             if found is not None:
                 groups.setdefault((found[2], found[1]), []).append(identifier)
-        return [
-            EntryGroup(json.loads(op), json.loads(device), self.where, 0.0, ids, self)
-            for (op, device), ids in groups.items()
-        ]
+        listed = []
+        for (op, device), ids in groups.items():
+            try:
+                names = json.loads(op), json.loads(device)
+            except ValueError as error:  # the first lines are not checked before this
+                self._warn(f"a record in it is damaged: {error}")
+            else:
+                listed.append(EntryGroup(*names, self.where, 0.0, ids, self))
+        return listed
 
     def facts(self, ids: Iterable[str]) -> Iterator[EntryFacts]:
         from tunebook.stores._listing import EntryFacts  # noqa: PLC0415 - loaded by now
@@ -203,7 +208,9 @@ class PackStore:
 
         try:
             with lock:
-                return connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
+                rows = connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
+            # In a damaged file an id may be of any type.
+            return [row for row in rows if isinstance(row[0], bytes)]
         except (Error, UnicodeDecodeError) as error:  # see `_open` for the second
             self._warn(str(error))
             return []

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from redis import Redis, SSLConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from tunebook._base.errors import DefinitionError, StoreError
+from tunebook._base.errors import DefinitionError, StoreError, warn_once
 from tunebook.stores._files import generations_among, path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _RECORD: Final = "tunebook:v1:record:"
 _LEASE: Final = "tunebook:v1:lease:"
+_WRONG_TYPE: Final = "wrong-type"  # the kind of the fault; the server itself is well
 _BATCH: Final = 256  # commands per exchange: records of 4 kB make a megabyte
 # Only a record that is not believed is replaced again, and each try that fails is a success of another machine.
 _TRIES: Final = 32
@@ -38,8 +39,11 @@ _TRIES: Final = 32
 _SLIP_LIFETIME_S: Final = 86_400
 
 # Look and replace in one step. Generations are compared as 19 digits, because a number in Lua has only 53 bits. ARGV[3]
-# is the digest of a record that stands there and may not: a damaged or forged record must not keep its place by number
+# is the digest of a record that stands there and may not: a damaged or forged record must not keep its place by number,
+# nor a key of another type by its type.
 _PUT: Final = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
+if redis.call('TYPE', KEYS[2]).ok ~= 'set' then redis.call('DEL', KEYS[2]) end
 local generation = redis.call('HGET', KEYS[1], 'generation')
 if generation and generation > ARGV[1] then
   local standing = redis.call('HGET', KEYS[1], 'record') or ''
@@ -50,6 +54,7 @@ redis.call('SADD', KEYS[2], ARGV[4])
 return false
 """
 _CREATE: Final = """
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end
 local made = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
 if made == 1 then redis.call('EXPIRE', KEYS[1], ARGV[3]) end
 return made
@@ -130,8 +135,14 @@ class RedisStore:
                 pipe = self._client.pipeline(transaction=False)
                 for key in fresh:
                     pipe.hget(key, "record")
-                contents = pipe.execute()
+                contents = pipe.execute(raise_on_error=False)
             for content in contents:
+                if isinstance(content, ResponseError):
+                    refused = _refusal(self.where, content)
+                    if refused.kind != _WRONG_TYPE:
+                        raise refused
+                    warn_once(refused.kind, refused.path, refused.message)
+                    continue
                 record = self._envelope.open(content)
                 if record is not None and op in {None, record.problem.op}:
                     yield record
@@ -177,8 +188,13 @@ class RedisLeases:
             self._client.hdel(*self._place(name))
 
     def generations(self, lease_id: str) -> list[int]:
-        with _exchange(self._where):
-            names = self._client.hkeys(f"{_LEASE}{lease_id}")
+        try:
+            with _exchange(self._where):
+                names = self._client.hkeys(f"{_LEASE}{lease_id}")
+        except StoreError as error:
+            if error.kind != _WRONG_TYPE:
+                raise
+            names = []  # the first slip replaces the key
         return generations_among(name.decode("ascii", "replace") for name in names)
 
     def _place(self, name: str) -> tuple[str, str]:
@@ -232,5 +248,14 @@ def _exchange(where: str) -> Iterator[None]:
         yield
     except StoreError:
         raise
+    except ResponseError as error:
+        raise _refusal(where, error) from error
     except (RedisError, OSError) as error:
         raise fault(where, error) from error
+
+
+def _refusal(where: str, error: ResponseError) -> StoreError:
+    """Return the server's refusal of a command; its kind tells a fault of one key from a fault of the server."""
+    if not str(error).startswith("WRONGTYPE"):
+        return fault(where, error)
+    return StoreError(_WRONG_TYPE, where, f"a key in {where} is not used: {error}. A tuning here replaces it.")

@@ -119,7 +119,7 @@ _jitter: Final = SystemRandom().random  # the program's own random numbers stay 
 
 
 def within(seconds: float, where: str, call: Callable[[], T]) -> T:
-    """Return the result of a call; `StoreError` if it fails or takes longer, and then the call goes on in its thread.
+    """Return the result of a call, or raise its error; `StoreError` if it takes longer, and goes on in its thread.
 
     A socket's timeout does not cover everything: looking up a name takes 10 s where the name server is away, and a
     server that sends a byte at a time is never late. A thread costs 0.1 ms, after a local miss.
@@ -144,7 +144,7 @@ def within(seconds: float, where: str, call: Callable[[], T]) -> T:
 def _fetch(answer: Future[T], call: Callable[[], T]) -> None:
     try:
         answer.set_result(call())
-    except StoreError as error:
+    except (OSError, ValueError) as error:
         answer.set_exception(error)
     finally:
         answer.cancel()  # after any other error nobody should wait; a finished future stays as it is

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import blake2b, merge
 from tunebook._base.vocabulary import Problem
-from tunebook.stores._files import make_directory, problem_id, read_file, write_file
+from tunebook.stores._files import FaultsAreWarnings, make_directory, problem_id, read_file, write_file
 from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SharedStore:
         try:
             # Not theirs alone: the measurements made here need not be made again.
             both = theirs if local is None else merge(local, theirs)
-        except CodecError:  # a whole body with invalid content
+        except CodecError:  # unknown fields that are nested too deeply to be written again
             both = theirs
         if both != local:
             self._keep(both)
@@ -182,7 +182,12 @@ class SharedStore:
             return otherwise
         try:
             answer = within(HOT_S, self._remote.where, call)
-        except StoreError as error:
+        except (OSError, ValueError) as error:
+            if not isinstance(error, StoreError) or error.kind != "remote":
+                # The server answers: something is wrong with one record of many.
+                with FaultsAreWarnings(self._remote.where):
+                    raise
+                return otherwise
             # Many threads may find out at once; only the first makes the pause longer.
             if not self.breaker.is_open:
                 self.breaker.trip()

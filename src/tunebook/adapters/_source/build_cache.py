@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.environment_variables import HOME_VARIABLE, book_root
+from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home
 from tunebook._base.errors import StoreError, warn_once
 from tunebook._base.record_format import blake2b
 from tunebook.stores._files import distrust, make_directory, replace_file, writing
@@ -77,7 +77,7 @@ class BuildCache:
         """Return the directory that outlives this process, or None if it cannot be used."""
         root = book_root() if self._given is None else self._given
         if root is None:
-            message = f"no home directory: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
+            message = f"{no_home()}: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
             warn_once("no-home", "native", message)
             return None
         directory = root.absolute() / "native" if self._given is None else root

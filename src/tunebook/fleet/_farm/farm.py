@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tunebook._base.errors import StoreError, warn_once
 from tunebook._base.record_format import Record
 from tunebook._selection.env_pins import names_of
 from tunebook._selection.persistent_cache import default_book
@@ -20,6 +19,7 @@ from tunebook.fleet._farm.clusters import open_cluster
 from tunebook.fleet._farm.task import Status, Task, TaskOutcome, tune_call
 from tunebook.formats._bundle import merge_into
 from tunebook.stores import open_store
+from tunebook.stores._files import FaultsAreWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -271,7 +271,5 @@ class _Farm:
 
 
 def _merge(store: Store, data: bytes) -> None:
-    try:
+    with FaultsAreWarnings(store.where, before="a result was not merged: "):
         merge_into(store, [Record.from_bytes(data)])
-    except StoreError as error:
-        warn_once(error.kind, error.path, f"a result was not merged: {error}")
