@@ -109,9 +109,17 @@ class TestTuner:
         assert tuned.config == "b"
         assert [config for config, _ in tuned.ranking] == ["b", "c", "a"]
 
-    def test_measure_returns_the_fastest_of_its_runs_in_seconds(self):
-        clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 2.0])
-        assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(1.0)
+    def test_measure_returns_the_mean_of_its_runs_in_seconds(self):
+        clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 5.0])
+        assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(3.0)
+
+    def test_the_numbers_of_runs_can_be_read(self):
+        tuner = tb.Tuner(warmup=2, iters=5)
+        assert (tuner.warmup, tuner.iters) == (2, 5)
+        assert (tb.Tuner().warmup, tb.Tuner().iters) == (1, 3)
+
+    def test_a_tuner_may_be_annotated_with_its_configurations(self):
+        assert isinstance(tb.Tuner[dict](), tb.Tuner)
 
     def test_measure_raises_the_error_of_the_function(self):
         with pytest.raises(ZeroDivisionError, match="division"):

@@ -20,7 +20,6 @@ from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selec
 from tunebook._selection.trusted_entries import body_of
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
-from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -123,7 +122,8 @@ def tunable(
     the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
     arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
     `store` is the place of the book: None for the user's own book, a path as for `PersistentCache`, or False for
-    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`; `on_event` is called with each event of a choice.
+    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`, or False to tune nothing;
+    `on_event` is called with each event of a choice.
 
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
@@ -156,7 +156,7 @@ def tunable(
     load_adapters()
     kernel = FunctionKernel(function, space, name, options)
     persistent = open_persistent(kernel.op_id, options.get("store"))
-    policy, tuner, on_event = options.get("policy"), options.get("tuner") or Tuner(), options.get("on_event")
+    policy, tuner, on_event = options.get("policy"), options.get("tuner"), options.get("on_event")
     return _build(kernel, ConfigSelectorChain(ConfigCache(), policy, tuner, persistent, on_event=on_event))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError
@@ -23,10 +23,11 @@ class _Layer:
     A task that was started inside the block keeps its copy of the context after the block has ended.
     """
 
-    __slots__ = ("outer", "suspension", "value")
+    __slots__ = ("outer", "scope", "suspension", "value")
 
-    def __init__(self, value: object, outer: _Layer | None) -> None:
-        self.value: Final = value
+    def __init__(self, scope: Scope, outer: _Layer | None) -> None:
+        self.scope: Final = scope
+        self.value = scope.value()
         self.outer: Final = outer
         self.suspension: Final = MEMO.suspend()
 
@@ -43,68 +44,112 @@ class Scope:
     def __init__(self, value: object) -> None:
         self._value = value
 
-    def __enter__(self) -> None:
+    def value(self) -> object:
+        """Return the value to set for one block."""
+        return self._value
+
+    def __enter__(self) -> Self:
         load_adapters()
         outer, entered = INNERMOST.get(), False
         try:
-            INNERMOST.set(_Layer(self._value, outer))
-            for told in _listeners:
-                told()
+            INNERMOST.set(_Layer(self, outer))
+            _tell()
             entered = True
         finally:
             if not entered:  # by an interrupt: the block does not begin, and so does not end either
                 INNERMOST.set(outer)
+        return self
 
     def __exit__(self, *_: object) -> None:
         # The layer itself holds the layer below: a token kept on this object would be shared by all threads that
         # entered it.
         layer = INNERMOST.get()
         INNERMOST.set(None if layer is None else layer.outer)
-        for told in _listeners:
-            told()
+        _tell()
+
+    @property
+    def token(self) -> object | None:
+        """The layer of this block in this thread or task; None outside of the block."""
+        return next((layer for layer in _layers() if layer.scope is self), None)
 
 
 _listeners: Final[list[Callable[[], None]]] = []
+_fixed: Final[list[Callable[[], bool]]] = []
 
 
-def when_scopes_change(told: Callable[[], None]) -> None:
-    """Call a function after every begin and end of a block, in its thread: for caches of other libraries."""
+def when_scopes_change(told: Callable[[], None], fixed: Callable[[], bool] | None = None) -> None:
+    """Call a function after every begin, change and end of a block, in its thread: for caches of other libraries.
+
+    `fixed` says whether a block must stay as it is for now, because a program is being made under its content.
+    """
     _listeners.append(told)
+    if fixed is not None:
+        _fixed.append(fixed)
+
+
+def _tell() -> None:
+    for told in _listeners:
+        told()
+
+
+def _layers() -> Iterator[_Layer]:
+    layer = INNERMOST.get()
+    while layer is not None:
+        yield layer
+        layer = layer.outer
 
 
 def scoped(kind: type[T]) -> Iterator[T]:
     """Yield the values of a kind that are set in this thread or task, innermost first."""
-    layer = INNERMOST.get()
-    while layer is not None:
-        if isinstance(layer.value, kind):
-            yield layer.value
-        layer = layer.outer
+    return (layer.value for layer in _layers() if isinstance(layer.value, kind))
 
 
-class _Overlay(NamedTuple):
-    """Either configurations by problem, or one for every problem of an operation."""
+class _Overlay:
+    """Configurations by problem, as a mapping has them now; or one configuration for every problem of an operation."""
 
-    entries: Mapping[tuple[str, str, str], object]
-    op: str | None = None
-    config: object = None
+    __slots__ = ("_config", "_entries", "_mapping", "_op")
+
+    def __init__(
+        self, mapping: Mapping[tuple[str, str, str], object], op: str | None = None, config: object = None
+    ) -> None:
+        self._mapping, self._entries, self._op, self._config = mapping, dict(mapping), op, config
 
     def content(self) -> object:
         """Return a value that is equal for overlays with the same effect."""
-        return sorted(self.entries.items(), key=lambda item: item[0]), self.op, self.config
+        return sorted(self._entries.items(), key=lambda item: item[0]), self._op, self._config
 
     def find(self, problem: Problem) -> object | None:
-        return self.config if problem.op == self.op else self.entries.get(problem)
+        return self._config if problem.op == self._op else self._entries.get(problem)
+
+    def changed(self) -> _Overlay | None:
+        """Return an overlay with the mapping's entries of now; None if these are the same."""
+        return None if self._mapping == self._entries else _Overlay(self._mapping)
 
 
-def overlay_cache(mapping: Mapping[tuple[str, str, str], object]) -> Scope:
+class overlay_cache(Scope):  # noqa: N801 - it is used like a function
     """Shadow memory and disk with `{(device, op_id, call_key): config}` inside a with-block.
 
-    Blocks nest, the innermost wins, and other threads and tasks see nothing of it. The mapping is copied here.
+    Blocks nest, the innermost wins, and other threads and tasks see nothing of it. A change of `mapping` counts from
+    the next call on; functions under `jax.jit` see it at their next trace. Selectors look at overlays;
+    `ConfigCache.get` does not.
+
+    >>> with overlay_cache({("cpu", "matmul@v0", "f32[64,64]"): {"block": 16}}) as overlay:
+    ...     len(overlay.mapping)
+    1
     """
-    for key in mapping:
-        if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
-            raise DefinitionError(f"an overlay's keys are (device, op_id, call_key), three strings; found {key!r}")
-    return Scope(_Overlay(dict(mapping)))
+
+    __slots__ = ("mapping",)
+
+    def __init__(self, mapping: Mapping[tuple[str, str, str], object]) -> None:
+        for key in mapping:
+            if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
+                raise DefinitionError(f"an overlay's keys are (device, op_id, call_key), three strings; found {key!r}")
+        super().__init__(mapping)
+        self.mapping: Final = mapping
+
+    def value(self) -> object:
+        """Return the entries that the mapping has now."""
+        return _Overlay(self.mapping)
 
 
 def overlay_op(op: str, config: object) -> Scope:
@@ -114,5 +159,12 @@ def overlay_op(op: str, config: object) -> Scope:
 
 def find_overlay(problem: Problem) -> object | None:
     """Return the configuration that the overlays of this thread or task give to a problem, or None."""
-    answers = (overlay.find(problem) for overlay in scoped(_Overlay))
-    return next((config for config in answers if config is not None), None)
+    for layer in _layers():
+        overlay = layer.value
+        if isinstance(overlay, _Overlay):
+            if (changed := overlay.changed()) is not None and not any(fixed() for fixed in _fixed):
+                layer.value = overlay = changed
+                _tell()
+            if (config := overlay.find(problem)) is not None:
+                return config
+    return None

@@ -28,6 +28,7 @@ from tunebook._measure.stopwatch import (
 )
 from tunebook._statistics.race import Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
+from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,9 +41,16 @@ if TYPE_CHECKING:
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    # Left out in most annotations. The methods have a type of their own: one tuner serves all kernels.
+    AnyCfg = DefaultTypeVar("AnyCfg", default=Any)
+else:
+    AnyCfg = TypeVar("AnyCfg")
 
 
-class Tuner:
+class Tuner(Generic[AnyCfg]):
     """Finds the fastest candidate: each is tried and checked once, then they race (see `_statistics.race`).
 
     `warmup` is the number of untimed runs of a candidate, and `iters` the number of runs that `measure` times.
@@ -74,18 +82,31 @@ class Tuner:
         # Times by another clock than the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
 
+    @property
+    def warmup(self) -> int:
+        """The number of untimed runs of a candidate."""
+        return self.stopwatch.warmup
+
+    @property
+    def iters(self) -> int:
+        """The number of runs that `measure` times."""
+        return self.stopwatch.iters
+
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
-        """Return the seconds of the fastest of `iters` runs; errors of the function pass.
+        """Return the mean seconds of a run, over `iters` timed runs; errors of the function pass.
 
         With arrays of a framework that compiles whole functions, as jax does, the function is compiled for them first.
+        A function with the attribute `_ejk_validate_backward=True` is measured with its gradient, where it has one. A
+        function that cannot be compiled as a whole is measured as it is.
         """
 
         def measure(site: TuningSite | None) -> float:
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if site is None:
-                return _fastest_s(partial(fn, *args, **kwargs), stopwatch)
-            make_fn, _ = site.programs(lambda _config: fn, False)  # noqa: FBT003 - forward only
-            return _fastest_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
+                return _mean_s(partial(fn, *args, **kwargs), stopwatch)
+            backward = getattr(fn, "_ejk_validate_backward", False) and not is_forward_only()
+            make_fn, _ = site.programs(lambda _config: fn, backward and site.differentiable(fn))
+            return _mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
@@ -177,7 +198,7 @@ class Tuner:
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
 
 
-def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
+def _mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     trial = first_trial(launch, stopwatch)
     samples: list[float] = []
     while trial.error is None and len(samples) < stopwatch.iters:
@@ -185,7 +206,7 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
         samples.append(trial.sample_s)
     if trial.error is not None:
         raise trial.error
-    return min(samples)
+    return math.fsum(samples) / len(samples)
 
 
 def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
