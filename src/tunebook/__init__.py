@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import AutotuneError as AutotuneError
     from tunebook._api.tune_cache import AutotuneOutcome as AutotuneOutcome
     from tunebook._api.tune_cache import AutotuneResult as AutotuneResult
+    from tunebook._api.tune_cache import CacheEntry as CacheEntry
+    from tunebook._api.tune_cache import ChecksumState as ChecksumState
+    from tunebook._api.tune_cache import Done as Done
     from tunebook._api.tune_cache import Hit as Hit
     from tunebook._api.tune_cache import Match as Match
     from tunebook._api.tune_cache import Miss as Miss
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import Pending as Pending
     from tunebook._api.tune_cache import ToBeVerified as ToBeVerified
     from tunebook._api.tune_cache import TuneCache as TuneCache
+    from tunebook._api.tune_cache import TuneCacheResult as TuneCacheResult
     from tunebook._api.tune_cache import Unchecked as Unchecked
     from tunebook._arrays.device_fingerprint import device_fingerprint as device_fingerprint
     from tunebook._arrays.device_fingerprint import environment_fingerprint as environment_fingerprint
@@ -96,8 +100,8 @@ _NAMES = {
     "_api.explain": "Explanation",
     "_api.function_kernel": "TunableOptions",
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
-    "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult Hit Match Miss NoMatch Pending ToBeVerified "
-    "TuneCache Unchecked",
+    "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult CacheEntry ChecksumState Done Hit Match Miss "
+    "NoMatch Pending ToBeVerified TuneCache TuneCacheResult Unchecked",
     "_arrays.device_fingerprint": "device_fingerprint environment_fingerprint get_device_platform",
     "_arrays.library": "ArrayLibrary ArraySpec register_array_library",
     "_base.config_codec": "register_codec",
