@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import weakref
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
@@ -224,21 +223,18 @@ class TuneCache:
             if isinstance(entry, _Claim) or (isinstance(entry, Done) and isinstance(entry.checksum, Match)):
                 return False
             claim = self._entries[text] = _Claim(self._refused.get(text))
-        with ExitStack() as unless_claimed:
-            unless_claimed.callback(claim.landed.set)
-            got: object = None
-            try:
-                got = self._ask_for_lease(text, claim, 0.0)
-            finally:  # also after an interrupt: nobody must wait for a claim that nobody has
-                if isinstance(got, Busy):
-                    claim.is_remote = True
-                elif not isinstance(got, Lease):
-                    self._drop(text, claim)
+        got: object = None
+        try:
+            got = self._ask_for_lease(text, claim, 0.0)
+        finally:  # also after an interrupt: nobody must wait for a claim that nobody has
             if isinstance(got, Lease):
                 self._leases[text] = got
-                unless_claimed.pop_all()
-                return True
-        return False
+            else:
+                claim.is_remote = isinstance(got, Busy)
+                if not claim.is_remote:
+                    self._drop(text, claim)
+                claim.landed.set()
+        return isinstance(got, Lease)
 
     def clear_pending(self, key: object) -> None:
         """Give up a claim without a result; one of the callers that wait for it may claim the key then."""
