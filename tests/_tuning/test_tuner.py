@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 
 import pytest
@@ -124,6 +125,15 @@ class TestTuner:
     def test_measure_raises_the_error_of_the_function(self):
         with pytest.raises(ZeroDivisionError, match="division"):
             tb.Tuner().measure(lambda: 1 / 0)
+
+    @pytest.mark.parametrize("candidates", [[], [1, 2]], ids=["none", "all fail"])
+    def test_a_failed_tuning_is_a_runtime_error_too(self, candidates):
+        with pytest.raises(RuntimeError, match="candidates") as caught:
+            tb.Tuner().autotune(lambda c: lambda: 1 / 0, (), {}, candidates)
+        assert isinstance(caught.value, tb.TuningFailed)
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)), RuntimeError)
+        matched, rest = caught.value.split(ZeroDivisionError if candidates else ValueError)
+        assert (type(matched), rest) == (tb.TuningFailed, None)
 
     def test_arguments_are_passed_on(self):
         seen = []
