@@ -540,6 +540,20 @@ def test_measure_differentiates_a_function_that_asks_for_it(tagged, block, passe
     assert bool(backward) == bool(passes)
 
 
+@pytest.mark.parametrize("tagged", [False, True])
+def test_autotune_differentiates_functions_that_ask_for_it(tagged):
+    backward = []
+
+    def make_fn(_config):
+        f = jax.custom_vjp(lambda x: x * 2)
+        f.defvjp(lambda x: (x * 2, None), lambda _, dy: (backward.append(1) or dy * 2,))
+        f._ejk_validate_backward = tagged
+        return f
+
+    assert tb.Tuner().autotune(make_fn, (X,), {}, [1, 2]) in {1, 2}
+    assert bool(backward) == tagged
+
+
 def test_measure_leaves_integers_out_of_the_gradient():
     def function(x, i):
         return x * i

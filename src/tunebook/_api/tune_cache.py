@@ -76,7 +76,10 @@ class ToBeVerified:
 
 
 TuneCacheResult: TypeAlias = Hit | Unchecked | Pending | Miss
+"""The state of a key, as `fastest` and `validate_checksum` return it."""
+
 ChecksumState: TypeAlias = Match | NoMatch | ToBeVerified
+"""Whether an entry was made by the same set of implementations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Done:
 
 
 CacheEntry: TypeAlias = Done | Pending
+"""A key in memory: a result, or a claim."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _encode(value: object, where: str, depth: int) -> Json:
             if _union(type(value), named) != value:
                 raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
         return {TAG: "enum", "t": type_name(type(value)), "v": named}
-    fields = fields_of(value)
+    fields = _written(value)
     if fields is not None:
         return {TAG: "object", "t": type_name(type(value)), "v": _encode(fields, where, depth)}
     found = _of_library(value, where, depth + 1)
@@ -188,16 +188,21 @@ def _dtype_name(dtype: Any, where: str) -> str:
     return str(dtype.name)
 
 
-def fields_of(value: Any) -> Any:
+def fields_of(value: object) -> dict[str, object] | None:
     """Return the fields from which the class of a value can build it again; None for a class without fields."""
-    if dumps_itself(type(value)):
-        return value.model_dump()
     names = _field_names(type(value))
     try:
-        fields = None if names is None else {name: getattr(value, name) for name in names}
+        return None if names is None else {name: getattr(value, name) for name in names}
     except AttributeError:
         return None  # a plain class that does not keep its constructor's arguments
-    if fields is not None and dataclasses.is_dataclass(value):
+
+
+def _written(value: Any) -> Any:
+    """Return the plain value that is written for an object: its fields, or else what its class says; None without."""
+    if dumps_itself(type(value)):
+        return value.model_dump()
+    fields = fields_of(value)
+    if fields is not None:
         fields |= {name: getattr(value, name) for name in _computed(type(value)) if hasattr(value, name)}
     return fields
 
@@ -399,7 +404,7 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
             elif type(item) in _HOOKS:
                 pending.append(_HOOKS[type(item)][0](item))
             else:
-                fields = fields_of(item)
+                fields = _written(item)
                 made.append(fields)
                 pending += fields.values() if isinstance(fields, dict) else [fields]
     return found

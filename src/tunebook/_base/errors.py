@@ -52,7 +52,8 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
 class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # noqa: N818 - the same
     """Every candidate failed, or none was given.
 
-    `exceptions` holds one error per candidate, each naming its configuration. `measurements` hold the same failures as stored in the book, for a later tuning of these candidates.
+    `exceptions` holds one error per candidate, each naming its configuration. `measurements` hold the same failures as
+    stored in the book, for a later tuning of these candidates.
     """
 
     measurements: tuple[Measurement, ...]

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
+"""The type of a kernel's configurations, for annotations: `Kernel[Cfg, Out]`."""
+
 Out = TypeVar("Out")
+"""The type of a kernel's output, for annotations."""
 
 # The kernels of this process by name, for recordings that are read from a file. The latest kernel of a name counts: a
 # notebook cell that runs again defines it anew.

@@ -17,6 +17,7 @@ from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
 from tunebook._measure.stopwatch import (
     AgainstModel,
+    Attempt,
     InProcess,
     Launches,
     Runner,
@@ -104,8 +105,7 @@ class Tuner(Generic[AnyCfg]):
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if site is None:
                 return _mean_s(partial(fn, *args, **kwargs), stopwatch)
-            backward = getattr(fn, "_ejk_validate_backward", False) and not is_forward_only()
-            make_fn, _ = site.programs(lambda _config: fn, backward and site.differentiable(fn))
+            make_fn, _ = site.programs(lambda _config: fn, _has_gradient(fn, site))
             return _mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
@@ -122,14 +122,19 @@ class Tuner(Generic[AnyCfg]):
         kwargs: Mapping[str, Any],
         candidates: Iterable[Cfg],
     ) -> Cfg:
-        """Return the fastest candidate; raise `TuningFailed` with each candidate's error if all fail."""
+        """Return the fastest candidate; raise `TuningFailed` with each candidate's error if all fail.
+
+        Gradients are measured too, as by `measure`, if the function of the first candidate asks for it.
+        """
         setup: Setup[Cfg] = Setup(timer=timer_for((args, kwargs)))
         listed = list(candidates)
 
         def tune(site: TuningSite | None) -> Cfg:
             if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
-            made, compile_one = site.programs(make_fn, False)  # noqa: FBT003 - forward only
+            with Attempt() as attempt:  # a candidate that cannot be made fails later, by itself
+                backward = bool(listed) and _has_gradient(make_fn(listed[0]), site)
+            made, compile_one = site.programs(make_fn, attempt.trial.error is None and backward)
             part = Part(made, site.args, site.kwargs)
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
@@ -196,6 +201,12 @@ class Tuner(Generic[AnyCfg]):
         devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
         turn = DeviceTurn(devices, self._device_wait_s)
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
+
+
+def _has_gradient(fn: Callable[..., object], site: TuningSite) -> bool:
+    """Whether a function asks for its gradient to be measured, and has one."""
+    asks = bool(getattr(fn, "_ejk_validate_backward", False)) and not is_forward_only()
+    return asks and site.differentiable(fn)
 
 
 def _mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
