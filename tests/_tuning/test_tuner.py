@@ -114,10 +114,17 @@ class TestTuner:
         clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 5.0])
         assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(3.0)
 
-    def test_the_numbers_of_runs_can_be_read(self):
-        tuner = tb.Tuner(warmup=2, iters=5)
+    def test_the_numbers_of_runs_can_be_read_and_set(self):
+        clock, ran = FakeClock(), []
+        tuner = fake_tuner(clock, warmup=2, iters=5)
         assert (tuner.warmup, tuner.iters) == (2, 5)
         assert (tb.Tuner().warmup, tb.Tuner().iters) == (1, 3)
+        tuner.warmup, tuner.iters = 1, 2
+        tuner.measure(lambda: ran.append(clock.spend(1.0)))
+        assert len(ran) == 3
+        with pytest.raises(tb.DefinitionError, match="iters >= 1"):
+            tuner.iters = 0
+        assert tuner.iters == 2
 
     def test_a_tuner_may_be_annotated_with_its_configurations(self):
         assert isinstance(tb.Tuner[dict](), tb.Tuner)

@@ -118,12 +118,15 @@ class _Overlay:
         """Return a value that is equal for overlays with the same effect."""
         return sorted(self._entries.items(), key=lambda item: item[0]), self._op, self._config
 
-    def find(self, problem: Problem) -> object | None:
-        return self._config if problem.op == self._op else self._entries.get(problem)
+    def find(self, problem: Problem) -> tuple[object | None, object | None]:
+        """Return the configuration of a problem when `content` was made, and the one of now."""
+        if problem.op == self._op:
+            return self._config, self._config
+        return self._entries.get(problem), self._mapping.get(problem)
 
-    def changed(self) -> _Overlay | None:
-        """Return an overlay with the mapping's entries of now; None if these are the same."""
-        return None if self._mapping == self._entries else _Overlay(self._mapping)
+    def renewed(self) -> _Overlay:
+        """Return an overlay whose content is the mapping of now."""
+        return _Overlay(self._mapping, self._op, self._config)
 
 
 class overlay_cache(Scope):  # noqa: N801 - it is used like a function
@@ -160,11 +163,12 @@ def overlay_op(op: str, config: object) -> Scope:
 def find_overlay(problem: Problem) -> object | None:
     """Return the configuration that the overlays of this thread or task give to a problem, or None."""
     for layer in _layers():
-        overlay = layer.value
-        if isinstance(overlay, _Overlay):
-            if (changed := overlay.changed()) is not None and not any(fixed() for fixed in _fixed):
-                layer.value = overlay = changed
-                _tell()
-            if (config := overlay.find(problem)) is not None:
-                return config
+        if not isinstance(layer.value, _Overlay):
+            continue
+        config, now = layer.value.find(problem)
+        if config is not now and not any(fixed() for fixed in _fixed):
+            config, layer.value = now, layer.value.renewed()
+            _tell()
+        if config is not None:
+            return config
     return None

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
@@ -75,9 +75,7 @@ class Tuner(Generic[AnyCfg]):
         probes: Callable[[str], Iterable[Probe]] | None = None,
         device_wait_s: float = 60.0,  # a problem is measured within seconds: this is the turn of several others
     ) -> None:
-        if iters < 1 or warmup < 0:
-            raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got iters={iters}, warmup={warmup}")
-        self.stopwatch: Final = stopwatch or Stopwatch(warmup=warmup, iters=iters)
+        self.stopwatch = stopwatch or _checked(Stopwatch(warmup=warmup, iters=iters))
         self._compile_threads = compile_threads or os.cpu_count() or 1
         self._clock_s, self._now_s, self._probes, self._device_wait_s = clock_s, now_s, probes, device_wait_s
         # Times by another clock than the machine's say nothing about the machine.
@@ -88,10 +86,18 @@ class Tuner(Generic[AnyCfg]):
         """The number of untimed runs of a candidate."""
         return self.stopwatch.warmup
 
+    @warmup.setter
+    def warmup(self, warmup: int) -> None:
+        self.stopwatch = _checked(self.stopwatch._replace(warmup=warmup))
+
     @property
     def iters(self) -> int:
         """The number of runs that `measure` times."""
         return self.stopwatch.iters
+
+    @iters.setter
+    def iters(self, iters: int) -> None:
+        self.stopwatch = _checked(self.stopwatch._replace(iters=iters))
 
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
         """Return the mean seconds of a run, over `iters` timed runs; errors of the function pass.
@@ -201,6 +207,13 @@ class Tuner(Generic[AnyCfg]):
         devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
         turn = DeviceTurn(devices, self._device_wait_s)
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
+
+
+def _checked(stopwatch: Stopwatch) -> Stopwatch:
+    if stopwatch.iters < 1 or stopwatch.warmup < 0:
+        got = f"iters={stopwatch.iters}, warmup={stopwatch.warmup}"
+        raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got {got}")
+    return stopwatch
 
 
 def _has_gradient(fn: Callable[..., object], site: TuningSite) -> bool:
