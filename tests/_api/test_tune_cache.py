@@ -261,6 +261,20 @@ def test_a_claim_that_is_given_up_goes_to_another_caller(root):
     assert cache.mark_pending("k")
 
 
+def test_an_interrupt_while_a_key_is_claimed_leaves_it_free(root, monkeypatch):
+    cache = TuneCache("matmul", "gpu0", root)
+
+    def interrupt(*_args, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tb._api.tune_cache, "acquire", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cache.mark_pending("k")
+    assert cache.fastest("k") == Miss()
+    assert cache.mark_pending("k")
+
+
 def test_a_claim_counts_for_other_processes_that_share_the_store(root):
     one, two = TuneCache("matmul", "gpu0", root), TuneCache("matmul", "gpu0", root)
     assert one.mark_pending("k")

@@ -110,9 +110,10 @@ def test_a_listener_that_is_set_hears_calls_that_were_answered_by_the_hot_path()
     heard = []
     for _ in range(3):
         f(1)
-    f.selector.on_event = lambda event, **data: heard.append(event)
-    f(1)
-    assert heard == ["heuristics"]
+    f.selector.on_event = lambda event, **data: heard.append((event, data["platform"], data["method"]))
+    for _ in range(3):
+        f(1)
+    assert heard == [("heuristics", "cpu", None)] * 3
 
 
 def test_whether_results_are_written_can_be_set(tmp_path):

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from tunebook._arrays.library import ArgumentReader
-    from tunebook._hotpath.codegen import Pack
     from tunebook._base.vocabulary import Event
+    from tunebook._hotpath.codegen import Pack
     from tunebook._selection.selector import ConfigSelectorChain, Selection
     from tunebook._tuning.in_call_session import InCallSession
 
