@@ -198,7 +198,7 @@ def fields_of(value: object) -> dict[str, object] | None:
 
 
 def _written(value: Any) -> Any:
-    """Return the plain value that is written for an object: its fields, or else what its class says; None without."""
+    """Return the plain value that is written for an object: its fields, or the result of `model_dump`; or None."""
     if dumps_itself(type(value)):
         return value.model_dump()
     fields = fields_of(value)

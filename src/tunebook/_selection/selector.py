@@ -391,7 +391,9 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
 
     def _waits_for_a_caller(self, request: Request[C]) -> bool:
         """Whether a tuning on made-up arguments left an outdated entry, which a call verifies on its own arguments."""
-        return request.inv.values_from != "call" and getattr(self.book.find(request), "outdated", None) is not None
+        return (
+            request.inv.values_from != "call" and getattr(self._parts.book.find(request), "outdated", None) is not None
+        )
 
     @property
     def policy(self) -> AutotunePolicy:
