@@ -338,6 +338,7 @@ def test_the_claim_of_a_process_that_has_ended_is_free(root):
     assert cache.mark_pending("k")
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of forks in processes with threads
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(root):
     cache = TuneCache("matmul", "gpu0", root)
     cache.mark_pending("k")
