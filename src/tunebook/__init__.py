@@ -10,9 +10,14 @@ if TYPE_CHECKING:
     from tunebook import search as search
     from tunebook import stores as stores
     from tunebook import testing as testing
+    from tunebook._api.executor import ConfigChooser as ConfigChooser
     from tunebook._api.executor import Executor as Executor
     from tunebook._api.explain import Explanation as Explanation
     from tunebook._api.function_kernel import TunableOptions as TunableOptions
+    from tunebook._api.recorded import AutotuningResult as AutotuningResult
+    from tunebook._api.recorded import Entry as Entry
+    from tunebook._api.recorded import autotune_recorded as autotune_recorded
+    from tunebook._api.recorded import benchmark as benchmark
     from tunebook._api.tunable import Tunable as Tunable
     from tunebook._api.tunable import tunable as tunable
     from tunebook._api.tunable import tune as tune
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import AutotuneError as AutotuneError
     from tunebook._api.tune_cache import AutotuneOutcome as AutotuneOutcome
     from tunebook._api.tune_cache import AutotuneResult as AutotuneResult
+    from tunebook._api.tune_cache import CacheEntry as CacheEntry
+    from tunebook._api.tune_cache import ChecksumState as ChecksumState
+    from tunebook._api.tune_cache import Done as Done
     from tunebook._api.tune_cache import Hit as Hit
     from tunebook._api.tune_cache import Match as Match
     from tunebook._api.tune_cache import Miss as Miss
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import Pending as Pending
     from tunebook._api.tune_cache import ToBeVerified as ToBeVerified
     from tunebook._api.tune_cache import TuneCache as TuneCache
+    from tunebook._api.tune_cache import TuneCacheResult as TuneCacheResult
     from tunebook._api.tune_cache import Unchecked as Unchecked
     from tunebook._arrays.device_fingerprint import device_fingerprint as device_fingerprint
     from tunebook._arrays.device_fingerprint import environment_fingerprint as environment_fingerprint
@@ -52,8 +61,10 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Measurement as Measurement
     from tunebook._base.vocabulary import Problem as Problem
     from tunebook._kernel.kernel import AutotunePolicy as AutotunePolicy
+    from tunebook._kernel.kernel import Cfg as Cfg
     from tunebook._kernel.kernel import Invocation as Invocation
     from tunebook._kernel.kernel import Kernel as Kernel
+    from tunebook._kernel.kernel import Out as Out
     from tunebook._keys.buckets import anchor as anchor
     from tunebook._keys.buckets import exact as exact
     from tunebook._keys.buckets import multiple as multiple
@@ -92,19 +103,20 @@ if TYPE_CHECKING:
 # The module of each public name. A name is loaded when it is first used, so that `import tunebook` takes 0.3 ms
 # instead of 60. Type checkers and editors read the imports above; a test holds the two lists against each other.
 _NAMES = {
-    "_api.executor": "Executor",
+    "_api.executor": "ConfigChooser Executor",
     "_api.explain": "Explanation",
     "_api.function_kernel": "TunableOptions",
+    "_api.recorded": "autotune_recorded AutotuningResult benchmark Entry",
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
-    "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult Hit Match Miss NoMatch Pending ToBeVerified "
-    "TuneCache Unchecked",
+    "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult CacheEntry ChecksumState Done Hit Match Miss "
+    "NoMatch Pending ToBeVerified TuneCache TuneCacheResult Unchecked",
     "_arrays.device_fingerprint": "device_fingerprint environment_fingerprint get_device_platform",
     "_arrays.library": "ArrayLibrary ArraySpec register_array_library",
     "_base.config_codec": "register_codec",
     "_base.errors": "CodecError CompileError DefinitionError Disagreement MissingDependency NoConfig StoreError "
     "TunebookError TunebookWarning TuningFailed UnkeyableError Unsupported",
     "_base.vocabulary": "Measurement Problem",
-    "_kernel.kernel": "AutotunePolicy Invocation Kernel",
+    "_kernel.kernel": "AutotunePolicy Cfg Invocation Kernel Out",
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",
     "_memo.answer_memo": "ConfigCache epoch on_epoch",

@@ -218,3 +218,163 @@ def test_a_put_counts_though_the_problem_was_tuned_before(path):
         cache.write(tuned)
         cache.put("d", "o", "k", Tile(5))
         assert cache.get("d", "o", "k") == Tile(5)
+
+
+# ------------------------------------------------------------------------------------------------- names and arguments
+
+
+def test_the_settings_of_a_cache_can_be_read(tmp_path):
+    cache = PersistentCache("op", tmp_path / "c.json", str, repr, Tile)
+    assert (cache.path, cache.loader, cache.dumper, cache.cfg_type) == (str(tmp_path / "c.json"), str, repr, Tile)
+    assert (cache.opname, PersistentCache("op").loader) == ("op", None)
+    assert PersistentCache("op").path == os.environ["TUNEBOOK_HOME"]
+
+
+def test_the_settings_of_a_cache_can_be_set(tmp_path):
+    cache = PersistentCache("op", tmp_path / "c.json")
+    cache.put("d", "o", "k", Tile(4))
+    assert cache.get("d", "o", "k") == {"m": 4, "n": 8}
+    cache.cfg_type = Tile
+    assert cache.get("d", "o", "k") == Tile(4)
+    cache.cfg_type, cache.loader = None, sorted
+    assert cache.get("d", "o", "k") == ["m", "n"]
+
+
+@pytest.mark.parametrize("names", [("device", "op_id", "call_key"), ("dev", "op", "key")], ids=str)
+def test_long_and_short_names_of_arguments_mean_the_same(tmp_path, names):
+    cache = PersistentCache("op", tmp_path)
+    where = dict(zip(names, "dok", strict=True))
+    cache.put(**where, cfg=3)
+    assert cache.get(**where) == cache.get("d", "o", "k") == cache.get("d", "o", **{names[2]: "k"}) == 3
+
+
+def test_an_unknown_name_of_an_argument_is_an_error(tmp_path):
+    with pytest.raises(TypeError, match="operation"):
+        PersistentCache("op", tmp_path).get(dev="d", operation="o", key="k")
+
+
+@pytest.mark.parametrize("place", ["cache.json", "./book", "folder/cache.json"])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_first_argument_may_be_the_path(tmp_path, monkeypatch, place, kind):
+    monkeypatch.chdir(tmp_path)
+    cache = PersistentCache(kind(tmp_path / place) if kind is Path else place)
+    cache.put("gpu:0", "matmul_v1", "key123", {"block": 4})
+    assert PersistentCache("matmul", place).get("gpu:0", "matmul_v1", "key123") == {"block": 4}
+    assert (tmp_path / place).exists()
+
+
+def test_loader_and_dumper_may_follow_a_path(tmp_path):
+    path = str(tmp_path / "cache.json")
+    load, dump = lambda plain: Tile(*plain), lambda tile: [tile.m, tile.n]
+    for cache in (PersistentCache(path, load, dump), PersistentCache(path, loader=load, dumper=dump)):
+        cache.put("d", "o", "k", Tile(3, 4))
+        assert cache.get("d", "o", "k") == Tile(3, 4)
+        assert PersistentCache("o", path).get("d", "o", "k") == [3, 4]
+
+
+@pytest.mark.parametrize("arguments", [("op", repr), ("a/b", repr, repr, repr)], ids=str)
+def test_a_function_in_the_place_of_a_path_is_refused(arguments):
+    with pytest.raises(tb.DefinitionError, match=r"write PersistentCache\(opname, path"):
+        PersistentCache(*arguments)
+
+
+def test_a_kernel_whose_name_looks_like_a_path_uses_the_users_book():
+    @tb.tunable(space=[{"a": 1}], name="a/b.json")
+    def f(x, *, config):
+        return config.a
+
+    assert f.selector.persistent.path == os.environ["TUNEBOOK_HOME"]
+    assert f.selector.persistent.opname == "a/b.json"
+
+
+# ---------------------------------------------------------------------------------------------------- how it is written
+
+
+@dataclass(frozen=True)
+class Derived:
+    block: int
+    area: int = field(init=False)
+    scratch: list = field(init=False, compare=False, default_factory=list)
+
+    def __post_init__(self):
+        object.__setattr__(self, "area", self.block**2)
+
+
+class Tagged(pydantic.BaseModel):
+    m: int
+
+    def model_dump(self, **_):
+        return {"from_model_dump": self.m}
+
+
+class Hexadecimal(pydantic.BaseModel):
+    m: int
+
+    @pydantic.field_serializer("m")
+    def _hex(self, m):
+        return hex(m)
+
+    @pydantic.field_validator("m", mode="before")
+    @classmethod
+    def _from_hex(cls, m):
+        return int(m, 16) if isinstance(m, str) else m
+
+
+class Area(pydantic.BaseModel):
+    m: int
+
+    @pydantic.computed_field
+    @property
+    def area(self) -> int:
+        return self.m**2
+
+
+class Duck:
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def model_dump(self):
+        return {"numbers": list(self.numbers)}
+
+
+class Nested(pydantic.BaseModel):
+    inner: Model
+
+
+@pytest.mark.parametrize(("config", "plain"), [
+    (Derived(3), {"block": 3, "area": 9}),
+    (Tagged(m=1), {"from_model_dump": 1}),
+    (Hexadecimal(m=31), {"m": "0x1f"}),
+    (Area(m=3), {"m": 3, "area": 9}),
+    (Duck(1, 2), {"numbers": [1, 2]}),
+    (Nested(inner=Model(block=(1, 2))), {"inner": {"block": (1, 2), "name": None}}),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_objects_are_written_as_asdict_and_model_dump_say(path, config, plain):
+    cache = PersistentCache("op", path)
+    cache.put("d", "o", "k", config)
+    assert PersistentCache("op", path).get("d", "o", "k") == plain
+
+
+@pytest.mark.parametrize("config", [Derived(3), Hexadecimal(m=31), Area(m=3), Nested(inner=Model(block=(1, 2)))],
+                         ids=lambda value: type(value).__name__)  # fmt: skip
+def test_they_come_back_as_objects_of_their_type(path, config):
+    PersistentCache("op", path, cfg_type=type(config)).put("d", "o", "k", config)
+    assert PersistentCache("op", path, cfg_type=type(config)).get("d", "o", "k") == config
+
+
+def test_a_computed_field_comes_back_as_it_was(path):
+    config = Derived(3)
+    object.__setattr__(config, "area", 10)
+    cache = PersistentCache("op", path, cfg_type=Derived)
+    cache.put("d", "o", "k", config)
+    assert cache.get("d", "o", "k").area == 10
+
+
+def test_an_object_that_its_own_dump_cannot_make_again_is_an_error_at_put(path):
+    with pytest.raises(tb.CodecError, match=r"Tagged|m\b"):
+        PersistentCache("op", path, cfg_type=Tagged).put("d", "o", "k", Tagged(m=1))
+
+
+def test_other_tools_files_may_hold_computed_fields(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"d|o|k": {"block": 3, "area": 9}}))
+    assert PersistentCache("op", tmp_path / "c.json", cfg_type=Derived).get("d", "o", "k") == Derived(3)

@@ -271,9 +271,109 @@ def test_the_executor_records_and_its_calls_are_tuned_through_a_selector():
     run = tb.Executor(selector)
     with tb.record() as calls:
         assert run(kernel, np.ones(4)) == Tiles(1)
-    assert tb.tune_all(calls)[0].status == "skipped"
-    assert tb.tune_all(calls, selector=selector)[0].status == "tuned"
+    (outcome,) = tb.tune_all(calls)
+    assert (outcome.status, outcome.config) == ("tuned", Tiles(2))
     assert run(kernel, np.ones(4)) == Tiles(2)
+    (outcome,) = tb.tune_all(calls, selector=selector)
+    assert (outcome.status, outcome.config) == ("known", Tiles(2))
+
+
+@pytest.fixture
+def registry():
+    tb.clear_invocations()
+    yield
+    tb.clear_invocations()
+
+
+@pytest.fixture
+def noted(registry):
+    """A kernel, and the executor that has run it with recording on."""
+    clock = FakeClock()
+    kernel = PretendKernel(clock, {Tiles(1): 1.0, Tiles(2): 0.5}, heuristic=Tiles(1))
+    policy = tb.AutotunePolicy(allow_autotune=False)
+    run = tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), policy, fake_tuner(clock)))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TUNEBOOK_RECORD", "1")
+        for size in (4, 4, 8):
+            run(kernel, np.ones(size))
+    return kernel, run
+
+
+@pytest.mark.parametrize(("variable", "value", "count"), [
+    ("TUNEBOOK_RECORD", "1", 1), ("EJKERNEL_OPS_RECORD", "1", 1), ("TUNEBOOK_RECORD", "0", 0), ("UNKNOWN", "1", 0),
+])  # fmt: skip
+def test_the_executor_fills_the_registry_when_the_environment_asks_for_it(
+    registry, monkeypatch, variable, value, count
+):
+    monkeypatch.setenv(variable, value)
+    kernel = PretendKernel(FakeClock(), {Tiles(1): 1.0}, heuristic=Tiles(1))
+    tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), tuner=False))(kernel, np.ones(4))
+    assert len(tb.get_invocations(tb.device_fingerprint())) == count
+
+
+def test_the_registry_counts_the_calls_of_an_executor(noted):
+    kernel, _ = noted
+    found = tb.get_invocations(tb.device_fingerprint())
+    assert {len(calls) for calls in found.values()} == {2}
+    for held, args, kwargs in found[kernel.op_id_v].values():
+        assert (held, type(args[0]), kwargs) == (kernel, tb.ArraySpec, {})
+    assert sorted(call.count for call in found.calls) == [1, 2]
+
+
+@pytest.mark.parametrize("copy", [lambda found: found, dict], ids=["as returned", "copied"])
+def test_all_calls_of_the_registry_are_tuned_together(noted, copy):
+    kernel, run = noted
+    calls = copy(tb.get_invocations(tb.device_fingerprint()))
+    outcomes = tb.tune_all(calls, selector=run.chooser)
+    assert [(outcome.status, outcome.config) for outcome in outcomes] == [("tuned", Tiles(2))] * 2
+    assert run(kernel, np.ones(8)) == Tiles(2)
+
+
+def test_the_registry_knows_the_selector_of_each_call(noted):
+    assert [outcome.status for outcome in tb.tune_all(tb.get_invocations(tb.device_fingerprint()))] == ["tuned"] * 2
+
+
+def test_autotune_recorded_returns_an_overlay_of_all_choices(noted):
+    kernel, run = noted
+    result = tb.autotune_recorded(run.chooser)
+    assert result.device == tb.device_fingerprint()
+    assert {(entry.op_id_v, entry.cfg) for entry in result.entries} == {(kernel.op_id_v, Tiles(2))}
+    assert set(result.as_overlay()) == {kernel.problem(tb.Invocation("x", (np.ones(size),), {})) for size in (4, 8)}
+    run.chooser.cache.clear()
+    run.chooser.forbid_reautotune = False
+    assert run(kernel, np.ones(4)) == Tiles(1), "the heuristic"
+    with result as inside:
+        assert inside is result
+        assert run(kernel, np.ones(4)) == Tiles(2)
+    assert run(kernel, np.ones(4)) == Tiles(1)
+
+
+def test_autotune_recorded_of_known_calls_and_of_none(noted):
+    _, run = noted
+    tb.autotune_recorded(run.chooser)
+    again = tb.autotune_recorded(run.chooser, show_progress=False, repetition_count=1)
+    assert [outcome.status for outcome in again.outcomes] == ["known", "known"]
+    assert len(again.entries) == 2
+    assert tb.autotune_recorded(run.chooser, device="elsewhere").entries == ()
+
+
+def test_a_call_that_is_noted_by_hand_without_a_kernel_or_selector_is_skipped_with_the_reason(registry):
+    tb.record_invocation("dev", "op@v1", "key", object(), [1], {})
+    (outcome,) = tb.tune_all(tb.get_invocations("dev"))
+    assert (outcome.status, "not with a Kernel" in outcome.detail) == ("skipped", True)
+    kernel = PretendKernel(FakeClock(), {Tiles(1): 1.0}, heuristic=Tiles(1))
+    tb.record_invocation("dev", "op@v1", "key", kernel, [1], {})
+    (outcome,) = tb.tune_all(tb.get_invocations("dev"))
+    assert (outcome.status, "pass its selector" in outcome.detail) == ("skipped", True)
+
+
+def test_recording_a_key_again_replaces_its_call_and_copies_its_arguments(registry):
+    given, named = [1, 2], {"flag": True}
+    tb.record_invocation("dev", "op@v1", "key", "first", (0,), {})
+    tb.record_invocation("dev", "op@v1", "key", "second", given, named)
+    given.append(3)
+    named.clear()
+    assert tb.get_invocations("dev") == {"op@v1": {"key": ("second", (1, 2), {"flag": True})}}
 
 
 def test_record_invocation_keeps_specs_by_device():

@@ -96,13 +96,16 @@ def test_the_innermost_overlay_wins_and_overlays_are_reentrant():
         assert chain.choose(inv, kernel) == SLOW
 
 
-def test_changing_the_mapping_of_an_overlay_afterwards_changes_nothing():
+def test_a_change_of_an_overlays_mapping_counts_from_the_next_call_on():
     chain, kernel, _ = make()
-    inv = invocation(kernel, 1)
+    inv, other = invocation(kernel, 1), invocation(kernel, 2)
     mapping = {kernel.problem(inv): SLOW}
-    with tb.overlay_cache(mapping):
-        mapping.clear()
+    with tb.overlay_cache(mapping), tb.overlay_cache({kernel.problem(other): GUESS}):
         assert chain.choose(inv, kernel) == SLOW
+        mapping[kernel.problem(inv)] = GUESS
+        assert chain.choose(inv, kernel) == GUESS
+        mapping.clear()
+        assert chain.choose(inv, kernel) == FAST
 
 
 def test_an_overlay_with_other_keys_is_refused_where_it_is_made():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 
 import pytest
@@ -109,13 +110,37 @@ class TestTuner:
         assert tuned.config == "b"
         assert [config for config, _ in tuned.ranking] == ["b", "c", "a"]
 
-    def test_measure_returns_the_fastest_of_its_runs_in_seconds(self):
-        clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 2.0])
-        assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(1.0)
+    def test_measure_returns_the_mean_of_its_runs_in_seconds(self):
+        clock, costs = FakeClock(), iter([9.0, 3.0, 1.0, 5.0])
+        assert fake_tuner(clock).measure(lambda: clock.spend(next(costs))) == pytest.approx(3.0)
+
+    def test_the_numbers_of_runs_can_be_read_and_set(self):
+        clock, ran = FakeClock(), []
+        tuner = fake_tuner(clock, warmup=2, iters=5)
+        assert (tuner.warmup, tuner.iters) == (2, 5)
+        assert (tb.Tuner().warmup, tb.Tuner().iters) == (1, 3)
+        tuner.warmup, tuner.iters = 1, 2
+        tuner.measure(lambda: ran.append(clock.spend(1.0)))
+        assert len(ran) == 3
+        with pytest.raises(tb.DefinitionError, match="iters >= 1"):
+            tuner.iters = 0
+        assert tuner.iters == 2
+
+    def test_a_tuner_may_be_annotated_with_its_configurations(self):
+        assert isinstance(tb.Tuner[dict](), tb.Tuner)
 
     def test_measure_raises_the_error_of_the_function(self):
         with pytest.raises(ZeroDivisionError, match="division"):
             tb.Tuner().measure(lambda: 1 / 0)
+
+    @pytest.mark.parametrize("candidates", [[], [1, 2]], ids=["none", "all fail"])
+    def test_a_failed_tuning_is_a_runtime_error_too(self, candidates):
+        with pytest.raises(RuntimeError, match="candidates") as caught:
+            tb.Tuner().autotune(lambda c: lambda: 1 / 0, (), {}, candidates)
+        assert isinstance(caught.value, tb.TuningFailed)
+        assert isinstance(pickle.loads(pickle.dumps(caught.value)), RuntimeError)
+        matched, rest = caught.value.split(ZeroDivisionError if candidates else ValueError)
+        assert (type(matched), rest) == (tb.TuningFailed, None)
 
     def test_arguments_are_passed_on(self):
         seen = []

@@ -67,6 +67,20 @@ def test_equal_content_shares_a_trace():
     assert f.count == 3
 
 
+def test_a_changed_mapping_never_leaves_a_program_under_its_old_content():
+    k = make()
+    eager, f, g = Traced(k, jit=lambda f: f), Traced(k), Traced(k)
+    mapping = {k.problem(X): tb.Config(b=2)}
+    with tb.overlay_cache(mapping):
+        assert f() == 2
+        mapping[k.problem(X)] = tb.Config(b=3)
+        assert g() == 2, "traced under the content that the block began with"
+        assert eager() == 3
+        assert (f(), g()) == (3, 3)
+    with tb.overlay_cache({k.problem(X): tb.Config(b=2)}):
+        assert (f(), g()) == (2, 2)
+
+
 def test_functions_outside_of_overlays_are_never_traced_again():
     k, unrelated = make(), Traced(lambda x: x + 1)
     unrelated()

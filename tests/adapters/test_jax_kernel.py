@@ -478,3 +478,105 @@ if outcomes[0].status == "tuned":
     )
     assert python(tuning, path, devices=8) == ["['tuned'] ['good']", "120.0"]
     assert python(tuning, path, devices=2) == ["['failed'] []"], "there are not enough devices"
+
+
+# --------------------------------------------------------------------------------- functions that jax cannot transform
+
+
+def compiled(x=X):
+    return jax.jit(lambda x: x * 2).lower(x).compile()
+
+
+def refuse_tracers(x):
+    if isinstance(x, jax.core.Tracer):
+        raise RuntimeError("give me numbers")  # noqa: TRY004 - of any class
+    return x * 2
+
+
+UNTRACEABLE = {
+    "precompiled": compiled(),
+    "refuses tracers": refuse_tracers,
+    "looks at values": lambda x: x * int(x.sum()),
+}
+
+
+def calls_of(function):
+    """Return the function with a count of its calls on tracers, and on arrays that exist."""
+    seen = {"traced": 0, "run": 0}
+
+    def counted(x):
+        seen["traced" if isinstance(x, jax.core.Tracer) else "run"] += 1
+        return function(x)
+
+    return counted, seen
+
+
+@pytest.mark.parametrize("tagged", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_measure_times_a_function_that_cannot_be_transformed_as_it_is(name, tagged):
+    function, seen = calls_of(UNTRACEABLE[name])
+    function._ejk_validate_backward = tagged
+    assert tb.Tuner(warmup=1, iters=3).measure(function, X) > 0
+    assert seen["run"] >= 4, "the warm-up and three timed runs"
+
+
+def test_measure_raises_the_functions_own_error():
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tb.Tuner().measure(lambda x: (_ for _ in ()).throw(ZeroDivisionError("mine")), X)
+
+
+@pytest.mark.parametrize(("tagged", "block", "passes"), [(False, False, 0), (True, False, 1), (True, True, 0)])
+def test_measure_differentiates_a_function_that_asks_for_it(tagged, block, passes):
+    backward = []
+    f = jax.custom_vjp(lambda x: x * 2)
+    f.defvjp(lambda x: (x * 2, None), lambda _, dy: (backward.append(1) or dy * 2,))
+
+    def function(x):
+        return f(x)
+
+    function._ejk_validate_backward = tagged
+    with tb.forward_autotune_only() if block else nullcontext():
+        tb.Tuner().measure(function, X)
+    assert bool(backward) == bool(passes)
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_autotune_differentiates_functions_that_ask_for_it(tagged):
+    backward = []
+
+    def make_fn(_config):
+        f = jax.custom_vjp(lambda x: x * 2)
+        f.defvjp(lambda x: (x * 2, None), lambda _, dy: (backward.append(1) or dy * 2,))
+        f._ejk_validate_backward = tagged
+        return f
+
+    assert tb.Tuner().autotune(make_fn, (X,), {}, [1, 2]) in {1, 2}
+    assert bool(backward) == tagged
+
+
+def test_measure_leaves_integers_out_of_the_gradient():
+    def function(x, i):
+        return x * i
+
+    function._ejk_validate_backward = True
+    assert tb.Tuner().measure(function, X, jnp.arange(4)) > 0
+    assert tb.Tuner().measure(function, jnp.arange(4), jnp.arange(4)) > 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_candidates_that_cannot_be_transformed_are_tuned_all_the_same(name, backward):
+    class Untraceable(tb.Kernel):
+        def run(self, x, *, cfg):
+            return UNTRACEABLE[name](x)
+
+        def heuristic_cfg(self, inv):
+            return 1
+
+        def candidate_cfgs(self, inv):
+            return [1, 2]
+
+    run, events = executor(validate_backward=backward)
+    run(Untraceable("untraceable"), X)
+    finished = [data for event, data in events if event == "autotune_finish"]
+    assert [(data["cfg"] in {1, 2}, data.get("error")) for data in finished] == [(True, None)]

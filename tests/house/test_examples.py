@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,16 @@ def test_a_second_process_neither_tunes_nor_compiles(example, home):
     tb.tune(convolution.convolve, *convolution.operands(30, 40, 3))
     done = subprocess.run([sys.executable, "-c", SECOND, EXAMPLES], capture_output=True, text=True, check=True)
     assert done.stdout == "[('cache_hit', 'persistent')]\n"
+
+
+def test_implementations_are_measured_once_by_all_threads_of_all_processes(tmp_path):
+    def run():
+        command = [sys.executable, "-W", "error", str(EXAMPLES / "implementations.py")]
+        environment = {**os.environ, "TUNEBOOK_HOME": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("fastest") == 4
+        return done.stdout
+
+    assert "4 measurements for 4 kinds of calls" in run()
+    assert "0 measurements for 4 kinds of calls" in run()

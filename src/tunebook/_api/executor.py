@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from tunebook._arrays.describe import framework_of
+from tunebook._base.environment_variables import recording_wanted
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.kernel import PLACEMENT, Invocation, Kernel
-from tunebook._selection.recording import recordings
+from tunebook._selection.recording import REGISTRY, recordings
 from tunebook._selection.selector import ConfigSelectorChain
 
 if TYPE_CHECKING:
@@ -18,16 +19,20 @@ Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
 
 
-class Chooser(Protocol):
+class ConfigChooser(Protocol):
     """Returns the configuration for a call, as a selector does."""
 
-    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any: ...
+    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
+        """Return the configuration for a call."""
 
 
 class Executor(Generic[Cfg, Out]):
-    """Prepares a call, has its configuration chosen, and runs the kernel's variant for the platform at hand."""
+    """Prepares a call, has its configuration chosen, and runs the kernel's variant for the platform at hand.
 
-    def __init__(self, chooser: Chooser) -> None:
+    With `TUNEBOOK_RECORD=1` in the environment, `get_invocations` returns its calls; `autotune_recorded` tunes them.
+    """
+
+    def __init__(self, chooser: ConfigChooser) -> None:
         self.chooser: Final = chooser
 
     def __call__(
@@ -54,13 +59,16 @@ class Executor(Generic[Cfg, Out]):
             chosen: Cfg = selection.config
         else:
             chosen = self.chooser.choose(inv, kernel)
-        if not recordings():
+        noted = recordings()
+        if recording_wanted():
+            noted = (*noted, REGISTRY)
+        if not noted:
             return _bind(kernel, inv, chosen)(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
         start = time.perf_counter()
         out: Out = _bind(kernel, inv, chosen)(*inv.args, **inv.kwargs)
-        for recording in recordings():
-            took_s = time.perf_counter() - start
-            recording.observe(kernel.problem(inv), kernel, inv.args, inv.kwargs, took_s, inv.placement())
+        call = kernel.problem(inv), kernel, inv.args, inv.kwargs, time.perf_counter() - start, inv.placement()
+        for recording in noted:
+            recording.observe(*call, selector=self.chooser, latest=recording is REGISTRY)
         return out
 
     def choose_config(self, kernel: Kernel[Cfg, Out], *args: Any, cfg: Cfg | None = None, **kwargs: Any) -> Cfg:

@@ -70,7 +70,7 @@ class TunableOptions(TypedDict, total=False):
     peak: Peak | None
     strategy: StrategyLike | None
     policy: AutotunePolicy | None
-    tuner: Tuner | None
+    tuner: Tuner | Literal[False] | None
     store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
     on_event: Callable[..., None] | None
 

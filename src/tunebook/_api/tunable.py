@@ -12,24 +12,24 @@ from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._kernel.kernel import Kernel
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
-from tunebook._selection.recording import Recording, how_to_give_values, make_up, problem_here, recordings
+from tunebook._selection.recording import calls_in, how_to_give_values, make_up, problem_here, recordings
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
-from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._api.explain import Explanation
     from tunebook._api.function_kernel import SpaceLike
     from tunebook._base.vocabulary import Problem, StrategyLike
-    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.kernel import Invocation
     from tunebook._memo.context_stack import Scope
-    from tunebook._selection.recording import RecordedCall
+    from tunebook._selection.recording import RecordedCall, Recording
     from tunebook._space.choice import Choice
     from tunebook._tuning.progress import Progress
     from tunebook._tuning.reverify import Verified
@@ -122,7 +122,8 @@ def tunable(
     the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
     arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
     `store` is the place of the book: None for the user's own book, a path as for `PersistentCache`, or False for
-    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`; `on_event` is called with each event of a choice.
+    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`, or False to tune nothing;
+    `on_event` is called with each event of a choice.
 
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
@@ -155,7 +156,7 @@ def tunable(
     load_adapters()
     kernel = FunctionKernel(function, space, name, options)
     persistent = open_persistent(kernel.op_id, options.get("store"))
-    policy, tuner, on_event = options.get("policy"), options.get("tuner") or Tuner(), options.get("on_event")
+    policy, tuner, on_event = options.get("policy"), options.get("tuner"), options.get("on_event")
     return _build(kernel, ConfigSelectorChain(ConfigCache(), policy, tuner, persistent, on_event=on_event))
 
 
@@ -226,16 +227,20 @@ def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
 
 
 class Outcome(NamedTuple):
-    """The result of `tune_all` for one recorded call: "tuned", "known", "failed" or "skipped", and the reason."""
+    """The result of `tune_all` for one recorded call: "tuned", "known", "failed" or "skipped", and the reason.
+
+    `config` is the configuration that the call has now, if it is tuned or known.
+    """
 
     call: RecordedCall
     status: Literal["tuned", "known", "failed", "skipped"]
     detail: str
     tuned: Tuned[Any] | None = None
+    config: Any = None
 
 
 def tune_all(
-    recording: Recording,
+    recording: Recording | Mapping[str, Mapping[str, tuple[Any, tuple[Any, ...], Mapping[str, Any]]]],
     *,
     selector: ConfigSelectorChain[Any] | None = None,
     budget: Budget | float | str | None = None,
@@ -244,12 +249,13 @@ def tune_all(
 ) -> list[Outcome]:
     """Tune every call of a recording that is not known yet, the most expensive first, on made-up arrays.
 
-    All calls share the budget: the rest of a call goes to the next. A call that fails does not stop the others.
-    `selector` is for kernels that an `Executor` runs; tunable functions have their own.
+    `recording` may also be the result of `get_invocations`. All calls share the budget: the rest of a call goes to the
+    next. A call that fails does not stop the others. `selector` is for kernels that an `Executor` ran in another
+    process; in this one the selector is known, and tunable functions have their own.
     """
     left = parse_budget(budget)
     outcomes = []
-    for call in recording:
+    for call in calls_in(recording):
         outcome = tune_recorded(call, selector, left, progress, seed)
         outcomes.append(outcome)
         if outcome.tuned is not None:
@@ -266,10 +272,12 @@ def tune_recorded(
 ) -> Outcome:
     """Tune one recorded call within the budget `left`, unless the call is known."""
     kernel = call.kernel
-    if kernel is None:
-        return Outcome(call, "skipped", f"{call.problem.op} is not defined in this process; import {call.module} first")
-    selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector
-    if selector is None:
+    if not isinstance(kernel, Kernel):
+        reason = f"was noted with a {type(kernel).__name__}, not with a Kernel"
+        reason = f"is not defined in this process; import {call.module} first" if kernel is None else reason
+        return Outcome(call, "skipped", f"{call.problem.op} {reason}")
+    selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector or call.selector
+    if not isinstance(selector, ConfigSelectorChain):
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
     inv = call.invocation(kernel)
     try:
@@ -281,11 +289,11 @@ def tune_recorded(
             # Asked again: the description of an array need not hold its device and driver, and the array does.
             known = _known_by(selector, inv, kernel, kernel.problem(inv))
         if known is not None:
-            return Outcome(call, "known", known)
+            return Outcome(call, "known", known.source, config=known.config)
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
         return Outcome(call, "failed", _reason(error, inv, kernel))
-    return Outcome(call, "tuned", f"{tuned.ran} measured", tuned)
+    return Outcome(call, "tuned", f"{tuned.ran} measured", tuned, tuned.config)
 
 
 def _reason(error: TunebookError, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> str:
@@ -298,8 +306,8 @@ def _reason(error: TunebookError, inv: Invocation[Any, Any], kernel: Kernel[Any,
 
 def _known_by(
     selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem
-) -> str | None:
-    """Return the tier that answers a call; None if no tier does, or if a budget cut the tuning of its answer short."""
+) -> Selection[Any] | None:
+    """Return the known answer to a call; None without one, or if a budget cut its tuning short."""
     known = selector.preview(inv, kernel, problem)
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
@@ -307,4 +315,4 @@ def _known_by(
     facts = {} if record is None else record.body.provenance
     # A tuning on a caller's arguments cannot be finished on made-up ones.
     unfinished = facts.get("complete") is False and facts.get("values_from", "call") != "call"
-    return None if unfinished else known.source
+    return None if unfinished else known

@@ -83,9 +83,9 @@ def _encode(value: object, where: str, depth: int) -> Json:
             if _union(type(value), named) != value:
                 raise CodecError(f"cannot store {where}: {value!r} has bits without a name")
         return {TAG: "enum", "t": type_name(type(value)), "v": named}
-    fields = fields_of(value)
+    fields = _written(value)
     if fields is not None:
-        return {TAG: "object", "t": type_name(type(value)), "v": _fields(fields, where, depth + 1)}
+        return {TAG: "object", "t": type_name(type(value)), "v": _encode(fields, where, depth)}
     found = _of_library(value, where, depth + 1)
     if found is None:
         raise CodecError(
@@ -188,13 +188,56 @@ def _dtype_name(dtype: Any, where: str) -> str:
     return str(dtype.name)
 
 
-def fields_of(value: object) -> Mapping[str, object] | None:
+def fields_of(value: object) -> dict[str, object] | None:
     """Return the fields from which the class of a value can build it again; None for a class without fields."""
     names = _field_names(type(value))
     try:
         return None if names is None else {name: getattr(value, name) for name in names}
     except AttributeError:
         return None  # a plain class that does not keep its constructor's arguments
+
+
+def _written(value: Any) -> Any:
+    """Return the plain value that is written for an object: its fields, or the result of `model_dump`; or None."""
+    if dumps_itself(type(value)):
+        return value.model_dump()
+    fields = fields_of(value)
+    if fields is not None:
+        fields |= {name: getattr(value, name) for name in _computed(type(value)) if hasattr(value, name)}
+    return fields
+
+
+def dumps_itself(kind: type) -> bool:
+    """Whether objects of a class say by `model_dump` what is written, and it is not just their fields."""
+    dump = getattr(kind, "model_dump", None)
+    if not inspect.isfunction(dump):
+        return False
+    if dump.__module__.partition(".")[0] != "pydantic":
+        return True
+    rules: Any = getattr(kind, "__pydantic_decorators__", None)
+    fields: Any = getattr(kind, "model_fields", {})
+    annotated = (type(rule).__name__ for declared in fields.values() for rule in declared.metadata)
+    return bool(
+        rules.field_serializers
+        or rules.model_serializers
+        or rules.computed_fields
+        or any(name in {"PlainSerializer", "WrapSerializer"} for name in annotated)
+    )
+
+
+def _computed(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that its constructor does not take; an ignored one is not part of its value."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return tuple(field.name for field in fields if not field.init and field.compare)
+
+
+def build(kind: type, fields: Mapping[str, Any]) -> Any:
+    """Return an object with these fields. Fields that its constructor does not take are set afterwards."""
+    later = {name: fields[name] for name in _computed(kind) if name in fields}
+    made = kind(**{name: value for name, value in fields.items() if name not in later})
+    for name, value in later.items():
+        object.__setattr__(made, name, value)  # also of a frozen dataclass
+    return made
 
 
 def _field_names(kind: type) -> tuple[str, ...] | None:
@@ -277,10 +320,10 @@ def _decode_class(x: dict[str, Json], classes: Mapping[str, type] | None, depth:
     if tag == "custom" and kind in _HOOKS:
         return _HOOKS[kind][1](_decode(value, classes, depth))
     if tag == "object" and isinstance(value, dict):
-        unknown = set(value) - set(_field_names(kind) or ())
-        if unknown:
+        unknown = set(value) - {*(_field_names(kind) or ()), *_computed(kind)}
+        if unknown and not dumps_itself(kind):
             raise CodecError(f"{name} has no fields {sorted(unknown)[:4]}")
-        return kind(**{field: _decode(item, classes, depth) for field, item in value.items()})
+        return build(kind, {field: _decode(item, classes, depth) for field, item in value.items()})
     raise CodecError(f"{name} cannot be read from a {tag!r}")
 
 
@@ -338,6 +381,7 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
     found: dict[str, type] = {}
     pending = list(roots)
     seen: set[int] = set()
+    made: list[object] = []  # kept, because another object could get the identity of one that is freed
     while pending:
         item = pending.pop()
         if id(item) in seen:
@@ -345,6 +389,7 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
         seen.add(id(item))
         if isinstance(item, type):
             storable = issubclass(item, enum.Enum) or item in _HOOKS or _field_names(item) is not None
+            storable = storable or dumps_itself(item)
             if item.__module__ != "builtins" and storable:
                 found[type_name(item)] = item
                 pending.extend(annotations_of(item).values())
@@ -359,7 +404,9 @@ def classes_of(roots: Iterable[object]) -> dict[str, type]:
             elif type(item) in _HOOKS:
                 pending.append(_HOOKS[type(item)][0](item))
             else:
-                pending += (fields_of(item) or {}).values()
+                fields = _written(item)
+                made.append(fields)
+                pending += fields.values() if isinstance(fields, dict) else [fields]
     return found
 
 

@@ -59,6 +59,7 @@ SETTINGS: Final = (
         "tunebook- and the user's number in /tmp",
         "where processes that measure on one device wait for each other; containers need the same directory",
     ),
+    Setting("TUNEBOOK_RECORD", "1 or 0", "0", "1 notes every call of an `Executor`, for `get_invocations`"),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
 
@@ -95,6 +96,11 @@ os.environ.__class__ = _WatchedEnvironment
 def accelerator_wanted() -> bool:
     """Return whether compiled code may be used: `TUNEBOOK_PURE` is empty or "0"."""
     return os.environ.get("TUNEBOOK_PURE", "") in ("", "0")
+
+
+def recording_wanted() -> bool:
+    """Return whether an `Executor` notes its calls: `TUNEBOOK_RECORD`, or `EJKERNEL_OPS_RECORD`, is "1"."""
+    return "1" in (os.environ.get("TUNEBOOK_RECORD"), os.environ.get("EJKERNEL_OPS_RECORD"))
 
 
 def mode() -> Mode:

@@ -1,16 +1,16 @@
 """The exception tree, the import of optional packages, and the function by which the library warns.
 
 TunebookError
-├── NoConfig             (RuntimeError, LookupError)  no tier had a configuration
-├── TuningFailed         (ExceptionGroup)             every candidate failed; holds the real errors
-├── DefinitionError      (ValueError)                 a kernel, space or setting is invalid
-├── UnkeyableError       (TypeError)                  an argument cannot be part of a call key
-├── CodecError           (ValueError)                 a value cannot be encoded, or data cannot be decoded
-├── StoreError           (OSError)                    a store cannot be read or written
-├── CompileError         (RuntimeError)               a candidate did not compile
-├── Unsupported          (NotImplementedError)        this kernel does not define the operation
-├── Disagreement         (RuntimeError)               ranks of a job use different configurations
-└── MissingDependency    (ImportError)                an optional package is not installed
+├── NoConfig             (RuntimeError, LookupError)     no tier had a configuration
+├── TuningFailed         (ExceptionGroup, RuntimeError)  every candidate failed; holds the real errors
+├── DefinitionError      (ValueError)                    a kernel, space or setting is invalid
+├── UnkeyableError       (TypeError)                     an argument cannot be part of a call key
+├── CodecError           (ValueError)                    a value cannot be encoded, or data cannot be decoded
+├── StoreError           (OSError)                       a store cannot be read or written
+├── CompileError         (RuntimeError)                  a candidate did not compile
+├── Unsupported          (NotImplementedError)           this kernel does not define the operation
+├── Disagreement         (RuntimeError)                  ranks of a job use different configurations
+└── MissingDependency    (ImportError)                   an optional package is not installed
 
 Each error carries its facts as attributes and can be pickled, because tuning happens in other processes too.
 """
@@ -49,10 +49,11 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
         return type(self), (self.op, self.tried, self.remedy)
 
 
-class TuningFailed(TunebookError, ExceptionGroup[Exception]):  # noqa: N818 - the same
-    """Every candidate failed. `exceptions` holds one error per candidate, each naming its configuration.
+class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # noqa: N818 - the same
+    """Every candidate failed, or none was given.
 
-    `measurements` hold the same failures as stored in the book, for a later tuning of these candidates.
+    `exceptions` holds one error per candidate, each naming its configuration. `measurements` hold the same failures as
+    stored in the book, for a later tuning of these candidates.
     """
 
     measurements: tuple[Measurement, ...]

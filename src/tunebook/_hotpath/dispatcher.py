@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from tunebook._arrays.library import ArgumentReader
+    from tunebook._base.vocabulary import Event
     from tunebook._hotpath.codegen import Pack
     from tunebook._selection.selector import ConfigSelectorChain, Selection
     from tunebook._tuning.in_call_session import InCallSession
@@ -66,8 +67,8 @@ class MemoisedAnswer(NamedTuple):
 def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> MemoisedAnswer:
     # Asked again, a configuration that was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
-    data = event_data(selection.problem, cfg=selection.config, level="memory" if in_memory else None)
-    event = "cache_hit" if in_memory else selection.event
+    event: Event = "cache_hit" if in_memory else selection.event
+    data = event_data(selection.problem, event, cfg=selection.config, level="memory" if in_memory else None)
     calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
 
     def tell_all() -> None:

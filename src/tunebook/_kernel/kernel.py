@@ -22,6 +22,7 @@ from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
+from tunebook._memo.answer_memo import MEMO
 from tunebook._statistics.decide import objective_name
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
+"""The type of a kernel's configurations, for annotations: `Kernel[Cfg, Out]`."""
+
 Out = TypeVar("Out")
+"""The type of a kernel's output, for annotations."""
 
 # The kernels of this process by name, for recordings that are read from a file. The latest kernel of a name counts: a
 # notebook cell that runs again defines it anew.
@@ -396,9 +400,9 @@ WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class AutotunePolicy:
-    """The rules for a call that misses.
+    """The rules for a call that misses. A field that is assigned counts from the next call on.
 
     `cache_miss_fallback` names the answer to a miss. "autotune" tunes in the call, which waits. All others let the
     heuristic answer. "heuristics" never tunes; nor does "nearest", which takes the best configuration of the nearest
@@ -428,6 +432,7 @@ class AutotunePolicy:
     candidate_timeout_s: float = 60.0
     incremental_slowdown: float = 1.5
     strict: bool = False
+    _assignable: bool = field(init=False, repr=False, compare=False)  # missing while this is being made
 
     def __post_init__(self) -> None:
         choices = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
@@ -446,10 +451,31 @@ class AutotunePolicy:
                 "cache_miss_fallback='incremental' runs candidates in the user's own calls, which isolate='always' "
                 "does not allow; use cache_miss_fallback='background', or isolate='never'"
             )
+        object.__setattr__(self, "_assignable", True)
+
+    if not TYPE_CHECKING:  # a type checker would take this for leave to assign any name
+
+        def __setattr__(self, name: str, value: object) -> None:
+            made = hasattr(self, "_assignable")
+            if made:
+                self._with({name: value})  # a wrong name or value is an error
+            if made and not self._assignable:
+                raise AttributeError(
+                    f"this policy is for the length of a with-block, which would forget {name}={value!r}; write "
+                    f"policy_override(selector, {name}={value!r})"
+                )
+            object.__setattr__(self, name, value)
+            if made:
+                MEMO.invalidate()
 
     def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
-        """Return a copy with some fields changed; `DefinitionError` for an unknown name."""
-        names = [field.name for field in fields(self)]
+        """Return a copy with some fields changed, whose fields stay as they are; an unknown name is an error."""
+        made = self._with(updates)
+        object.__setattr__(made, "_assignable", False)
+        return made
+
+    def _with(self, updates: dict[str, Any]) -> AutotunePolicy:
+        names = [field.name for field in fields(self) if field.init]
         for name in updates:
             if name not in names:
                 raise DefinitionError(did_you_mean("policy", name, names))

@@ -69,15 +69,22 @@ class AutotuneTier(Tier[C]):
 
     def __init__(self, parts: Parts[C]) -> None:
         super().__init__(parts)
-        self._book = parts.book
-        given = parts.tuner or Tuner()
-        self._tuner: Final = given if isinstance(given, Tuner) else _ForeignTuner(given)
         self.deferred: Final = DeferredTuning(self, parts)
         self._decided: BoundedDict[tuple[Problem, str], C] = BoundedDict(CAPACITY)
         # By problem, code, and whether the arguments were made up: a failure on these does not concern a caller's.
         self._failed: BoundedDict[tuple[Problem, str, bool], tuple[Exception | None, float]] = BoundedDict(CAPACITY)
         self._clock_s = time.monotonic
         self._flights: Flights[Any] = Flights()
+
+    # Asked for anew each time, because a selector's attributes can be set.
+    @property
+    def _book(self) -> EntryGuard[C]:
+        return self._parts.book
+
+    @property
+    def _tuner(self) -> Tuner | _ForeignTuner:
+        given = self._parts.tuner or Tuner()
+        return given if isinstance(given, Tuner) else _ForeignTuner(given)
 
     # ------------------------------------------------------------------------------------------------- for a call
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import typing
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 
-from tunebook._base.config_codec import classes_of, decode, encode, fingerprint_of
+from tunebook._base.config_codec import build, classes_of, decode, encode, fingerprint_of
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, no_home, remote_url, signing_key
-from tunebook._base.errors import CodecError, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
 from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
 from tunebook.stores._files import FaultsAreWarnings, state_of
+from tunebook.stores._open import FILE_ENGINES
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
 C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _open_books: Final[dict[tuple[Path | None, str | None, bytes | None], Store]] = {}
 
@@ -56,51 +60,95 @@ def store_at(place: str | os.PathLike[str]) -> Store:
     return book_before(str(place)) if is_address(place) else open_store(Path(place))
 
 
+def _is_path(opname: object) -> bool:
+    return not isinstance(opname, str) or "/" in opname or Path(opname).suffix.lower() in FILE_ENGINES
+
+
+_SHORT: Final = {"dev": "device", "op": "op_id", "key": "call_key"}
+
+
+def _with_short_names(method: Callable[P, R]) -> Callable[P, R]:
+    """Let a method also be called with `dev=`, `op=` and `key=`."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        named: Any = {_SHORT.get(name, name): value for name, value in kwargs.items()}
+        return method(*args, **named)
+
+    return call
+
+
 class PersistentCache(Generic[C]):
     """Configurations that outlive the process.
 
     `path` is a directory of records, a `.json` file, a `.db` pack (read-only), the address of a shared book (`redis://`,
     `s3://`, ..., with the user's own in front of it), or None for the user's own book.
-    `opname` stands in messages. Neither `get` nor `put` raises because the store is damaged, full, read-only or away:
-    that is one warning and a miss. A value that cannot be written is a `CodecError` at `put`.
+    `opname` stands in messages. It may also be the path: `PersistentCache("cache.json")`, or
+    `PersistentCache("cache.json", loader, dumper)`. A name with a slash, or with the suffix of a store, is a path.
+    Neither `get` nor `put` raises because the store is damaged, full, read-only or away: that is one warning and a
+    miss. A value that cannot be written is a `CodecError` at `put`.
 
     `dumper` turns a configuration into plain values and `loader` turns them back; without them the configuration's own
-    fields are written, and `cfg_type` is built from them. With neither, objects come back as dicts.
+    fields are written, or the result of its `model_dump()`, and `cfg_type` is built from them. With neither, objects
+    come back as dicts, and all other values as they were: a tuple as a tuple.
     """
 
     def __init__(
         self,
-        opname: str,
-        path: str | os.PathLike[str] | None = None,
+        opname: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Callable[[Any], C] | None = None,
         loader: Callable[[Any], C] | None = None,
         dumper: Callable[[C], Any] | None = None,
         cfg_type: type[C] | None = None,
     ) -> None:
-        self.opname: Final = opname
-        self._loader, self._dumper, self._cfg_type = loader, dumper, cfg_type
-        self._classes = None if cfg_type is None else classes_of([cfg_type])
+        if callable(path):  # PersistentCache(path, loader, dumper)
+            if not _is_path(opname) or dumper is not None:
+                form = "PersistentCache(opname, path, loader, dumper), or PersistentCache(path, loader, dumper)"
+                raise DefinitionError(f"invalid path={path!r} after {opname!r}: write {form}")
+            path, loader, dumper = None, path, typing.cast("Callable[[C], Any] | None", loader)
+        if path is None and _is_path(opname):
+            opname, path = Path(opname).stem, opname
+        self.opname, self.loader, self.dumper = str(opname), loader, dumper
+        self.cfg_type = cfg_type
+        self._path = path
         self._given = None if path is None else store_at(path)
+
+    @property
+    def cfg_type(self) -> type[C] | None:
+        """The class of the configurations; None if they come back as plain values."""
+        return self._cfg_type
+
+    @cfg_type.setter
+    def cfg_type(self, kind: type[C] | None) -> None:
+        self._cfg_type, self._classes = kind, None if kind is None else classes_of([kind])
+
+    @property
+    def path(self) -> str:
+        """The place of the records, as it was given; the place of the user's own book if none was."""
+        return self.store.where if self._path is None else str(self._path)
 
     @property
     def store(self) -> Store:
         """The store behind it. The user's own book is found anew each time, because its root can change."""
         return default_book() if self._given is None else self._given
 
-    def get(self, dev: str, op: str, key: str) -> C | None:
+    @_with_short_names
+    def get(self, device: str, op_id: str, call_key: str) -> C | None:
         """Return the configuration of a problem, or None."""
-        record = self.read(Problem(dev, op, key))
+        record = self.read(Problem(device, op_id, call_key))
         if record is None or not record.head.decided:
             return None
         try:
             return self.config_of(record)
         except CodecError as error:
-            message = f"{self.opname}: the stored configuration of {op!r} is not usable here: {error}"
-            warn_once("unusable", f"{self.where}:{op}", message)
+            message = f"{self.opname}: the stored configuration of {op_id!r} is not usable here: {error}"
+            warn_once("unusable", f"{self.where}:{op_id}", message)
             return None
 
-    def put(self, dev: str, op: str, key: str, cfg: C) -> None:
+    @_with_short_names
+    def put(self, device: str, op_id: str, call_key: str, cfg: C) -> None:
         """Keep a configuration that was found elsewhere; a selector writes its results with their measurements."""
-        problem, config = Problem(dev, op, key), self.encode(cfg)
+        problem, config = Problem(device, op_id, call_key), self.encode(cfg)
         earlier = self.read(problem)
         # Under its generation, or the store would take this for a late result of a holder that lost the lease.
         generation = 0 if earlier is None else earlier.head.generation
@@ -111,10 +159,10 @@ class PersistentCache(Generic[C]):
 
     def encode(self, cfg: C) -> Json:
         """Return a configuration as it is written; `CodecError` if it cannot be, or would not come back equal."""
-        if self._dumper is not None:
-            return encode(self._dumper(cfg))
+        if self.dumper is not None:
+            return encode(self.dumper(cfg))
         encoded = encode(cfg)
-        if self._cfg_type is not None and self._loader is None:
+        if self._cfg_type is not None and self.loader is None:
             again = encode(decode(encoded, {**classes_of([cfg]), **(self._classes or {})}))
             if fingerprint_of(again) != fingerprint_of(encoded):
                 raise CodecError(f"{cfg!r} would not come back from the book as it went in")
@@ -123,10 +171,10 @@ class PersistentCache(Generic[C]):
     def config_of(self, record: Record) -> C:
         """Return the configuration in a record; `CodecError` if it is not one of this cache's type."""
         stored = record.head.config
-        if self._loader is not None:
+        if self.loader is not None:
             plain = decode(stored)
             try:
-                loaded: object = self._loader(plain)
+                loaded: object = self.loader(plain)
             except Exception as error:  # the user's code over data that others wrote may raise anything; that is a miss
                 raise CodecError(f"the loader raised {type(error).__name__}: {error}") from error
         elif self._cfg_type is None:
@@ -196,13 +244,15 @@ def _shape(value: object, hint: Any) -> Any:
 
 def _build(kind: type, fields: dict[str, Any]) -> object:
     try:
-        return kind(**fields)
+        return build(kind, fields)
     except (TypeError, ValueError) as error:
         raise CodecError(f"{kind.__name__} cannot be made from {sorted(fields)}: {error}") from error
 
 
 def open_persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
     """Return the persistent tier that the option `store=` names; None for False."""
-    if store is False:
-        return None
-    return store if isinstance(store, PersistentCache) else PersistentCache(op_id, store)
+    if store is False or isinstance(store, PersistentCache):
+        return store or None
+    cache: PersistentCache[Any] = PersistentCache("kernel", store)
+    cache.opname = op_id  # set here, because the name of a kernel may look like a path
+    return cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Sequence
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
 CAPACITY: Final = 10_000
@@ -54,6 +55,7 @@ class RecordedCall:
     """A kind of call that was seen: arrays as specs, how often, and the seconds that callers waited in total.
 
     A recording that was read in a process without the kernel has `kernel=None`. `placement` is `Invocation.placement`.
+    `selector` chose the configuration, if an `Executor` made the call in this process.
     """
 
     problem: Problem
@@ -65,6 +67,7 @@ class RecordedCall:
     seconds: float = 0.0
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, Any] = field(default_factory=dict)
+    selector: Any = field(default=None, repr=False, compare=False)
 
     def invocation(self, kernel: Kernel[Any, Any]) -> Invocation[Any, Any]:
         """Return the call as an invocation of a kernel, with specs in place of arrays."""
@@ -96,32 +99,37 @@ class Recording:
         kwargs: Mapping[str, Any],
         seconds: float = 0.0,
         placement: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        selector: Any = None,
+        latest: bool = False,
     ) -> None:
-        """Count one call."""
+        """Count one call; of calls of the same problem the first is kept, or else the `latest`."""
         new: RecordedCall | None = None
-        if problem not in self._calls and len(self._calls) < self._capacity:
+        if latest or (problem not in self._calls and len(self._calls) < self._capacity):
             # Without the lock: to read integers from a GPU waits for its work.
-            specs = abstract((args, dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
+            specs = abstract((tuple(args), dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
             new = RecordedCall(
                 problem=problem,
                 kernel=kernel,
                 args=specs[0],
                 kwargs=specs[1],
-                module=kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__,
+                module=_module_of(kernel),
                 count=0,
                 surroundings=surroundings_of((args, kwargs)),
                 placement=placement,
+                selector=selector,
             )
         with MEMO.lock:
             seen = self._calls.get(problem)
             if seen is None and (new is None or len(self._calls) >= self._capacity):
                 self.dropped += 1
                 return
-            if seen is None and new is not None:
+            count, total_s = (0, 0.0) if seen is None else (seen.count, seen.seconds)
+            if new is not None and (seen is None or latest):
+                self._sampled += _sampled(new) - (0 if seen is None else _sampled(seen))
                 seen = new
-                self._sampled += sum(len(x.values) for x in walk((new.args, new.kwargs)) if isinstance(x, ArraySpec))
             if seen is not None:
-                self._calls[problem] = replace(seen, count=seen.count + 1, seconds=seen.seconds + seconds)
+                self._calls[problem] = replace(seen, count=count + 1, seconds=total_s + seconds)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
@@ -139,6 +147,15 @@ class Recording:
             call = _from_json(entry, str(path))
             recording._calls[call.problem] = call
         return recording
+
+
+def _sampled(call: RecordedCall) -> int:
+    """Return how many values of arrays a call keeps."""
+    return sum(len(x.values) for x in walk((call.args, call.kwargs)) if isinstance(x, ArraySpec))
+
+
+def _module_of(kernel: object) -> str:
+    return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
 
 
 def _entries(path: str | os.PathLike[str]) -> list[Any]:
@@ -326,7 +343,7 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
 
 # --------------------------------------------------------------------------------------------- current recordings
 
-_registry: Final = Recording()
+REGISTRY: Final = Recording()
 _active: Final[list[Recording]] = []  # append and remove are atomic
 
 
@@ -371,20 +388,45 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
 
 
 def record_invocation(
-    dev: str, op_id_v: str, call_key: str, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    dev: str, op_id_v: str, call_key: str, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Remember a call in the process's registry, with specs in place of arrays."""
-    _registry.observe(Problem(dev, op_id_v, call_key), kernel, args, kwargs)
+    """Remember a call in the process's registry, with specs in place of arrays; it replaces an earlier one of its key.
+
+    An `Executor` does so for each of its calls, if `TUNEBOOK_RECORD=1`.
+    """
+    REGISTRY.observe(Problem(dev, op_id_v, call_key), kernel, tuple(args), kwargs, latest=True)
 
 
-def get_invocations(dev: str) -> dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+class Invocations(dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]):
+    """`{op: {call_key: (kernel, args, kwargs)}}`. `calls` also has counts and seconds, the most expensive first."""
+
+    def __init__(self, calls: Iterable[RecordedCall]) -> None:
+        super().__init__()
+        self.calls: Final = tuple(calls)
+        for call in self.calls:
+            self.setdefault(call.problem.op, {})[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
+
+
+def get_invocations(dev: str) -> Invocations:
     """Return the calls remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
-    found: dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {}
-    for call in (call for call in _registry if call.problem.device == dev):
-        found.setdefault(call.problem.op, {})[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
-    return found
+    return Invocations(call for call in REGISTRY if call.problem.device == dev)
+
+
+def calls_in(recording: Iterable[RecordedCall] | Mapping[str, Any]) -> Iterable[RecordedCall]:
+    """Return the calls of a recording, or of the result of `get_invocations`."""
+    if isinstance(recording, Invocations):
+        return recording.calls
+    if not isinstance(recording, Mapping):
+        return recording
+    return [
+        RecordedCall(
+            problem=Problem("", op, key), kernel=kernel, args=tuple(args), kwargs=kwargs, module=_module_of(kernel)
+        )
+        for op, calls in recording.items()
+        for key, (kernel, args, kwargs) in calls.items()
+    ]
 
 
 def clear_invocations() -> None:
     """Forget the calls of `record_invocation`."""
-    _registry._calls.clear()  # noqa: SLF001 - the registry is this module's own
+    REGISTRY._calls.clear()  # noqa: SLF001 - the registry is this module's own

@@ -8,7 +8,8 @@ import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.environment_variables import mode
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
@@ -17,6 +18,7 @@ from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._selection.autotune_tier import AutotuneTier
 from tunebook._selection.recording import how_to_give_values
+from tunebook._selection.selector_settings import SelectorSettings
 from tunebook._selection.tiers import (
     AnyCandidate,
     AnyTuner,
@@ -27,7 +29,6 @@ from tunebook._selection.tiers import (
     OfflineEntry,
     Overlays,
     Override,
-    Parts,
     Persistent,
     Pinned,
     Request,
@@ -35,7 +36,6 @@ from tunebook._selection.tiers import (
     Teller,
     Tier,
 )
-from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     from tunebook._tuning.reverify import Verified
     from tunebook.search import Nearest
 
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    Out = DefaultTypeVar("Out", default=Any)
+else:
+    Out = TypeVar("Out")
 C = TypeVar("C")
 R = TypeVar("R", bound="Tuned[Any] | Verified[Any]")
 
@@ -221,7 +228,7 @@ def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exce
         return  # the background has warned of it
     op = request.problem.op
     if request.policy.strict:
-        request.tell("error", cfg=None, tried=selection.tried)
+        request.tell("error", cfg=None, tried=selection.tried, reason="tuning_failed")
         raise TuningFailed(f"{op}: {cause.message}", cause.exceptions, cause.measurements)
     on = f", on made-up arguments. {how_to_give_values(request.kernel)}" if cause.on_made_up else "."
     if not behind:
@@ -233,31 +240,35 @@ def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exce
         )
 
 
-class ConfigSelectorChain(Generic[C]):
+class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
     """Chooses a configuration for a call: override, overlay, memory, persistent, autotune, heuristics, error.
+
+    Without a `tuner`, `Tuner()` tunes; `tuner=False` tunes nothing. `persist_autotune=False` writes no results into
+    `persistent`. `forbid_reautotune` answers a call that was tuned before with that result, also after `cache.clear()`.
+    These, `cache`, `policy` and `on_event` are attributes. A new value counts from the next call on.
 
     `on_event(event, **data)` is called with the events of `tunebook._base.vocabulary.Event`; data holds `device`,
     `op_id`, `call_key` and `cfg`, and `called` is False where no call got the answer. Tuning in the background is told
     from its thread. Safe to share between threads.
     """
 
+    __slots__ = ("_added", "_autotune", "_memory", "_policy", "_tiers_alone", "number", "tiers")
+
     def __init__(
         self,
         cache: ConfigCache[C],
         policy: AutotunePolicy | None = None,
-        tuner: AnyTuner | None = None,
+        tuner: AnyTuner | Literal[False] | None = None,
         persistent: PersistentCache[C] | None = None,
         persist_autotune: bool = True,  # noqa: FBT001, FBT002 - positional in the contract
         on_event: Callable[..., None] | None = None,
         forbid_reautotune: bool = True,  # noqa: FBT001, FBT002 - positional too
     ) -> None:
         self.number: Final = next(_numbers)
-        self.cache: Final = cache
-        self.persistent: Final = persistent
-        self.book: Final = EntryGuard(persistent, writes=persist_autotune)
-        self._policy = policy or AutotunePolicy()
-        self._listeners: Final[list[Callable[..., None]]] = [] if on_event is None else [on_event]
-        parts = Parts(cache, self.book, tuner, forbid_again=forbid_reautotune)
+        super().__init__(cache, tuner, persistent, on_event, persist=persist_autotune, forbid_again=forbid_reautotune)
+        self._added: Final[list[Callable[..., None]]] = []
+        self.policy = policy or AutotunePolicy()
+        parts = self._parts
         self.tiers: Final[tuple[Tier[C], ...]] = tuple(kind(parts) for kind in ORDER)
         parts.tiers = self.tiers
         self._tiers_alone: Final = asked_tiers(
@@ -265,6 +276,12 @@ class ConfigSelectorChain(Generic[C]):
         )  # once: a call inside an overlay asks them each time
         (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
         self._autotune: Final = local_tiers(self.tiers).autotune
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: Any) -> Any:
+            given = parameters if isinstance(parameters, tuple) else (parameters, Any)  # `Out` may be left out
+            return super().__class_getitem__(given)
 
     def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> C:
         """Return the configuration for a call; `NoConfig` has the answers of all tiers."""
@@ -277,7 +294,7 @@ class ConfigSelectorChain(Generic[C]):
         with request.tell, request.tell:
             selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
             if isinstance(selection, NoSelection):
-                request.tell("error", cfg=None, tried=selection.tried)
+                request.tell("error", cfg=None, tried=selection.tried, reason="no_config")
                 remedy = (
                     f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
                     "`tunebook tune`, or pass a configuration with the call."
@@ -374,7 +391,9 @@ class ConfigSelectorChain(Generic[C]):
 
     def _waits_for_a_caller(self, request: Request[C]) -> bool:
         """Whether a tuning on made-up arguments left an outdated entry, which a call verifies on its own arguments."""
-        return request.inv.values_from != "call" and getattr(self.book.find(request), "outdated", None) is not None
+        return (
+            request.inv.values_from != "call" and getattr(self._parts.book.find(request), "outdated", None) is not None
+        )
 
     @property
     def policy(self) -> AutotunePolicy:
@@ -387,17 +406,20 @@ class ConfigSelectorChain(Generic[C]):
 
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
+        if not isinstance(policy, AutotunePolicy):
+            raise DefinitionError(f"invalid policy={policy!r}: give an AutotunePolicy")
         self._policy = policy
         MEMO.invalidate()
 
     @property
     def listeners(self) -> list[Callable[..., None]]:
         """The listeners to the events of this selector."""
-        return self._listeners + EVERYWHERE.listeners
+        mine = self._added if self._on_event is None else [self._on_event, *self._added]
+        return mine + EVERYWHERE.listeners
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener about events from now on."""
-        self._listeners.append(listener)
+        self._added.append(listener)
         MEMO.invalidate()
 
     def _tuning_request(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Request[C]:
@@ -411,7 +433,8 @@ class ConfigSelectorChain(Generic[C]):
     ) -> Request[C]:
         """Return a call as the tiers get it, under the policy of this thread or task."""
         problem = known or kernel.problem(inv)
-        tell = Teller(problem, list if silent else lambda: self.listeners)
+        # The method and not the invocation, which holds the caller's arrays.
+        tell = Teller(problem, list if silent else lambda: self.listeners, inv.method)
         heard = bool(self.listeners) and not silent
         return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
 
@@ -428,10 +451,16 @@ class _PolicyOverride(NamedTuple):
         return self.selector.number, self.updates
 
 
-def policy_override(selector: ConfigSelectorChain[Any], **updates: Any) -> Scope:
+class policy_override(Scope):  # noqa: N801 - it is used like a function
     """Change some of a selector's policies inside a with-block, for this thread or task only."""
-    if not isinstance(selector, ConfigSelectorChain):
-        got = type(selector).__name__
-        raise DefinitionError(f"policy_override needs a selector, for example kernel.selector; got {got}")
-    selector.policy.updated(updates)  # a wrong name or value is an error here, not at some later call
-    return Scope(_PolicyOverride(selector, tuple(updates.items())))
+
+    __slots__ = ("selector", "updates")
+
+    def __init__(self, selector: ConfigSelectorChain[Any], **updates: Any) -> None:
+        if not isinstance(selector, ConfigSelectorChain):
+            got = type(selector).__name__
+            raise DefinitionError(f"policy_override needs a selector, for example kernel.selector; got {got}")
+        selector.policy.updated(updates)  # a wrong name or value is an error here, not at some later call
+        self.selector: Final = selector
+        self.updates: Final = MappingProxyType(updates)
+        super().__init__(_PolicyOverride(selector, tuple(updates.items())))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
+from tunebook._arrays.device_fingerprint import get_device_platform
 from tunebook._base.environment_variables import pins_text
 from tunebook._memo.answer_memo import CAPACITY
 from tunebook._memo.context_stack import find_overlay
@@ -51,9 +52,16 @@ class Skipped(NamedTuple):
     exploration: InCallSession[Any] | None = None
 
 
-def event_data(problem: Problem, *, level: str | None = None, **data: Any) -> dict[str, Any]:
+_PLACED: Final = frozenset({"autotune_start", "autotune_finish", "heuristics"})
+
+
+def event_data(
+    problem: Problem, event: Event, *, level: str | None = None, method: str | None = None, **data: Any
+) -> dict[str, Any]:
     """Return the data that a listener gets with an event."""
     told = {"device": problem.device, "op_id": problem.op, "call_key": problem.call_key, **data}
+    if event in _PLACED:
+        told |= {"platform": get_device_platform(problem.device), "method": method}
     return told if level is None else {**told, "level": level}
 
 
@@ -63,15 +71,17 @@ class Teller:
     Leaving it twice does no harm, so it is entered twice, as a flight is.
     """
 
-    __slots__ = ("_began", "_listeners", "_problem")
+    __slots__ = ("_began", "_listeners", "_method", "_problem")
 
-    def __init__(self, problem: Problem, listeners: Callable[[], Sequence[Callable[..., object]]]) -> None:
-        self._problem, self._listeners, self._began = problem, listeners, False
+    def __init__(
+        self, problem: Problem, listeners: Callable[[], Sequence[Callable[..., object]]], method: str | None = None
+    ) -> None:
+        self._problem, self._listeners, self._method, self._began = problem, listeners, method, False
 
     def __call__(self, event: Event, **data: Any) -> None:
         self._began = self._began or event == "autotune_start"
         if listeners := self._listeners():
-            told = event_data(self._problem, **data)
+            told = event_data(self._problem, event, method=self._method, **data)
             for listener in listeners:
                 listener(event, **told)
         self._began = self._began and event != "autotune_finish"
@@ -234,6 +244,10 @@ class Memory(Tier[C]):
         if code is not None and code != request.kernel.code_checksum:
             return Skipped("the entry was made by other code of the same name")
         return Found(config=config, event="cache_hit", level="memory")
+
+    def forget(self) -> None:
+        """Forget which code the entries were made by, because they are in another cache now."""
+        self._code_of.clear()
 
     def remember(self, request: Request[C], config: C) -> None:
         """Answer calls of this problem with a configuration, as long as the kernel's code is the same."""

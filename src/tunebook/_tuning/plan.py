@@ -42,9 +42,13 @@ class _ForwardOnly:
         return "forward only"  # all of these blocks are alike
 
 
-def forward_autotune_only() -> Scope:
+class forward_autotune_only(Scope):  # noqa: N801 - it is used like a function
     """Measure forward passes only inside a with-block, also if `validate_backward` is set."""
-    return Scope(_ForwardOnly())
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_ForwardOnly())
 
 
 def is_forward_only() -> bool:

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
@@ -17,6 +17,7 @@ from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
 from tunebook._measure.stopwatch import (
     AgainstModel,
+    Attempt,
     Batches,
     InProcess,
     Launches,
@@ -29,6 +30,7 @@ from tunebook._measure.stopwatch import (
 )
 from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
+from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +43,16 @@ if TYPE_CHECKING:
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    # Left out in most annotations. The methods have a type of their own: one tuner serves all kernels.
+    AnyCfg = DefaultTypeVar("AnyCfg", default=Any)
+else:
+    AnyCfg = TypeVar("AnyCfg")
 
 
-class Tuner:
+class Tuner(Generic[AnyCfg]):
     """Finds the fastest candidate: each is tried and checked once, then they race (see `_statistics.race`).
 
     `warmup` is the number of untimed runs of a candidate, and `iters` the number of runs that `measure` times.
@@ -67,26 +76,44 @@ class Tuner:
         probes: Callable[[str], Iterable[Probe]] | None = None,
         device_wait_s: float = 60.0,  # a problem is measured within seconds: this is the turn of several others
     ) -> None:
-        if iters < 1 or warmup < 0:
-            raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got iters={iters}, warmup={warmup}")
-        self.stopwatch: Final = stopwatch or Stopwatch(warmup=warmup, iters=iters)
+        self.stopwatch = stopwatch or _checked(Stopwatch(warmup=warmup, iters=iters))
         self._compile_threads = compile_threads or os.cpu_count() or 1
         self._clock_s, self._now_s, self._probes, self._device_wait_s = clock_s, now_s, probes, device_wait_s
         # Times by another clock than the machine's say nothing about the machine.
         self._real = self.stopwatch.clock_ns is time.perf_counter_ns
 
+    @property
+    def warmup(self) -> int:
+        """The number of untimed runs of a candidate."""
+        return self.stopwatch.warmup
+
+    @warmup.setter
+    def warmup(self, warmup: int) -> None:
+        self.stopwatch = _checked(self.stopwatch._replace(warmup=warmup))
+
+    @property
+    def iters(self) -> int:
+        """The number of runs that `measure` times."""
+        return self.stopwatch.iters
+
+    @iters.setter
+    def iters(self, iters: int) -> None:
+        self.stopwatch = _checked(self.stopwatch._replace(iters=iters))
+
     def measure(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> float:
-        """Return the seconds of the fastest of `iters` runs; errors of the function pass.
+        """Return the mean seconds of a run, over `iters` timed runs; errors of the function pass.
 
         With arrays of a framework that compiles whole functions, as jax does, the function is compiled for them first.
+        A function with the attribute `_ejk_validate_backward=True` is measured with its gradient, where it has one. A
+        function that cannot be compiled as a whole is measured as it is.
         """
 
         def measure(site: TuningSite | None) -> float:
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if site is None:
-                return _fastest_s(partial(fn, *args, **kwargs), stopwatch)
-            make_fn, _ = site.programs(lambda _config: fn, False)  # noqa: FBT003 - forward only
-            return _fastest_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
+                return _mean_s(partial(fn, *args, **kwargs), stopwatch)
+            make_fn, _ = site.programs(lambda _config: fn, _has_gradient(fn, site))
+            return _mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
@@ -102,14 +129,19 @@ class Tuner:
         kwargs: Mapping[str, Any],
         candidates: Iterable[Cfg],
     ) -> Cfg:
-        """Return the fastest candidate; raise `TuningFailed` with each candidate's error if all fail."""
+        """Return the fastest candidate; raise `TuningFailed` with each candidate's error if all fail.
+
+        Gradients are measured too, as by `measure`, if the function of the first candidate asks for it.
+        """
         setup: Setup[Cfg] = Setup(timer=timer_for((args, kwargs)))
         listed = list(candidates)
 
         def tune(site: TuningSite | None) -> Cfg:
             if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
-            made, compile_one = site.programs(make_fn, False)  # noqa: FBT003 - forward only
+            with Attempt() as attempt:  # a candidate that cannot be made fails later, by itself
+                backward = bool(listed) and _has_gradient(make_fn(listed[0]), site)
+            made, compile_one = site.programs(make_fn, attempt.trial.error is None and backward)
             part = Part(made, site.args, site.kwargs)
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
 
@@ -178,7 +210,20 @@ class Tuner:
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
 
 
-def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
+def _checked(stopwatch: Stopwatch) -> Stopwatch:
+    if stopwatch.iters < 1 or stopwatch.warmup < 0:
+        got = f"iters={stopwatch.iters}, warmup={stopwatch.warmup}"
+        raise DefinitionError(f"a tuner needs iters >= 1 and warmup >= 0; got {got}")
+    return stopwatch
+
+
+def _has_gradient(fn: Callable[..., object], site: TuningSite) -> bool:
+    """Whether a function asks for its gradient to be measured, and has one."""
+    asks = bool(getattr(fn, "_ejk_validate_backward", False)) and not is_forward_only()
+    return asks and site.differentiable(fn)
+
+
+def _mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
     trial, batches = first_trial(launch, stopwatch), Batches(stopwatch.shortest_s)
     samples: list[float] = []
     while trial.error is None and len(samples) < stopwatch.iters:
@@ -188,7 +233,7 @@ def _fastest_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
             samples.clear()
     if trial.error is not None:
         raise trial.error
-    return min(samples)
+    return math.fsum(samples) / len(samples)
 
 
 def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:

@@ -25,6 +25,7 @@ from tunebook._arrays.library import TuningSite
 from tunebook._arrays.made_up import fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
+from tunebook._measure.stopwatch import Attempt
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
 from tunebook.adapters._jax.facts import CAPTURED, KEYED, MeshAxis, TraceFacts, mesh_like
 from tunebook.adapters._jax.kernel import FlatCall, backward_alone, bind, both, is_inexact, is_jax_array, only_backward
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A function that looks at values cannot be compiled as a whole, but runs outside of a trace.
-_UNTRACEABLE: Final = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 # Making a normal number takes 10 ns, so a gigabyte of them would take longer to make than to tune on. The numbers
 # repeat after this many: an odd count, so that rows are not all alike.
 _DISTINCT: Final = (1 << 20) + 7
@@ -229,11 +223,10 @@ class _StagedCall(NamedTuple):
     def is_differentiable(self, function: Callable[..., Any]) -> bool:
         """Return whether a function has a gradient with respect to one of the call's arrays."""
         arrays = self.flat.arrays
-        try:
+        # jax raises several errors where there is no derivative, and a function that refuses tracers raises any error.
+        with Attempt() as attempt:
             jax.eval_shape(self.call.transform(both(self._of_arrays(function, [])), arrays), *arrays)
-        except (TypeError, ValueError, NotImplementedError):  # jax raises these where there is no derivative
-            return False
-        return any(map(is_inexact, arrays))
+        return attempt.trial.error is None and any(map(is_inexact, arrays))
 
     def programs(
         self,
@@ -269,12 +262,14 @@ class _StagedCall(NamedTuple):
         def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
             return whole(*arrays)
 
-        try:
+        with Attempt() as attempt:
             lowered = jax.jit(candidate).lower(*arrays)
-        except _UNTRACEABLE:
+        if attempt.trial.error is not None:
             if not self.call.eager or backward:
-                raise
+                raise attempt.trial.error
 
+            # A function that looks at values, is compiled already, or refuses tracers, runs outside of a trace. If
+            # the error is one of the function itself, its run raises it again.
             def run(*args: Any, **kwargs: Any) -> Any:
                 self._check()
                 return jax.block_until_ready(function(*args, **kwargs))
