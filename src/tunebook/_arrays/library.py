@@ -209,6 +209,9 @@ class Framework(Protocol):
     def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function compiled as a whole."""
 
+    def labelled(self, function: Callable[..., T], label: str) -> Callable[..., T]:
+        """Return a function whose operations carry a label, for profilers."""
+
 
 class ArrayLibrary(NamedTuple):
     """All that tunebook needs to know about the arrays of a library. Only `name` is required.

@@ -42,6 +42,10 @@ PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
+# Facts about classes, because a program may make a kernel object per call: the operations that have variants (`dir`
+# takes 30 us), and the problem of each kind of call so far (making one takes 40 us).
+_VARIED: Final[weakref.WeakKeyDictionary[type, frozenset[str]]] = weakref.WeakKeyDictionary()
+_PROBLEMS: Final[weakref.WeakKeyDictionary[type, dict[Hashable, Problem]]] = weakref.WeakKeyDictionary()
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
@@ -115,7 +119,6 @@ class KernelOperations(Generic[Cfg, Out]):
     version: str
     key_builder: Callable[[Invocation[Cfg, Out]], str] | None
     objective: str | Callable[[Sequence[float]], float]
-    _problems: dict[Hashable, Problem]
 
     @property
     def op_id_v(self) -> str:
@@ -138,14 +141,15 @@ class KernelOperations(Generic[Cfg, Out]):
         if any(each is not None for each in given):
             return self._make_problem(inv)
         try:
-            key = fast_key_of((inv.args, dict(inv.kwargs)))
-            known = self._problems.get(key)
+            key = self.op_id, self.version, fast_key_of((inv.args, dict(inv.kwargs)))
+            problems = _PROBLEMS.setdefault(type(self), {})
+            known = problems.get(key)
         except (TypeError, AttributeError):
             return self._make_problem(inv)
         if known is None:
-            if len(self._problems) >= _MEMOISED:
-                self._problems.clear()
-            known = self._problems[key] = self._make_problem(inv)
+            if len(problems) >= _MEMOISED:
+                problems.clear()
+            known = problems[key] = self._make_problem(inv)
         return known
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
@@ -153,7 +157,7 @@ class KernelOperations(Generic[Cfg, Out]):
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
-        if name in self._varied:  # few kernels; the platform takes as long to find out as the rest of a call
+        if self._has_variants(name):  # few kernels; the platform takes as long to find out as the rest of a call
             parts = [part for part in (inv.method, inv.platform) if part]
             for suffix in ["_".join(parts), *parts]:
                 found = getattr(self, f"{name}_{suffix}", None)
@@ -161,11 +165,15 @@ class KernelOperations(Generic[Cfg, Out]):
                     return found  # type: ignore[no-any-return]
         return getattr(self, name)  # type: ignore[no-any-return]
 
-    @cached_property
-    def _varied(self) -> frozenset[str]:
-        """The operations that have variants."""
-        names = dir(self)
-        return frozenset(op for op in _WITH_VARIANTS if any(name.startswith(f"{op}_") for name in names))
+    def _has_variants(self, op: str) -> bool:
+        """Whether the class or the object defines variants of an operation."""
+        kind = type(self)
+        varied = _VARIED.get(kind)
+        if varied is None:
+            names = dir(kind)
+            varied = frozenset(op for op in _WITH_VARIANTS if any(name.startswith(f"{op}_") for name in names))
+            _VARIED[kind] = varied
+        return op in varied or any(name.startswith(f"{op}_") for name in vars(self))
 
     def heuristic(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
         """Return the heuristic's configuration, or None if the kernel has no heuristic."""
@@ -213,15 +221,20 @@ class KernelOperations(Generic[Cfg, Out]):
     @cached_property
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
-        names = {
-            name
-            for kind in type(self).__mro__
-            if issubclass(kind, Kernel) and kind is not Kernel
-            for name, value in vars(kind).items()
-            if callable(value) and not name.startswith(_NOT_MEASURED)
-        }
-        parts = [code_checksum(getattr(self, name), version=self.version) for name in sorted(names)]
-        return blake2b("".join(parts).encode(), digest_size=16).hexdigest()
+        return checksum_of_methods(self, base=Kernel, version=self.version)
+
+
+def checksum_of_methods(kernel: object, *, base: type, version: str) -> str:
+    """Return the digest over the methods that a kernel's classes define below `base`, where measurements depend on them."""
+    names = {
+        name
+        for kind in type(kernel).__mro__
+        if issubclass(kind, base) and kind is not base
+        for name, value in vars(kind).items()
+        if callable(value) and not name.startswith(_NOT_MEASURED)
+    }
+    parts = [code_checksum(getattr(kernel, name), version=version) for name in sorted(names)]
+    return blake2b("".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def _run_with_gradient(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,8 +276,6 @@ class Kernel(KernelOperations[Cfg, Out]):
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
-        # The problem of each kind of call so far: making one takes 40 us, and gives the same every time.
-        self._problems = {}
         LIVE[self.op_id_v] = self
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
