@@ -1,5 +1,5 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak nightly bench docs ray clean compiler services
+.PHONY: demo test lint unit soak nightly bench docs ray compat clean compiler services
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -7,6 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 BENCH := .venv-bench
 RAY := .venv-ray
+COMPAT := .venv-compat
 PIP := -m pip --disable-pip-version-check install --quiet
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo 'make bench   the numbers in the README, beside the peers'"'"'; writes bench/results'
 	@echo 'make docs    the site, in site/'
 	@echo 'make ray     tuning on a Ray cluster, tested on one of its own'
+	@echo 'make compat  the libraries that tunebook takes over, as they are released'
 	@echo 'make lint    ruff, mypy and the word count alone'
 
 # The compiler first: installing builds the accelerator if there is one.
@@ -38,6 +40,12 @@ $(BENCH)/ready: pyproject.toml bench/requirements.txt $(ACCELERATOR) | compiler
 $(RAY)/ready: pyproject.toml $(ACCELERATOR) | compiler
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python $(PIP) --editable '.[numpy,ray]' pytest pytest-timeout
+	touch $@
+
+# The libraries that tunebook takes over live apart: each pins its own framework.
+$(COMPAT)/ready: pyproject.toml tests/compat_requirements.txt $(ACCELERATOR) | compiler
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python $(PIP) --requirement tests/compat_requirements.txt --editable .
 	touch $@
 
 compiler:
@@ -84,8 +92,11 @@ docs: $(VENV)/ready
 ray: $(RAY)/ready services
 	$(RAY)/bin/python -m pytest -m ray tests/fleet/test_farm_ray.py
 
+compat: $(COMPAT)/ready
+	$(COMPAT)/bin/python -m pytest tests/adapters/test_ejkernel.py
+
 bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(RAY) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so
+	rm -rf $(VENV) $(BENCH) $(RAY) $(COMPAT) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so

@@ -219,6 +219,9 @@ class Framework(Protocol):
     def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function compiled as a whole."""
 
+    def labelled(self, function: Callable[..., T], label: str) -> Callable[..., T]:
+        """Return a function whose operations carry a label, for profilers."""
+
 
 def class_name(x: Any, ordinary: tuple[type | None, ...]) -> str:
     """Return the name of an array's class; "" if the class is ordinary."""

@@ -103,6 +103,12 @@ def recording_wanted() -> bool:
     return "1" in (os.environ.get("TUNEBOOK_RECORD"), os.environ.get("EJKERNEL_OPS_RECORD"))
 
 
+def stamp_form() -> str | None:
+    """Return the form of the labels that an `Executor` puts into compiled programs: "hash", "json" or None."""
+    form = os.environ.get("EJKERNEL_OPS_STAMP", "none").lower()
+    return form if form in ("hash", "json") else None
+
+
 def mode() -> Mode:
     """Return the mode: how the process may use its book."""
     asked = os.environ.get("TUNEBOOK_MODE") or "normal"

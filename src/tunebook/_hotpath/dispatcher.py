@@ -64,7 +64,8 @@ class MemoisedAnswer(NamedTuple):
     tell: Callable[[], object] | None
 
 
-def _answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> MemoisedAnswer:
+def memoised_answer(selection: Selection[Any], listeners: Sequence[Callable[..., object]]) -> MemoisedAnswer:
+    """Return the answer that later calls of the same kind get, and the listeners to tell."""
     # Asked again, a configuration that was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
     event: Event = "cache_hit" if in_memory else selection.event
@@ -306,7 +307,7 @@ class Dispatcher:
         self._specialise(arguments)
         key = self._key(arguments)
         if key is not None:
-            answer, explored = _answer(selection, self._selector.listeners), selection.exploration is not None
+            answer, explored = memoised_answer(selection, self._selector.listeners), selection.exploration is not None
             answer = answer._replace(config=selection.exploration) if explored else answer
             MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch, explored=explored)
             if answer.tell is None and not explored:

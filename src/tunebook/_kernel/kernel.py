@@ -49,6 +49,10 @@ PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
 _MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
 _LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is longer
+# Facts about classes, because a program may make a kernel object per call: the operations that have variants (`dir`
+# takes 30 us), and the problem of each kind of call so far (making one takes 40 us).
+_VARIED: Final[weakref.WeakKeyDictionary[type, frozenset[str]]] = weakref.WeakKeyDictionary()
+_PROBLEMS: Final[weakref.WeakKeyDictionary[type, dict[Hashable, Problem]]] = weakref.WeakKeyDictionary()
 # Editing these, or their variants per platform, leaves every measurement valid.
 _NOT_MEASURED: Final = (
     "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
@@ -126,7 +130,6 @@ class KernelOperations(Generic[Cfg, Out]):
     version: str
     key_builder: Callable[[Invocation[Cfg, Out]], str] | None
     objective: str | Callable[[Sequence[float]], float]
-    _problems: dict[Hashable, Problem]
 
     @property
     def op_id_v(self) -> str:
@@ -149,14 +152,15 @@ class KernelOperations(Generic[Cfg, Out]):
         if any(each is not None for each in given):
             return self._make_problem(inv)
         try:
-            key = fast_key_of((inv.args, dict(inv.kwargs)))
-            known = self._problems.get(key)
+            key = self.op_id, self.version, fast_key_of((inv.args, dict(inv.kwargs)))
+            problems = _PROBLEMS.setdefault(type(self), {})
+            known = problems.get(key)
         except (TypeError, AttributeError):
             return self._make_problem(inv)
         if known is None:
-            if len(self._problems) >= _MEMOISED:
-                self._problems.clear()
-            known = self._problems[key] = self._make_problem(inv)
+            if len(problems) >= _MEMOISED:
+                problems.clear()
+            known = problems[key] = self._make_problem(inv)
         return known
 
     def _make_problem(self, inv: Invocation[Cfg, Out]) -> Problem:
@@ -169,7 +173,7 @@ class KernelOperations(Generic[Cfg, Out]):
 
     def variant(self, name: str, inv: Invocation[Cfg, Out]) -> Callable[..., Any]:
         """Return the most specific definition of an operation for a call."""
-        if name in self._varied:  # few kernels; the platform takes as long to find out as the rest of a call
+        if self._has_variants(name):  # few kernels; the platform takes as long to find out as the rest of a call
             parts = [part for part in (inv.method, inv.platform) if part]
             for suffix in ["_".join(parts), *parts]:
                 found = getattr(self, f"{name}_{suffix}", None)
@@ -177,11 +181,15 @@ class KernelOperations(Generic[Cfg, Out]):
                     return found  # type: ignore[no-any-return]
         return getattr(self, name)  # type: ignore[no-any-return]
 
-    @computed_once
-    def _varied(self) -> frozenset[str]:
-        """The operations that have variants."""
-        names = dir(self)
-        return frozenset(op for op in _WITH_VARIANTS if any(name.startswith(f"{op}_") for name in names))
+    def _has_variants(self, op: str) -> bool:
+        """Whether the class or the object defines variants of an operation."""
+        kind = type(self)
+        varied = _VARIED.get(kind)
+        if varied is None:
+            names = dir(kind)
+            varied = frozenset(op for op in _WITH_VARIANTS if any(name.startswith(f"{op}_") for name in names))
+            _VARIED[kind] = varied
+        return op in varied or any(name.startswith(f"{op}_") for name in vars(self))
 
     def heuristic(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
         """Return the heuristic's configuration, or None if the kernel has no heuristic."""
@@ -250,14 +258,18 @@ class KernelOperations(Generic[Cfg, Out]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
-        return members_checksum(self, _measured_names, version=self.version)
+        return members_checksum(self, _names_below_kernel, version=self.version)
 
 
-def _measured_names(kernel: Kernel[Any, Any], _: None) -> tuple[str, ...]:
-    """Return the names of the operations that the author of a kernel defined, and that a measurement depends on."""
+def _names_below_kernel(kernel: object, _: None) -> tuple[str, ...]:
+    return measured_names(kernel, Kernel)
+
+
+def measured_names(kernel: object, base: type) -> tuple[str, ...]:
+    """Return the operations that a kernel's classes below `base` define, and that a measurement depends on."""
     names: set[str] = set()
     for kind in type(kernel).__mro__:
-        if kind is Kernel:
+        if kind is base:
             break
         names.update(name for name, value in vars(kind).items() if name[:2] != "__" and callable(value))
     return tuple(sorted(name for name in names if not name.startswith(_NOT_MEASURED)))
@@ -303,8 +315,6 @@ class Kernel(KernelOperations[Cfg, Out]):
         self.op_id = op_id
         self.version = version
         self.key_builder = key_builder
-        # The problem of each kind of call so far: making one takes 40 us, and gives the same every time.
-        self._problems = {}
         LIVE[self.op_id_v] = self
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,7 +25,7 @@ from tunebook.adapters._jax.context import record as record  # noqa: PLC0414 - p
 from tunebook.adapters._jax.context import refresh as refresh  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.facts import KEYED, TraceFacts, array_leaves, axes_of, facts_of, levels, mesh_like
 from tunebook.adapters._jax.kernel import backward_autotune_only as backward_autotune_only  # noqa: PLC0414 - public here
-from tunebook.adapters._jax.kernel import bind, jitted
+from tunebook.adapters._jax.kernel import bind, jitted, labelled
 from tunebook.adapters._jax.profiler import ProfilerTimer, timer_on
 from tunebook.adapters._jax.settings import HOOKED, SETTINGS
 from tunebook.adapters._jax.staging import TracedCall, made_up, weak
@@ -88,6 +88,7 @@ class _Jax:
 
     bind = staticmethod(bind)
     jitted = staticmethod(jitted)
+    labelled = staticmethod(labelled)
 
 
 def _make(spec: ArraySpec, rng_seed: int) -> Any:

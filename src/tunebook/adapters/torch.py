@@ -103,6 +103,9 @@ class _Torch:
     def jitted(self, function: Callable[..., T]) -> Callable[..., T]:
         return torch.compile(function)  # type: ignore[no-any-return] # torch is not seen by the type checker
 
+    def labelled(self, function: Callable[..., T], label: str) -> Callable[..., T]:
+        return torch.profiler.record_function(label)(function)  # type: ignore[no-any-return] # as above
+
 
 def _is_fake(x: object) -> bool:
     return type(x).__name__ == "FakeTensor"

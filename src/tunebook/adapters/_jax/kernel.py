@@ -243,3 +243,13 @@ def jitted(function: Callable[..., T]) -> Callable[..., T]:
         return found(*flat.arrays)
 
     return call
+
+
+def labelled(function: Callable[..., T], label: str) -> Callable[..., T]:
+    """Return a function whose operations carry a label in the compiled program."""
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        with jax.named_scope(label):
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,209 @@
+"""Run ejkernel's own operations on its selector and on tunebook's, in the same program: results, cold and warm times.
+
+    python bench/ejkernel_ops.py [--rounds 21] [--ops mean_pooling gla_attention]
+
+Every operation is called as its users call it: a new kernel object in each call, eager, under jit and under grad. A
+cold call is timed in a process of its own, in turn for both, because a second tuning in one process finds compiled
+programs. Warm calls are timed in one process, in turn, as CPU time of the process. Writes
+bench/results/ejkernel_ops.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ejkernel.ops import ConfigSelectorChain
+from interleaved import Row, save, show
+from jax import random
+
+from tunebook.adapters import ejkernel
+
+SIDES = "ejkernel", "tunebook"
+WAYS = "eager", "jit", "grad"
+SIZES = 1, 64, 2, 16  # batch, tokens, heads, head size: small, so that choosing weighs as much as it can
+
+
+@cache
+def operations():
+    """Return the operations as functions of three arrays of floats."""
+    import ejkernel.modules as ej  # noqa: PLC0415 - it reads the place of its caches from the environment
+
+    _, _, heads, size = SIZES
+
+    def gate(x):
+        return jax.nn.sigmoid(x[..., 0])
+
+    return {
+        "attention": lambda q, k, v: ej.attention(q, k, v, causal=True)[0],
+        "flash_attention": lambda q, k, v: ej.flash_attention(q, k, v, causal=True),
+        "scaled_dot_product_attention": lambda q, k, v: ej.scaled_dot_product_attention(q, k, v, causal=True),
+        "ring_attention": lambda q, k, v: ej.ring_attention(q, k, v, causal=True),
+        "blocksparse_attention": lambda q, k, v: ej.blocksparse_attention(
+            *(x.swapaxes(1, 2) for x in (q, k, v)), causal=True
+        ),
+        "mean_pooling": lambda q, k, v: ej.mean_pooling(q[:, :, 0]),
+        "grouped_matmul": lambda q, k, v: ej.grouped_matmul(
+            q.reshape(-1, 32), jnp.ones((4, 32, 16)), jnp.full(4, 16, jnp.int32)
+        ),
+        "recurrent_attention": ej.recurrent_attention,
+        "lightning_attention": lambda q, k, v: ej.lightning_attention(q, k, v, layer_idx=0, num_layers=2),
+        "gla_attention": ej.gla_attention,
+        "gated_delta_rule": lambda q, k, v: ej.gated_delta_rule(q, k, v, gate(q)),
+        "kda_attention": lambda q, k, v: ej.kda_attention(q, k, v, gate(q)),
+        "rwkv4": lambda q, k, v: ej.rwkv4(jnp.full(size, -0.5), jnp.zeros(size), k[:, :, 0], v[:, :, 0]),
+        "rwkv6": lambda q, k, v: ej.rwkv6(q, k, v, -jnp.abs(k), jnp.zeros((heads, size))),
+        "rwkv7": lambda q, k, v: ej.rwkv7(q, -jnp.abs(k), k, v, k, v),
+        "state_space_v2": lambda q, k, v: ej.state_space_v2(
+            q, -jnp.ones(heads), k[:, :, :1], v[:, :, :1], jnp.ones(heads), jax.nn.softplus(q[..., 0])
+        )[0],
+    }
+
+
+def arrays():
+    return [random.normal(random.key(seed), SIZES) * 0.3 for seed in range(3)]
+
+
+def program(name, way):
+    """Return an operation as a program would call it."""
+    operation = operations()[name]
+    total = jax.grad(lambda q, k, v: operation(q, k, v).sum())
+    return {"eager": operation, "jit": jax.jit(operation), "grad": total}[way]
+
+
+def use(side):
+    """Let ejkernel or tunebook choose from now on."""
+    (ejkernel.install if side == "tunebook" else ejkernel.uninstall)()
+
+
+def cold(name, way, side):
+    """Return the seconds of the first call in this process, and the result."""
+    use(side)
+    function, args = program(name, way), arrays()
+    start = time.perf_counter()
+    out = jax.block_until_ready(function(*args))
+    return {"seconds": time.perf_counter() - start, "result": np.asarray(out, np.float64).ravel().tolist()}
+
+
+def in_a_new_process(*args):
+    """Return the outcome of `cold` in a fresh process with empty caches of both kinds."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"EJKERNEL_PERSISTENT_CACHE_DIR": f"{folder}/theirs", "TUNEBOOK_HOME": f"{folder}/ours"}
+        done = subprocess.run(
+            [sys.executable, __file__, "--cold", *args],
+            env={**os.environ, **places}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def warm(name, way, rounds):
+    """Return the CPU seconds of a warm call by side, one number per round, both sides in each round."""
+    function, args = program(name, way), arrays()
+    times = {side: [] for side in SIDES}
+    for side in SIDES:
+        use(side)
+        jax.block_until_ready(function(*args))
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            use(side)
+            jax.block_until_ready(function(*args))
+            start, calls = time.process_time(), 0
+            while calls < 3 or time.process_time() - start < 5e-3:
+                jax.block_until_ready(function(*args))
+                calls += 1
+            times[side].append((time.process_time() - start) / calls)
+    return times
+
+
+def choosing(name, rounds):
+    """Return the CPU seconds of choosing alone, by side: the selector is asked with a new kernel object each time."""
+    use("tunebook")
+    asked = []
+    ours = ConfigSelectorChain.choose
+    ConfigSelectorChain.choose = lambda chain, inv, kernel: (
+        asked.append((chain, inv, kernel)) or ours(chain, inv, kernel)
+    )
+    program(name, "eager")(*arrays())
+    if not asked:
+        return None  # the operation does not choose
+    chain, inv, kernel = asked[0]
+    times = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            use(side)
+            choose, kind = ConfigSelectorChain.choose, type(kernel)
+            choose(chain, inv, kind())
+            start = time.process_time()
+            for _ in range(200):
+                choose(chain, inv, kind())
+            times[side].append((time.process_time() - start) / 200)
+    return times
+
+
+def ratio(times):
+    """Return how long tunebook takes beside ejkernel: the median of the ratios within a round."""
+    return statistics.median(ours / theirs for theirs, ours in zip(*(times[side] for side in SIDES), strict=True))
+
+
+def measure(names, rounds):
+    raw, rows = {}, []
+    for name in names:
+        for way in WAYS:
+            outcomes = {side: in_a_new_process(name, way, side) for side in SIDES}
+            results = [outcomes[side].pop("result") for side in SIDES]
+            same = len(results[0]) == len(results[1]) and all(
+                abs(a - b) <= 1e-5 + 1e-4 * abs(b) for a, b in zip(*results, strict=True)
+            )
+            times = warm(name, way, rounds)
+            raw[f"{name}, {way}"] = {"cold": outcomes, "warm": times, "same": same}
+            cold_ratio = outcomes["tunebook"]["seconds"] / outcomes["ejkernel"]["seconds"]
+            rows += [
+                Row(what=f"{name}, {way}: same result", measured=float(same), unit="", at_least=1.0),
+                Row(what=f"{name}, {way}: cold, beside ejkernel", measured=cold_ratio, unit="x", at_most=1.0),
+                Row(what=f"{name}, {way}: warm, beside ejkernel", measured=ratio(times), unit="x", at_most=1.0),
+            ]
+            show(rows[-3:])
+        chosen = choosing(name, rounds)
+        if chosen is not None:
+            raw[f"{name}, choosing"] = chosen
+            ours = statistics.median(chosen["tunebook"]) * 1e6
+            rows += [
+                Row(what=f"{name}: choosing, new kernel object per call", measured=ours, unit="us", at_most=10.0),
+                Row(what=f"{name}: choosing, ejkernel / tunebook", measured=1 / ratio(chosen), unit="x", at_least=5.0),
+            ]  # fmt: skip
+            show(rows[-2:])
+    return rows, raw
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--ops", nargs="+")
+    parser.add_argument("--cold", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    if given.cold:
+        print(json.dumps(cold(*given.cold)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"EJKERNEL_PERSISTENT_CACHE_DIR": f"{folder}/theirs", "TUNEBOOK_HOME": f"{folder}/ours"}
+        rows, raw = measure(given.ops or list(operations()), given.rounds)
+    if not given.ops:
+        save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
+
+
+if __name__ == "__main__":
+    main()

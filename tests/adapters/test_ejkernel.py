@@ -1,0 +1,211 @@
+"""ejkernel's operations on tunebook's selector: run by `make compat` against the released package."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("ejkernel", reason="ejkernel is not installed; `make compat` runs these tests with it")
+
+import ejkernel.modules as ej
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ejkernel import ops
+
+import tunebook as tb
+from tunebook._code import checksum
+from tunebook.adapters import ejkernel as adapter
+
+THEIR_CHOOSE = ops.ConfigSelectorChain.choose
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("EJKERNEL_PERSISTENT_CACHE_DIR", str(tmp_path / "theirs"))
+    adapter.install()
+    yield
+    adapter.uninstall()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A configuration, as ejkernel's are: a dataclass with the fields that its executor looks at."""
+
+    size: int
+    platform: str = "auto"
+    backend: str = "any"
+
+
+class Doubled(ops.Kernel):
+    """A user's own kernel of ejkernel."""
+
+    factor = 2.0
+
+    def __init__(self):
+        super().__init__("doubled")
+
+    def run(self, x, scale=1.0, *, cfg):
+        return x * self.factor * scale + 0.0 * cfg.size
+
+    def heuristic_cfg(self, inv):
+        return Block(1)
+
+    def candidate_cfgs(self, inv):
+        return [Block(1), Block(2)]
+
+
+def executor(events=None, persistent=None, **policy):
+    listen = None if events is None else lambda event, **data: events.append((event, data))
+    chain = ops.ConfigSelectorChain(
+        ops.ConfigCache(), ops.AutotunePolicy(**policy), ops.Tuner(warmup=1, iters=3), persistent, on_event=listen
+    )
+    return ops.Executor(chain)
+
+
+X = jnp.arange(12.0).reshape(3, 4)
+
+
+def names(events):
+    return [event for event, _ in events if event != "autotune_progress"]
+
+
+def test_a_new_object_per_call_is_tuned_once():
+    events = []
+    run = executor(events)
+    for _ in range(4):
+        assert np.allclose(run(Doubled(), X), 2 * X)
+    assert names(events) == ["autotune_start", "autotune_finish", "cache_hit", "cache_hit", "cache_hit"]
+
+
+def test_a_warm_call_reads_no_code(monkeypatch):
+    run = executor()
+    for _ in range(2):  # the call after a tuning finds the new entry, and is memoised
+        run(Doubled(), X)
+    monkeypatch.setattr(checksum, "_CodeWalk", None)  # a walk over code would raise
+    for _ in range(3):
+        run(Doubled(), X)
+
+
+@pytest.mark.parametrize("given", ["cfg", "_cfg"])
+def test_a_given_configuration_is_used_for_its_call_alone(given):
+    events = []
+    run = executor(events, cache_miss_fallback="heuristics")
+    run(Doubled(), X, **{given: Block(7)})
+    assert run.choose_config(Doubled(), X) == Block(1)
+    assert names(events) == ["override", "heuristics"]
+
+
+def test_policies_are_theirs_and_may_change():
+    events = []
+    run = executor(events, allow_autotune=False)
+    assert run.choose_config(Doubled(), X) == Block(1)
+    with ops.policy_override(run.chooser, allow_heuristics=False), pytest.raises(RuntimeError):
+        run.choose_config(Doubled(), X[:1])
+    assert run.choose_config(Doubled(), X[:1]) == Block(1)
+    assert names(events) == ["heuristics", "error", "heuristics"]
+
+
+def test_their_overlays_and_entries_are_honoured():
+    run = executor(cache_miss_fallback="heuristics")
+    inv = ops.Invocation("doubled", (X,), {})
+    key = (ops.device_fingerprint(), "doubled@v0", inv.make_key())
+    with ops.overlay_cache({key: Block(9)}):
+        # The executor of ejkernel asks its own overlays under this policy, and its selector under all others.
+        assert run.choose_config(Doubled(), X) == Block(9)
+    assert run.choose_config(Doubled(), X) == Block(1)
+
+
+def test_a_listener_that_is_set_later_hears_events():
+    events = []
+    run = executor(cache_miss_fallback="heuristics")
+    run(Doubled(), X)
+    run.chooser.on_event = lambda event, **data: events.append((event, data))
+    run(Doubled(), X)
+    run.chooser.on_event = None
+    run(Doubled(), X)
+    assert len(events) == 1
+
+
+def test_the_book_remembers_for_the_next_process(tmp_path):
+    run = executor(persistent=ops.PersistentCache("doubled"))
+    run(Doubled(), X)
+    events = []
+    again = executor(events, ops.PersistentCache("doubled"))
+    again(Doubled(), X)
+    assert names(events) == ["cache_hit"]
+    assert events[0][1]["level"] == "persistent"
+    Doubled.factor = 3.0
+    try:
+        edited = []
+        executor(edited, ops.PersistentCache("doubled"))(Doubled(), X)
+    finally:
+        Doubled.factor = 2.0
+    assert names(edited)[0] != "cache_hit", "the kernel computes something else now"
+
+
+def test_uninstall_puts_the_selector_back():
+    adapter.install()  # twice is like once
+    assert ops.ConfigSelectorChain.choose is not THEIR_CHOOSE
+    adapter.uninstall()
+    assert ops.ConfigSelectorChain.choose is THEIR_CHOOSE
+
+
+@pytest.mark.parametrize("first", ["ejkernel.modules", "tunebook.adapters.ejkernel"])
+def test_it_may_be_installed_before_or_after_the_operations_are_imported(first, tmp_path):
+    second = {"ejkernel.modules", "tunebook.adapters.ejkernel"} - {first}
+    code = f"""
+import json, jax.numpy as jnp, {first}, {second.pop()}
+import tunebook.adapters.ejkernel as adapter
+adapter.install()
+ejkernel.modules.mean_pooling(jnp.ones((1, 8, 4)))
+selector = adapter.selector_of(ejkernel.modules.operations.pooling._mean_pooling_executor)
+print(json.dumps([problem.op for problem in selector.cache.keys()]))
+"""
+    env = {**os.environ, "TUNEBOOK_HOME": str(tmp_path / "book")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["mean_pooling@v0"]
+
+
+def bench_operations():
+    sys.path.insert(0, os.fspath(importlib.resources.files("tunebook")) + "/../../bench")
+    return importlib.import_module("ejkernel_ops")
+
+
+QUICK = ["attention", "mean_pooling", "flash_attention", "scaled_dot_product_attention", "grouped_matmul", "rwkv4"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("way", ["eager", "jit", "grad"])
+def test_operations_compute_the_same(name, way):
+    bench = bench_operations()
+    args = bench.arrays()
+    ours = bench.program(name, way)(*args)
+    adapter.uninstall()
+    theirs = bench.program(name, way)(*args)
+    assert np.allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_an_operation_spread_over_a_mesh_runs():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, columns = jax.sharding.PartitionSpec("d", None), jax.sharding.PartitionSpec(None, "d")
+    x, y = jnp.arange(128.0).reshape(8, 16), jnp.arange(128.0).reshape(16, 8)
+    out = ej.all_gather_matmul(x, y, "d", mesh=mesh, in_specs=(rows, columns), out_specs=columns)
+    assert np.allclose(out, x @ y)
+
+
+def test_the_selector_of_an_executor_explains_itself():
+    run = executor()
+    run(Doubled(), X)
+    selector = adapter.selector_of(run)
+    assert isinstance(selector, tb.ConfigSelectorChain)
+    assert [problem.op for problem in list(selector.cache.keys())] == ["doubled@v0"]
