@@ -196,6 +196,20 @@ class Batches:
             self._common = max(self._common, min(wanted, math.floor(LONGEST_BATCH_S / 4 / fastest.more_s)))
 
 
+def mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
+    """Return the mean seconds of `iters` samples of a function; its error is raised."""
+    trial, batches = first_trial(launch, stopwatch), Batches(stopwatch.shortest_s)
+    samples: list[float] = []
+    while trial.error is None and len(samples) < stopwatch.iters:
+        trial = batches.take(launch, partial(sample, launch, stopwatch))
+        samples.append(trial.sample_s)
+        if batches.renew([launch]):
+            samples.clear()
+    if trial.error is not None:
+        raise trial.error
+    return math.fsum(samples) / len(samples)
+
+
 def failed(error: Exception) -> Trial:
     """Return the trial of a candidate that raised an error."""
     kind: FailureKind = "launch"

@@ -25,8 +25,7 @@ from tunebook._measure.stopwatch import (
     Stopwatch,
     TimedPart,
     failed,
-    first_trial,
-    sample,
+    mean_s,
 )
 from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
@@ -111,9 +110,9 @@ class Tuner(Generic[AnyCfg]):
         def measure(site: TuningSite | None) -> float:
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if site is None:
-                return _mean_s(partial(fn, *args, **kwargs), stopwatch)
+                return mean_s(partial(fn, *args, **kwargs), stopwatch)
             make_fn, _ = site.programs(lambda _config: fn, _has_gradient(fn, site))
-            return _mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
+            return mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
@@ -221,19 +220,6 @@ def _has_gradient(fn: Callable[..., object], site: TuningSite) -> bool:
     """Whether a function asks for its gradient to be measured, and has one."""
     asks = bool(getattr(fn, "_ejk_validate_backward", False)) and not is_forward_only()
     return asks and site.differentiable(fn)
-
-
-def _mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
-    trial, batches = first_trial(launch, stopwatch), Batches(stopwatch.shortest_s)
-    samples: list[float] = []
-    while trial.error is None and len(samples) < stopwatch.iters:
-        trial = batches.take(launch, partial(sample, launch, stopwatch))
-        samples.append(trial.sample_s)
-        if batches.renew([launch]):
-            samples.clear()
-    if trial.error is not None:
-        raise trial.error
-    return math.fsum(samples) / len(samples)
 
 
 def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
