@@ -12,7 +12,7 @@ import functools
 import sys
 from collections import deque
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._code import source
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tunebook._base.vocabulary import Json
+
+
+# In a package whose modules all import each other, the nearest definitions count. The first 256 take 0.3 s.
+_MOST_DEFINITIONS: Final = 256
 
 
 class _Module(NamedTuple):
@@ -71,6 +75,8 @@ class ImportedText:
         self._versions = versions
         self._found: dict[str, Json] = {}
         self._places: dict[str, _Place | None] = {}
+        self._modules: dict[str, _Module | None] = {}
+        self._definitions = 0
         self._pending: deque[tuple[str, tuple[str, ...]]] = deque()
         self._seen: set[tuple[str, tuple[str, ...]]] = set()
 
@@ -80,7 +86,7 @@ class ImportedText:
         if place is None or not (place.filename or place.folders):
             return None
         self._pending.append((module, tuple(key for kind, key in steps if kind == ".")))
-        while self._pending:
+        while self._pending and self._definitions < _MOST_DEFINITIONS:
             reference = self._pending.popleft()
             if reference not in self._seen:
                 self._seen.add(reference)
@@ -100,8 +106,11 @@ class ImportedText:
             self._found[name] = _version(root) if self._versions and root not in sys.stdlib_module_names else ""
             return
         self._found.setdefault(name, "")
-        tree = source.tree_of(filename) if filename else None
-        module = None if tree is None else _index(tree, name, is_package=place.folders is not None)
+        if name not in self._modules:
+            tree = source.tree_of(filename) if filename else None
+            is_package = place.folders is not None
+            self._modules[name] = None if tree is None else _index(tree, name, is_package=is_package)
+        module = self._modules[name]
         if not attributes:
             return
         first, *rest = attributes
@@ -128,6 +137,7 @@ class ImportedText:
                     self._pending.append((target, path + attributes))
         address = f"{name}:{variable}"
         if address not in self._found:
+            self._definitions += 1
             self._found[address] = [_digest_of(statement) for statement in texts]
             for statement in texts:
                 for target, path in _references(statement, module.package):
