@@ -218,7 +218,7 @@ class _CodeWalk:
             return self.refer(
                 self.load(register, values.attribute, "__func__"), self.load(register, values.attribute, "__self__")
             )
-        if not isinstance(x, FunctionType) and is_array(x):
+        if not isinstance(x, (FunctionType, tuple)) and is_array(x):
             return {"array": self.note(register, values.array_text)}
         key = id(x), 0 if owner is None else id(self.values[owner])
         if key not in self._numbers:

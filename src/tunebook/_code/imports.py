@@ -12,8 +12,9 @@ import functools
 import sys
 from collections import deque
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._base.config_codec import fingerprint_of
 from tunebook._code import source
 from tunebook._code.source import NOTHING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tunebook._base.vocabulary import Json
+
+
+# In a package whose modules all import each other, the nearest definitions count. The first 256 take 0.3 s.
+_MOST_DEFINITIONS: Final = 256
 
 
 class _Module(NamedTuple):
@@ -70,7 +75,10 @@ class ImportedText:
         self._versions = versions
         self._found: dict[str, Json] = {}
         self._places: dict[str, _Place | None] = {}
+        self._modules: dict[str, _Module | None] = {}
+        self._definitions = 0
         self._pending: deque[tuple[str, tuple[str, ...]]] = deque()
+        self._seen: set[tuple[str, tuple[str, ...]]] = set()
 
     def describe(self, module: str, steps: tuple[tuple[str, Any], ...]) -> Json:
         """Return the definitions of `module.attribute...`, and of all names in them; None for a module without text."""
@@ -78,8 +86,11 @@ class ImportedText:
         if place is None or not (place.filename or place.folders):
             return None
         self._pending.append((module, tuple(key for kind, key in steps if kind == ".")))
-        while self._pending:
-            self._visit(*self._pending.popleft())
+        while self._pending and self._definitions < _MOST_DEFINITIONS:
+            reference = self._pending.popleft()
+            if reference not in self._seen:
+                self._seen.add(reference)
+                self._visit(*reference)
         return {"imported": self._found}
 
     def _find(self, name: str) -> _Place | None:
@@ -95,8 +106,11 @@ class ImportedText:
             self._found[name] = _version(root) if self._versions and root not in sys.stdlib_module_names else ""
             return
         self._found.setdefault(name, "")
-        tree = source.tree_of(filename) if filename else None
-        module = None if tree is None else _index(tree, name, is_package=place.folders is not None)
+        if name not in self._modules:
+            tree = source.tree_of(filename) if filename else None
+            is_package = place.folders is not None
+            self._modules[name] = None if tree is None else _index(tree, name, is_package=is_package)
+        module = self._modules[name]
         if not attributes:
             return
         first, *rest = attributes
@@ -111,23 +125,31 @@ class ImportedText:
 
     def _define(self, name: str, module: _Module, variable: str, attributes: tuple[str, ...]) -> None:
         """Note the statements that define a variable; look for the names in them next."""
-        address = f"{name}:{variable}"
-        texts: list[Json] = []
-        for statement in module.statements[variable]:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                for target, path in _targets(statement, module.package, variable):
-                    if f"{address}.{target}.{path}{attributes}" not in self._found:
-                        self._found[f"{address}.{target}.{path}{attributes}"] = ""
-                        self._pending.append((target, path + attributes))
-            else:
-                texts.append(source.normal_form(statement))
-        if address in self._found:
-            return
-        self._found[address] = texts
+        texts: list[ast.stmt] = []
         for statement in module.statements[variable]:
             if not isinstance(statement, (ast.Import, ast.ImportFrom)):
-                for target, path in _references(statement, name, module):
-                    self._pending.append((target, path))
+                texts.append(statement)
+                continue
+            for target, path in _targets(statement, module.package, variable):
+                if (target, path) == (name, (variable,)):  # `from . import variable` in a package
+                    self._pending.append((f"{name}.{variable}", attributes))
+                else:
+                    self._pending.append((target, path + attributes))
+        address = f"{name}:{variable}"
+        if address not in self._found:
+            self._definitions += 1
+            self._found[address] = [_digest_of(statement) for statement in texts]
+            for statement in texts:
+                for target, path in _references(statement, module.package):
+                    if target:
+                        self._pending.append((target, path))
+                    elif path[0] in module.statements or module.stars:
+                        self._pending.append((name, path))
+
+
+@functools.lru_cache(4096)
+def _digest_of(statement: ast.stmt) -> str:
+    return fingerprint_of(source.normal_form(statement))
 
 
 def _find(name: str) -> _Place | None:
@@ -194,18 +216,25 @@ def _defined(statement: ast.stmt) -> set[str]:
     return words.union(*(_defined(each) for each in inner if isinstance(each, definitions)))
 
 
-def _references(statement: ast.stmt, name: str, module: _Module) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names that a statement uses, each as a module and a path of attributes."""
-    for node in ast.walk(statement):
+@functools.lru_cache(4096)
+def _references(statement: ast.stmt, package: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the names that a statement uses: modules that it imports, and "" with a path of names."""
+    found: dict[tuple[str, tuple[str, ...]], None] = {}
+    inside: set[ast.AST] = set()  # the parts of paths that are noted as a whole
+    for node in ast.walk(statement):  # outer nodes first
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from _targets(node, module.package, None)
+            found.update(dict.fromkeys(_targets(node, package, None)))
+        if node in inside:
+            continue
         path: list[str] = []
         root: ast.AST = node
         while isinstance(root, ast.Attribute):
             path.append(root.attr)
             root = root.value
-        if isinstance(root, ast.Name) and (root.id in module.statements or module.stars):
-            yield name, (root.id, *reversed(path))
+            inside.add(root)
+        if isinstance(root, ast.Name):
+            found["", (root.id, *reversed(path))] = None
+    return list(found)
 
 
 def _targets(
