@@ -13,6 +13,7 @@ _FILES = {
         "tests/fake_gpu.py",
         "tests/triton_autotune_cache.py",
     ],
+    "ejkernel": ["src/tunebook/adapters/ejkernel.py"],
     "pyopencl": ["src/tunebook/adapters/opencl.py"],
     "redis": ["src/tunebook/stores/_redis.py"],
     "obstore": ["src/tunebook/stores/_object.py"],
