@@ -242,6 +242,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.promise("edits-noticed")
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "stdin"])
 @pytest.mark.parametrize(("before", "body", "edit"), [row[1:] for row in EDITS], ids=[row[0] for row in EDITS])
 def test_an_edit_is_noticed(programs, before, body, edit, from_file):

@@ -126,6 +126,7 @@ def stress(seconds, rng):
     return trials, wrong
 
 
+@pytest.mark.promise("hot-path-whole")
 @pytest.mark.usefixtures("_switch_often")
 def test_every_answer_is_right_while_the_hot_path_changes():
     trials, wrong = stress(1.5, random.Random(1))

@@ -117,6 +117,7 @@ CONTAINERS = {
 }
 
 
+@pytest.mark.promise("scalars-compared")
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize(("output", "expected"), CLOSE, ids=repr)
 def test_scalars_are_compared_with_the_tolerance_of_arrays(output, expected, container):
@@ -127,6 +128,7 @@ def test_scalars_are_compared_with_the_tolerance_of_arrays(output, expected, con
     assert difference(wrap(expected * 3), wrap(expected)) is not None or np.any(np.isnan(expected))
 
 
+@pytest.mark.promise("scalars-compared")
 @pytest.mark.parametrize(
     "output", [np.float32(1.01), 1.01, np.array(1.01), ONES * np.float32(1.01), np.complex64(1.01)]
 )
@@ -157,6 +159,7 @@ def f32(*shape):
     return np.ones(shape, np.float32)
 
 
+@pytest.mark.promise("scalars-compared")
 @pytest.mark.parametrize(
     ("output", "arguments", "tolerance"),
     [

@@ -119,6 +119,7 @@ def interrupt_everywhere(kernel, files, *, last=False):
     return len(points), faults
 
 
+@pytest.mark.promise("metrics-settle")
 @pytest.mark.timeout(600)
 def test_a_first_call_that_is_interrupted_at_any_line_leaves_nothing_behind(kernel):
     points, faults = interrupt_everywhere(kernel, TAKERS)

@@ -69,6 +69,7 @@ def data_of(record):
 # -------------------------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.promise("real-data-counts")
 @pytest.mark.parametrize("pinned", [False, True])
 def test_a_verification_that_fails_on_made_up_arguments_changes_nothing(tmp_path, pinned):
     kernel = Root(tmp_path)
@@ -128,6 +129,7 @@ def tune_behind(kernel):
         assert len(kernel.ran_on) == ran + 1, "the background does not try again at every call"
 
 
+@pytest.mark.promise("real-data-counts")
 @pytest.mark.parametrize("fail", [tune_recording, tune_behind])
 @pytest.mark.parametrize("process", ["the same", "another"])
 def test_a_failure_on_made_up_arguments_does_not_keep_a_call_from_tuning(tmp_path, fail, process):
@@ -331,6 +333,7 @@ LIBRARIES = {
 }
 
 
+@pytest.mark.promise("real-data-counts")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("saved", [False, True])
 def test_recorded_integers_keep_their_values_so_that_indices_stay_in_range(tmp_path, library, saved):

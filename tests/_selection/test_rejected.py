@@ -48,6 +48,7 @@ REJECTED = {
 }
 
 
+@pytest.mark.promise("all-rejected-warns")
 @pytest.mark.parametrize("why", REJECTED)
 def test_a_call_with_a_rejected_configuration_warns_once_and_says_what_to_type(why):
     options, reason = REJECTED[why]
@@ -65,6 +66,7 @@ def test_a_call_with_a_rejected_configuration_warns_once_and_says_what_to_type(w
         assert part in str(warning.message)
 
 
+@pytest.mark.promise("all-rejected-warns")
 @pytest.mark.parametrize("why", REJECTED)
 def test_a_strict_policy_raises_at_every_call(why):
     options, reason = REJECTED[why]

@@ -60,6 +60,16 @@ def test_with_the_noise_of_real_devices_20_tunings_agree_within_a_tenth_of_the_s
     assert max(land.samples for land in lands) <= 10 * 64
 
 
+@pytest.mark.promise("ten-percent-noise")
+def test_at_ten_percent_noise_few_choices_are_over_2_percent_slower():
+    """The rate is 0.5 % (bench/engine.py draws 2000 tunings): of 100, two wrong ones are as likely as a defect."""
+    regrets = []
+    for number in range(100):
+        land = noisy(Landscape(64, seed=number % 10).costs, 9000 + number, cv=0.1)
+        regrets.append(land.regret(tune(land).config))
+    assert sum(regret > 0.02 for regret in regrets) <= 2
+
+
 def test_a_tenth_of_the_samples_of_a_hundred_each_is_enough():
     costs = Landscape(64, seed=1).costs
     for cv in (0.01, 0.1):

@@ -48,6 +48,7 @@ class CostlyClock:
         return tuner.tune(job_of(self.make_fn, list(self.costs), **options))
 
 
+@pytest.mark.promise("heuristic-wins-ties")
 @pytest.mark.parametrize("overhead_s", [50e-9, 500e-9, 5e-6, 20e-6])
 @pytest.mark.parametrize("candidates", [2, 5])
 def test_the_heuristic_wins_over_candidates_that_are_alike(overhead_s, candidates):

@@ -36,7 +36,7 @@ class TunableMethod:
         if instance is None:
             return self.function
         # Torch's compiler cannot make an object of a class of partials.
-        return self.function.__get__(instance) if is_compiling() else BoundTunable(self.function, instance)
+        return partial(self.function, instance) if is_compiling() else BoundTunable(self.function, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)

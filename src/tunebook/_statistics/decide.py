@@ -36,6 +36,9 @@ CLEAR: Final = 0.004
 # Times by the host's clock that differ by less are as good as equal: one function in two places of the memory differs
 # by up to 17 ns, and in the next process the other way round.
 PLACEMENT_S: Final = 20e-9
+# The same for a device's clock: four ticks of an H200's events. With samples that differ by 2 %, fifty of a kernel of
+# 10 us tell no smaller difference apart, and the noise would choose between kernels that are alike.
+TICKS_S: Final = 128e-9
 # Very noisy measurements must not declare everything tied.
 TIE_CEILING: Final = 0.10
 # So many rounds at the start of a race are not compared with each other: a machine that warms up is not in waves.
@@ -163,7 +166,7 @@ def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None)
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     by_device = ranking[0].measurement.policy.startswith(DEVICE_CLOCKS)
-    equal = 0.0 if by_device else min(PLACEMENT_S / typical_s(samples[0]), TIE_CEILING)
+    equal = min((TICKS_S if by_device else PLACEMENT_S) / typical_s(samples[0]), TIE_CEILING)
     # Of a difference, hence the square root.
     error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
     alike = min(max(TIE, 2 * error, equal), TIE_CEILING)
