@@ -31,6 +31,7 @@ BENCHMARKS = (
     ("shared", []),
     ("jax_trace", []),
     ("jax_hot_path", ["--rounds", "51"]),
+    ("ejkernel_ops", ["--rounds", "11"]),
     ("search", ["--quick"]),
 )
 WITH_PEERS = ("hot_path", "jax_trace", "jax_hot_path", "search")
@@ -56,6 +57,8 @@ def main() -> int:
     for name, shorter in BENCHMARKS:
         if name == "search" and not options.spaces.is_dir():
             print(f"\n== search ==\nleft out: there are no recorded spaces in {options.spaces}", flush=True)
+            continue
+        if name == "ejkernel_ops" and options.no_peers:
             continue
         peers = ["--no-peers"] if options.no_peers and name in WITH_PEERS else []
         where = ["--data", str(options.spaces)] if name == "search" else []
