@@ -13,7 +13,7 @@ from kernels import job_of
 import tunebook as tb
 from tunebook._base.vocabulary import Measurement
 from tunebook._measure.stopwatch import LONGEST_BATCH_S, SHORTEST_SAMPLE_S, Batches, Stopwatch, Trial
-from tunebook._statistics.decide import PLACEMENT_S, decide
+from tunebook._statistics.decide import PLACEMENT_S, TICKS_S, decide
 from tunebook._statistics.race import SOONEST, Lane, Race
 from tunebook._tuning.job import Part
 
@@ -149,12 +149,13 @@ def test_no_candidate_leaves_a_race_of_short_samples_after_a_few_disturbed_ones(
     [
         (1e-6, 0.9 * PLACEMENT_S, "host-clock", True),
         (1e-6, 2 * PLACEMENT_S, "host-clock", False),
-        (1e-6, 0.9 * PLACEMENT_S, "device-events", False),
+        (10e-6, 0.9 * TICKS_S, "device-events", True),
+        (10e-6, 2 * TICKS_S, "device-events", False),
         (0.1e-6, 0.9 * PLACEMENT_S, "host-clock", False),  # 18 % slower
         (100e-6, 1e-6, "host-clock", False),  # 1 %, and clearly so
     ],
 )
-def test_a_difference_by_the_place_in_memory_is_a_tie(best_s, behind_s, policy, kept):
+def test_a_difference_by_the_place_in_memory_or_a_tick_of_the_clock_is_a_tie(best_s, behind_s, policy, kept):
     rng = random.Random(1)
     times = {"best": best_s, "guess": best_s + behind_s}
     measured = [

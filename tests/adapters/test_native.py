@@ -432,6 +432,7 @@ def test_a_library_that_cannot_be_kept_is_still_compiled_once(counting):
 
 def test_a_user_without_a_home_is_told_once(monkeypatch):
     monkeypatch.setattr(build_cache, "book_root", lambda: None)
+    monkeypatch.delenv("TUNEBOOK_HOME")
     with pytest.warns(TunebookWarning, match=r"no home directory.*Set TUNEBOOK_HOME"):
         assert CLibrary(TIMES_N)({"N": 3}).times(2) == 6
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import accelerator_wanted
 from tunebook._hotpath.codegen import find_pack
 from tunebook._hotpath.dispatcher import memoised_answer
@@ -92,7 +93,9 @@ class KernelMemo(Generic[C]):
         selection = self._selector.select(inv, kernel, problem)
         if key is None:
             return selection
-        lasting = not selection.transient and selection.exploration is None
+        # A trace has no values to tune on. If that failed, the same call with values of its own is tuned.
+        guessed = selection.event == "heuristics" and is_traced(inv)
+        lasting = not selection.transient and selection.exploration is None and not guessed
         if lasting and INNERMOST.get() is None and not recordings():
             answer = memoised_answer(selection, self._selector.listeners)
             MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch)

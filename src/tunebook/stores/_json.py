@@ -51,7 +51,7 @@ _VERSION: Final = 1
 _SECTION: Final = "tunebook"
 # Every put rewrites the file; far below this a directory is the better book.
 _MAX_FILE_BYTES: Final = 64 << 20
-# A holder that keeps the lock over so many tries, of 1 ms, is paused; a put that waits longer holds a call up.
+# A holder that keeps the lock over so many tries, of 1 ms, and writes nothing is paused; to wait holds a call up.
 _LOCK_TRIES: Final = 5000
 # Time stamps move in steps of up to 10 ms, and inode numbers are used again: a file that changed a moment ago may have
 # changed twice since without showing it, so a parse of it is not kept.
@@ -235,11 +235,24 @@ class JsonStore:
         make_directory(self._path.parent, self._sync)
         lock = self._path.with_name(f"{self._path.name}.lock")
         # Never removed: a process that waits on a removed lock file and one that makes a new one would both get in.
-        with opened(lock, os.O_RDWR | os.O_CREAT) as descriptor, locked(descriptor, _LOCK_TRIES) as is_ours:
-            if not is_ours:
-                message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
-                raise StoreError("busy", self.where, message)
-            yield
+        with opened(lock, os.O_RDWR | os.O_CREAT) as descriptor:
+            waiting, before = True, self._changed_ns()
+            while waiting:
+                with locked(descriptor, _LOCK_TRIES) as is_ours:
+                    if is_ours:
+                        yield
+                        return
+                # Many writers on a busy machine take their turns in no order. As long as they write, none is paused.
+                now = self._changed_ns()
+                waiting, before = now != before, now
+            message = f"another process keeps {lock} locked. Results stay in memory; find it with: fuser {lock}"
+            raise StoreError("busy", self.where, message)
+
+    def _changed_ns(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def _replace(self, text: bytes) -> None:
         temp = self._path.with_name(f"{self._path.name}.tmp")
