@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+import warnings
 
 import tunebook as tb
 
@@ -32,6 +33,8 @@ class LoggingTuner:
 
 
 def main(book, log, keys, seconds):
+    warnings.filterwarnings("ignore", message=".*was tuned for")  # a problem per number is what this test is about
+
     @tb.tunable(space=tb.Space(b=[1, 2]), name="stress", store=book, tuner=LoggingTuner(log, float(seconds)))
     def kernel(n, *, config):
         return config.b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import re
 import subprocess
@@ -438,14 +439,17 @@ def test_a_second_process_finds_the_answer(tmp_path):
 def test_after_an_edit_the_entry_is_not_trusted_and_only_new_candidates_are_measured(tmp_path, edit):
     text = textwrap.dedent("""
         import numpy as np, tunebook as tb
+        from kernels import FakeClock, fake_tuner  # a tuning that the machine disturbs would measure all of them
+        clock, runs, events = FakeClock(), set(), []
         def helper(x):
             return x * 2
-        events = []
-        @tb.tunable(space=tb.Space(block=[1, 2]), on_event=lambda event, **d: events.append((event, len(runs))))
+        def note(event, **d):
+            events.append((event, len(runs)))
+        @tb.tunable(space=tb.Space(block=[1, 2]), tuner=fake_tuner(clock), on_event=note)
         def double(x, *, config):
             runs.add(config.block)
+            clock.spend(config.block * 1e-3)
             return helper(x)
-        runs = set()
         double(np.ones(8))
         print(*events[-1])
         """)
@@ -456,7 +460,8 @@ def test_after_an_edit_the_entry_is_not_trusted_and_only_new_candidates_are_meas
     }
     script = tmp_path / "user.py"
     script.write_text(text)
-    run = lambda: subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = lambda: subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=True).stdout
     run()
     script.write_text("# moved down by a comment\n" + text)
     assert run() == "cache_hit 0\n"
