@@ -45,6 +45,13 @@ def server(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _patience(request, monkeypatch):
+    """Let a healthy server take its time: on a busy machine it may not answer within the 0.29 s of a call."""
+    if not {"between", "through"} & {*request.fixturenames} and not request.node.get_closest_marker("impatient"):
+        monkeypatch.setattr(shared_module, "HOT_S", 30.0)
+
+
 @pytest.fixture
 def url(server, tmp_path):
     return database_of(server, tmp_path)

@@ -150,6 +150,9 @@ class SharedStore:
     def delete(self, problem: Problem) -> bool:
         """Remove a record from both, as far as the shared book answers; False if both do not have it."""
         self._absent.drop(problem_id(problem))
+        for token, marked, _ in list(self._outbox.marks()):
+            if marked == problem:  # a put that waits to be sent would bring the record back
+                self._outbox.done(token)
         here = self._front.delete(problem)
         return self.ask(lambda: self._remote.delete(problem), otherwise=False) or here
 
