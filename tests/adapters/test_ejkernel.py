@@ -195,12 +195,13 @@ def test_operations_compute_the_same(name, way):
     assert np.allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), rtol=1e-4, atol=1e-5)
 
 
-def test_an_operation_spread_over_a_mesh_runs():
+def test_an_operation_spread_over_a_mesh_is_tuned(recwarn):
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows, columns = jax.sharding.PartitionSpec("d", None), jax.sharding.PartitionSpec(None, "d")
     x, y = jnp.arange(128.0).reshape(8, 16), jnp.arange(128.0).reshape(16, 8)
     out = ej.all_gather_matmul(x, y, "d", mesh=mesh, in_specs=(rows, columns), out_specs=columns)
     assert np.allclose(out, x @ y)
+    assert [each for each in recwarn if issubclass(each.category, tb.TunebookWarning)] == []
 
 
 def test_the_selector_of_an_executor_explains_itself():

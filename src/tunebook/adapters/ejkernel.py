@@ -11,10 +11,9 @@ The book replaces ejkernel's own files: `tunebook merge` reads those too. A conf
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
@@ -29,6 +28,7 @@ from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from functools import partial
 
 _FEATURE: Final = "running the operations of ejkernel on tunebook"
 _ops = require("ejkernel.ops", feature=_FEATURE)
@@ -140,10 +140,9 @@ class _Adapted(Kernel[Any, Any]):
     def has_backward(self, inv: Invocation[Any, Any]) -> bool:
         return bool(_core._has_custom_vjp(self._theirs, inv.platform, inv.method))  # noqa: SLF001 - their rule
 
-    def bind(self, inv: Invocation[Any, Any], cfg: Any, *, backward: bool = False) -> Callable[..., Any]:
-        if inv.method == "shard_map" and not backward:
-            return partial(_run_sharded, self._theirs, inv, cfg)
-        return super().bind(inv, cfg, backward=backward)
+    def create_shard_map_wrapper(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        cfg = cast("partial[Any]", fn).keywords["cfg"]  # theirs takes the configuration, and finds the function itself
+        return self._theirs.create_shard_map_wrapper(*args, cfg=cfg, **kwargs)  # type: ignore[no-any-return]
 
     def heuristic(self, inv: Invocation[Any, Any]) -> Any:
         try:
@@ -167,10 +166,3 @@ def _measured_names(kernel: object, _: None) -> tuple[str, ...]:
 def _is_installed() -> bool:
     """Return whether ejkernel is a release in a package directory, and not a checkout that is being edited."""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(_ops.__file__).parts)
-
-
-def _run_sharded(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    placement = {name: getattr(inv, name) for name in ("mesh", "in_specs", "out_specs", "check_vma")}
-    wrapped, call_args, *finish = kernel.create_shard_map_wrapper(*args, **placement, cfg=cfg, **kwargs)
-    out = wrapped(*call_args)
-    return finish[0](out, cfg=cfg) if finish else out
