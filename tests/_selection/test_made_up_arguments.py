@@ -414,3 +414,20 @@ def test_a_failure_in_a_trace_of_jax_does_not_keep_an_eager_call_from_tuning(tmp
     clock.spend(1)
     execute(kernel, x)
     assert seen == ["random", "call"]
+
+
+def test_a_tunable_function_is_tuned_after_a_trace_of_it_failed():
+    jax = pytest.importorskip("jax")
+    clock, tried = FakeClock(), []
+
+    @tb.tunable(space=[{"b": 1}, {"b": 2}], heuristic={"b": 1}, store=False, tuner=fake_tuner(clock))
+    def picky(x, *, config):
+        tried.append(config.b)
+        return x + 1  # compiled, it does not move the clock: no candidate has a valid time
+
+    x = jax.numpy.ones(3)
+    with pytest.warns(tb.TunebookWarning, match="on made-up arguments"):
+        jax.jit(picky)(x)
+    tried.clear()
+    picky(x)
+    assert 2 in tried, "the call with values of its own tried the candidates"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import accelerator_wanted
 from tunebook._hotpath.codegen import find_pack
 from tunebook._hotpath.dispatcher import memoised_answer
@@ -19,7 +18,7 @@ from tunebook._memo.context_stack import INNERMOST
 from tunebook._selection.recording import recordings
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from tunebook._hotpath.codegen import Pack
     from tunebook._kernel.kernel import Invocation
@@ -29,9 +28,10 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 
-def _is_keyed_by_arguments(inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> bool:
-    given = inv.override_cfg, inv.method, inv.batch_axes, inv.surroundings, kernel.key_builder
-    return all(each is None for each in given) and type(kernel).problem is Kernel.problem
+def _is_keyed_by_arguments(inv: Any, kernel: Any) -> bool:
+    given = inv.override_cfg, inv.method, inv.batch_axes, getattr(inv, "surroundings", None), kernel.key_builder
+    # A kernel of another library has no `problem`: its adapter keys it as `Kernel` does.
+    return all(each is None for each in given) and getattr(type(kernel), "problem", Kernel.problem) is Kernel.problem
 
 
 class KernelMemo(Generic[C]):
@@ -45,57 +45,55 @@ class KernelMemo(Generic[C]):
 
     def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> tuple[C, InCallSession[C] | None]:
         """Return the configuration of a call and, while candidates are tried in calls, the session that runs it."""
-        if not _is_keyed_by_arguments(inv, kernel):
-            selection = self._selector.select(inv, kernel)
-            return selection.config, selection.exploration
-        op = kernel.op_id, kernel.version
-        key = self.key(op, inv.args, inv.kwargs)
-        found = None if key is None else self.find(key)
+        found = self.find(inv, kernel)
         if found is not None:
             return found, None
-        selection = self.select(op, inv, kernel)
+        selection = self._ask(inv, kernel)
         return selection.config, selection.exploration
 
-    def key(self, op: Hashable, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
-        """Return the key of a call, or None if an argument has no cheap key; such a call goes the long way."""
-        pack = self._pack
-        values = (*args, *kwargs.values())
-        if pack is not None:
-            packed = pack(*values)
-            if packed is not None:
-                return op, len(args), *kwargs, packed
-        try:
-            # Classes and enums are not packed, and most calls have one or two beside twenty values that are.
-            parts = [(pack and pack(x)) or fast_key_of(x) for x in values]
-            key = op, len(args), *kwargs, *parts
-            hash(key)
-        except (TypeError, AttributeError, RuntimeError):
-            return None
-        return key
+    def find(self, inv: Any, kernel: Any) -> C | None:
+        """Return the memoised configuration, after telling the listeners; None if the tiers have to be asked.
 
-    def find(self, key: Hashable) -> C | None:
-        """Return the memoised configuration, after telling the listeners; None if the tiers have to be asked."""
+        Also for the invocations and kernels of a library whose names are the same: they need not be converted.
+        """
+        key = self._key(inv, kernel)
         # Only where nothing is scoped: an overlay or a policy of this thread or task may change the answer.
-        answer = self._answers.known.get(key) if INNERMOST.get() is None else None
+        answer = None if key is None or INNERMOST.get() is not None else self._answers.known.get(key)
         if answer is None or (MEMO.suspended and recordings()):
             return None
         if answer.tell is not None:
             answer.tell()
         return answer.config  # type: ignore[no-any-return]
 
-    def select(self, op: Hashable, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C]:
+    def _key(self, inv: Any, kernel: Any) -> Hashable | None:
+        """Return the key of a call, or None if an argument has no cheap key; such a call goes the long way."""
+        if not _is_keyed_by_arguments(inv, kernel):
+            return None
+        pack, args, kwargs = self._pack, inv.args, inv.kwargs
+        values = (*args, *kwargs.values())
+        named = kernel.op_id, kernel.version, len(args), *kwargs
+        if pack is not None and (packed := pack(*values)) is not None:
+            return *named, packed
+        try:
+            # Classes and enums are not packed, and most calls have one or two beside twenty values that are.
+            parts = [(pack and pack(x)) or fast_key_of(x) for x in values]
+            key = *named, *parts
+            hash(key)
+        except (TypeError, AttributeError, RuntimeError):
+            return None
+        return key
+
+    def _ask(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> Selection[C]:
         """Ask the tiers, and memoise their answer for calls of the same kind."""
         epoch = MEMO.epoch
         if accelerator_wanted():
             self._pack = find_pack(layout=True)  # the arguments may come from a library that was loaded just now
-        key = self.key(op, inv.args, inv.kwargs)
+        key = self._key(inv, kernel)
         problem = None if key is None else self._answers.problems.get(key)
         selection = self._selector.select(inv, kernel, problem)
         if key is None:
             return selection
-        # A trace has no values to tune on. If that failed, the same call with values of its own is tuned.
-        guessed = selection.event == "heuristics" and is_traced(inv)
-        lasting = not selection.transient and selection.exploration is None and not guessed
+        lasting = not selection.transient and selection.exploration is None
         if lasting and INNERMOST.get() is None and not recordings():
             answer = memoised_answer(selection, self._selector.listeners)
             MEMO.remember(self._answers, selection.problem, key, answer, epoch=epoch)

@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import mode
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._kernel.kernel import AutotunePolicy
@@ -305,6 +306,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
             if selection.cause is not None:
                 _warn_of_rejection(request, selection, selection.cause)
+                # A trace has no values to tune on. The same call with values of its own is tuned.
+                selection = selection._replace(transient=selection.transient or is_traced(inv))
             if selection.remember:
                 self._memory.remember(request, selection.config)
             request.tell(selection.event, cfg=selection.config, level=selection.level)

@@ -4,8 +4,8 @@ ejkernel's `Executor` asks a `ConfigSelectorChain` for the configuration of each
 selector behind that one question. Arguments, gradients, labels and `shard_map` stay ejkernel's own code, so that an
 operation computes the same as before.
 
-The book replaces ejkernel's own files: `tunebook merge` reads those too. A configuration that is given with a call
-(`cfg=`) is used for that call alone; ejkernel stores it as if it had been tuned.
+The book replaces ejkernel's own files; `tunebook import --format ejkernel` reads those. A configuration that is given
+with a call (`cfg=`) is used for that call alone; ejkernel stores it as if it had been tuned.
 """
 
 from __future__ import annotations
@@ -84,12 +84,8 @@ class _Answerer:
         self._told = chain.on_event
 
     def choose(self, inv: Any, kernel: Any) -> Any:
-        if inv.override_cfg is None and inv.method is None and kernel.key_builder is None and not self._news():
-            key = self._memo.key((kernel.op_id, kernel.version), inv.args, inv.kwargs)
-            found = None if key is None else self._memo.find(key)
-            if found is not None:
-                return found
-        return self._select(inv, kernel)
+        found = None if self._news() else self._memo.find(inv, kernel)
+        return self._select(inv, kernel) if found is None else found
 
     def _news(self) -> bool:
         """Return whether the listener of the chain was replaced."""
@@ -126,7 +122,7 @@ class _Adapted(Kernel[Any, Any]):
     """A kernel of ejkernel as a kernel of tunebook."""
 
     def __init__(self, theirs: Any) -> None:
-        super().__init__(theirs.op_id, str(theirs.version), theirs.key_builder)
+        super().__init__(theirs.op_id, theirs.version, theirs.key_builder)
         self._theirs = theirs
 
     @property
