@@ -16,17 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tunebook as tb
-from tunebook._hotpath.codegen import find_pack
 from tunebook._keys.call_key import call_key, fast_key_of
 
-
-@pytest.fixture(autouse=True, scope="module", params=["accelerated", "pure"])
-def way(request):
-    if request.param == "accelerated" and find_pack(layout=True) is None:
-        pytest.skip("the accelerator is not built: python hatch_build.py")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TUNEBOOK_PURE", "1" if request.param == "pure" else "")
-        yield request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 class Mode(enum.Enum):
