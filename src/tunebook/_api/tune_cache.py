@@ -345,7 +345,7 @@ class TuneCache:
     # --------------------------------------------------------------------------------------------------- on disk
 
     def results(self, key: object, checksum: str | None = None) -> list[AutotuneResult]:
-        """Return the stored result of each implementation of a key: the latest, or those of one checksum."""
+        """Return the stored result of each implementation of a key, for the latest or for a given checksum."""
         text = _text(key)
         latest = Problem(self._device, self._op, text)
         record = self._record(latest if checksum is None else self._version(text, checksum))

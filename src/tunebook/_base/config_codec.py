@@ -208,7 +208,7 @@ def _written(value: Any) -> Any:
 
 
 def dumps_itself(kind: type) -> bool:
-    """Whether objects of a class say by `model_dump` what is written, and it is not just their fields."""
+    """Whether `model_dump` of a class returns other content than its fields, so that its result is written."""
     dump = getattr(kind, "model_dump", None)
     if not inspect.isfunction(dump):
         return False

@@ -223,7 +223,7 @@ class _StagedCall(NamedTuple):
     def is_differentiable(self, function: Callable[..., Any]) -> bool:
         """Return whether a function has a gradient with respect to one of the call's arrays."""
         arrays = self.flat.arrays
-        # jax raises several errors where there is no derivative, and a function that refuses tracers raises any error.
+        # Without a derivative jax raises one of several errors; a function that refuses tracers raises its own.
         with Attempt() as attempt:
             jax.eval_shape(self.call.transform(both(self._of_arrays(function, [])), arrays), *arrays)
         return attempt.trial.error is None and any(map(is_inexact, arrays))
