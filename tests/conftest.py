@@ -8,6 +8,7 @@ import pytest
 
 from tunebook import clear_invocations
 from tunebook._base.errors import forget_warnings
+from tunebook._hotpath.codegen import find_pack
 
 pytest.register_assert_rewrite("shared_checks")
 
@@ -44,3 +45,13 @@ def _no_process_of_a_failed_test(request, monkeypatch):
         if process.poll() is None:
             with process:  # closes its pipes, too
                 process.kill()
+
+
+@pytest.fixture(scope="module", params=["accelerated", "pure"])
+def way(request):
+    """Run a module's tests on both hot paths, C and Python: `pytestmark = pytest.mark.usefixtures("way")`."""
+    if request.param == "accelerated" and find_pack(layout=True) is None:
+        pytest.skip("the accelerator is not built: python hatch_build.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNEBOOK_PURE", "1" if request.param == "pure" else "")
+        yield request.param

@@ -164,3 +164,9 @@ def test_pyproject_names_files_that_exist():
     assert named
     places = (root, root / "src" / "tunebook", root / "src")
     assert [name for name in named if not any([*place.glob(name)] for place in places)] == []
+
+
+def test_no_two_modules_of_tests_share_a_name():
+    """Pytest imports a test module by its bare name: a second `conftest.py` ends the collection on some machines."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("*.py"))
+    assert [name for name, times in names.items() if times > 1 and name != "__init__.py"] == []
