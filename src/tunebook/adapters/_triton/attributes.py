@@ -31,34 +31,34 @@ class WatchedCache(dict[tuple[Any, ...], Any]):
         """Show a configuration that was selected."""
         super().__setitem__(key, config)
 
-    def _told(self) -> None:
+    def _removed(self) -> None:
         self.written &= self.keys()
-        tell_engine(self._autotuner)
+        tell_engine(self._autotuner, tuned=True)
 
     def __setitem__(self, key: tuple[Any, ...], config: Any) -> None:
         super().__setitem__(key, config)
         self.written.add(key)
-        self._told()
+        tell_engine(self._autotuner)
 
     def __delitem__(self, key: tuple[Any, ...]) -> None:
         super().__delitem__(key)
-        self._told()
+        self._removed()
 
     def clear(self) -> None:
         """Forget all configurations; the book keeps them."""
         super().clear()
-        self._told()
+        self._removed()
 
     def pop(self, key: tuple[Any, ...], *default: Any) -> Any:
         """Remove a configuration, and return it."""
         found = super().pop(key, *default)
-        self._told()
+        self._removed()
         return found
 
     def popitem(self) -> tuple[tuple[Any, ...], Any]:
         """Remove the last configuration, and return it with its key."""
         found = super().popitem()
-        self._told()
+        self._removed()
         return found
 
     def update(self, *given: Any, **named: Any) -> None:
@@ -80,11 +80,11 @@ class WatchedCache(dict[tuple[Any, ...], Any]):
         return dict, (dict(self),)
 
 
-def tell_engine(autotuner: Autotuner) -> None:
+def tell_engine(autotuner: Autotuner, *, tuned: bool = False) -> None:
     """Tell the engine of an autotuner, if it has been built, that the program has written to an attribute."""
     engine: Any = vars(autotuner).get(ENGINE)
     if engine is not None and engine.autotuner is autotuner:
-        engine.forget()
+        engine.forget(tuned=tuned)
 
 
 class Watched:
@@ -123,3 +123,8 @@ class Stored:
         if engine is None:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}")
         return vars(autotuner).setdefault(self._name, engine.stored(self._name))
+
+
+def state_without_engine(autotuner: Autotuner) -> dict[str, Any]:
+    """Return the state of an autotuner for a copy, which gets an engine of its own."""
+    return {name: value for name, value in vars(autotuner).items() if name not in (ENGINE, LAUNCHER)}

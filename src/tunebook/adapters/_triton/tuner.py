@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
+from triton import knobs
 from triton.runtime import driver
 
 from tunebook._base.errors import TuningFailed, Unsupported
@@ -143,6 +144,8 @@ class DeviceTuner(Tuner):
         self, launch: Launch, named: dict[str, Any], saved: SavedTensors, candidate: LaunchConfig
     ) -> Callable[[], object]:
         """Return a function that runs a candidate once, on arguments as the user passed them."""
+        if knobs.autotuning.print:
+            sys.stdout.write(f"Autotuning kernel {self._kernel.function.__name__} with config {candidate.config}\n")
         grid, args, kwargs = launch
         run: Callable[[], object] = partial(
             self._kernel.fn.run, *args, grid=grid, warmup=False, **kwargs, **candidate.meta
