@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 import threading
 import warnings
@@ -20,6 +21,7 @@ from triton.runtime.errors import OutOfResources  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook.adapters import triton as adapter  # noqa: E402 - as above
+from tunebook.adapters._triton.engine import engine_of  # noqa: E402 - as above
 
 
 @triton.jit
@@ -39,6 +41,8 @@ def maybe(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if x_ptr is not None:
         tl.store(out_ptr + at, tl.load(x_ptr + at, at < n), at < n)
+    else:
+        tl.store(out_ptr + at, at, at < n)
 
 
 COST = {16: 80e-6, 32: 60e-6, 64: 40e-6, 128: 20e-6, 256: 10e-6, 512: 30e-6}
@@ -546,6 +550,18 @@ def one_configuration_is_replaced_without_touching_the_cache(autotune, gpu):
 
 
 @row
+def the_key_and_the_function_are_replaced(autotune, gpu):
+    kernel = autotune(blocks(128, 256), key=["n"])(add)
+    kernel[GRID](*tensors())
+    kernel.keys = []
+    kernel[GRID](*tensors())
+    said = list(kernel.cache)
+    kernel.fn = triton.heuristics({"n": lambda named: named["x_ptr"].numel()})(add)
+    kernel[GRID](*tensors()[:3])
+    return said, list(kernel.cache)
+
+
+@row
 def the_list_of_configurations_is_the_users_own(autotune, gpu):
     configs = blocks(128, 256)
     kernel = autotune(configs, key=["n"])(add)
@@ -667,6 +683,8 @@ def every_way_to_launch(autotune, gpu):
         kernel[lambda m: (m["BLOCK"],)](*tensors()),
     ]
     compiled = kernel.warmup(*tensors(), grid=GRID)
+    above = triton.heuristics({"n": lambda named: named["x_ptr"].numel()})(kernel)
+    results.append(above.warmup(*tensors()[:3], grid=GRID))
     return [type(r) for r in results], gpu.launches[-1]["grid"], [type(c) for c in compiled], len(compiled)
 
 
@@ -700,6 +718,30 @@ def threads_launch_at_once(autotune, gpu):
     return [facts["BLOCK"] for facts in gpu.launches]
 
 
+@row
+def torch_compile_takes_it_for_one_of_tritons(autotune, gpu):
+    gpu.effect = lambda _facts, arguments: arguments["out_ptr"].fill_(5)
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils._triton.has_triton", lambda: True)  # it looks for a GPU
+        patch.setattr("warnings.warn", lambda *_args, **_named: None)  # torch's own, of its own code
+        for options in (
+            {"restore_value": ["x_ptr"]},
+            {"prune_configs_by": {"early_config_prune": lambda c, _n, **_k: c[1:]}},
+        ):
+            kernel = autotune(blocks(128, 256), key=["n"], **options)(add)
+
+            def program(x, kernel=kernel):
+                out = torch.zeros_like(x)
+                kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x, out, x.numel())
+                return out + 1
+
+            torch._dynamo.reset()
+            result = torch.compile(program, fullgraph=True, backend="eager")(torch.ones(64))
+            said.append((result.sum().item(), launched(gpu)))
+    return said
+
+
 # ------------------------------------------------------------------------------------------------------------ the test
 
 
@@ -724,3 +766,90 @@ def same(theirs, mine):
 @pytest.mark.parametrize("function", ROWS, ids=lambda function: function.__name__)
 def test_it_does_as_triton_does(function):
     same(observe(function, triton.autotune), observe(function, ours))
+
+
+# ------------------------------------------------------------------------------------------ beyond the installed Triton
+
+
+@pytest.fixture
+def gpu():
+    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, scale, maybe) as fake:
+        yield fake
+
+
+def test_a_name_in_the_key_that_triton_ignores_is_ignored_with_one_warning(gpu):
+    kernel = ours(blocks(128, 256), key=["n"])(add)
+    kernel.keys = ["n", "m"]  # as Triton before 3.9 lets a program write it
+    with pytest.warns(tb.TunebookWarning, match=r"names m, which the kernel does not take.*x_ptr"):
+        kernel[GRID](*tensors(256))
+    kernel[GRID](*tensors(512))  # a second warning would be an error here
+    assert [key[0] for key in kernel.cache] == [256, 512]
+
+
+@pytest.mark.parametrize("declared", [{"reset_to_zero": ["x_ptr"]}, {"restore_value": ["x_ptr"]}])
+@pytest.mark.parametrize("named", [True, False])
+def test_none_needs_no_reset_and_no_restoring(gpu, declared, named):
+    kernel = ours(blocks(128, 256), key=["n"], **declared)(maybe)
+    out = torch.zeros(256)
+    if named:
+        kernel[GRID](x_ptr=None, out_ptr=out, n=256)
+    else:
+        kernel[GRID](None, out, 256)
+    assert launched(gpu) == 256
+
+
+class Subclass(triton.runtime.Autotuner):
+    """As other libraries have one: it loads a configuration into the cache, and goes on."""
+
+    loaded = None
+
+    def run(self, *args, **kwargs):
+        if self.loaded is not None:
+            self.cache[self.loaded] = blocks(32)[0]
+            self.loaded = None
+        return engine_of(self).run(*args, **kwargs)
+
+
+def test_an_autotuner_of_another_library_launches_through_an_engine(gpu):
+    kernel = Subclass(add, add.arg_names, blocks(128, 256), ["n"], None, None)
+    kernel[GRID](*tensors())
+    assert (launched(gpu), kernel.best_config.kwargs) == (256, {"BLOCK": 256})
+    assert list(kernel.cache) == [(256, *("torch.float32",) * 3)]
+    kernel.loaded = (256, *("torch.float32",) * 3)
+    kernel[GRID](*tensors())
+    assert launched(gpu) == 32
+    assert engine_of(kernel) is engine_of(kernel)
+
+
+def test_an_autotuner_around_an_object_of_another_library_is_tuned_too(gpu):
+    ran = []
+
+    class Kernel:
+        fn = staticmethod(lambda: None)
+
+        def run(self, **named):
+            ran.append(named["BLOCK"])
+
+    bench = lambda call, quantiles: [call() or ran[-1]] * len(quantiles)
+    prune = {"early_config_prune": lambda c, *_, **__: c[:3], "perf_model": lambda **named: named["BLOCK"], "top_k": 2}
+    kernel = triton.runtime.Autotuner(
+        Kernel(), [], blocks(16, 32, 64, 128), [], None, None, do_bench=bench, prune_configs_by=prune
+    )
+    engine_of(kernel).run()
+    assert sorted(set(ran)) == [16, 32]
+    assert ran[-1] == 16
+
+
+def test_explain_says_that_the_program_gave_the_configuration(gpu):
+    kernel = ours(blocks(128, 256), key=["n"])(add)
+    kernel.cache[256, *("torch.float32",) * 3] = blocks(64)[0]
+    said = kernel.explain(*tensors(), grid=GRID)
+    assert (said.selection.source, said.selection.config.config.kwargs) == ("kernel.cache", {"BLOCK": 64})
+
+
+def test_a_failure_of_all_candidates_is_an_error_of_both_libraries(gpu):
+    gpu.cost = lambda _facts: OUT_OF_MEMORY
+    with pytest.raises(tb.NoConfig, match="all 2 candidates failed") as caught:
+        ours(blocks(128, 256), key=["n"])(add)[GRID](*tensors())
+    assert caught.value.required == OUT_OF_MEMORY.required
+    assert type(pickle.loads(pickle.dumps(caught.value))) is tb.NoConfig

@@ -88,10 +88,21 @@ def tell_engine(autotuner: Autotuner, *, tuned: bool = False) -> None:
 
 
 class Watched:
-    """An attribute of an autotuner that the program may write to at any time; the next launch then selects anew."""
+    """An attribute of an autotuner that the program may write to at any time; the next launch then selects anew.
 
-    def __init__(self, name: str, kept_as: Callable[[Autotuner, Any], Any] = lambda _autotuner, value: value) -> None:
-        self._name, self._kept_as = name, kept_as
+    `kept_as(autotuner, value)` returns the value to keep. `mutable`: the program may write to the value that it gets,
+    and the next launch looks whether it did. `baked_in`: generated code holds the value, so it needs a new engine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kept_as: Callable[[Autotuner, Any], Any] = lambda _autotuner, value: value,
+        *,
+        mutable: bool = False,
+        baked_in: bool = False,
+    ) -> None:
+        self._name, self._kept_as, self._mutable, self._baked_in = name, kept_as, mutable, baked_in
 
     def __get__(self, autotuner: Autotuner | None, owner: type) -> Any:
         if autotuner is None:
@@ -100,14 +111,18 @@ class Watched:
             value = vars(autotuner)[self._name]
         except KeyError:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}") from None
-        if type(value) is list:
-            # The program may write to the list that it gets: the next launch looks whether it did.
+        if self._mutable and (engine := vars(autotuner).get(ENGINE)) is not None:
+            engine.look_again = True
             vars(autotuner).pop(LAUNCHER, None)
         return value
 
     def __set__(self, autotuner: Autotuner, value: Any) -> None:
         vars(autotuner)[self._name] = self._kept_as(autotuner, value)
-        tell_engine(autotuner)
+        if self._baked_in:
+            for name in (ENGINE, LAUNCHER):
+                vars(autotuner).pop(name, None)
+        else:
+            tell_engine(autotuner)
 
 
 class Stored:

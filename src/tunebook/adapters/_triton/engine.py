@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -16,6 +17,7 @@ from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._keys.buckets import unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
@@ -65,7 +67,9 @@ class _CurrentLauncher:
 # Attributes for a class of autotuners: set by `watched`, or by hand on a class that is not ours.
 WATCHED: Final[dict[str, Any]] = {
     "cache": Watched("cache", WatchedCache),
-    "configs": Watched("configs"),
+    "configs": Watched("configs", mutable=True),
+    "keys": Watched("keys", baked_in=True),
+    "fn": Watched("fn", baked_in=True),
     "configs_timings": Stored("configs_timings"),
     "bench_time": Stored("bench_time"),
     LAUNCHER: _CurrentLauncher(),
@@ -139,9 +143,14 @@ class Engine:
         )
         self._launchers: Final[dict[bool, Launcher]] = {}
         self._pruned: Final[BoundedDict[Problem, list[LaunchConfig]]] = BoundedDict(CAPACITY)
+        self.look_again = False  # whether the program may have written to the configurations
         self._stored: Problem | None = None  # the problem whose answer was found in the book last
         if not isinstance(autotuner.cache, WatchedCache):  # of a class that is not watched
             autotuner.cache = WatchedCache(autotuner, autotuner.cache)
+        for option in ("reset_to_zero", "restore_value"):  # Triton checks them since 3.9
+            for name in getattr(self.kernel, option):
+                if name not in self.kernel.names:
+                    raise DefinitionError(f"{option}: {name!r} is unknown; {unknown_name(name, self.kernel.names)}")
         unknown = [name for name in self.kernel.key if name not in self.kernel.names]
         if unknown:
             warn_once(
@@ -153,8 +162,10 @@ class Engine:
 
     def launcher(self, *, exact: bool = False) -> Launcher:
         """Return the launcher for the next launches; `exact` passes arguments as the call did, which takes longer."""
-        if self.kernel.refresh():
-            self._start_over()
+        if self.look_again:
+            self.look_again = False
+            if self.kernel.refresh():
+                self._start_over()
         exact = exact or self.kernel.sees_calls or bool(self.autotuner.cache.written)
         if exact not in self._launchers:
             self._launchers[exact] = Launcher(
@@ -184,7 +195,7 @@ class Engine:
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, as `Autotuner.run` does."""
         if warmup:
-            return self.warmup(*args, grid=grid, **kwargs)
+            return self.warmup(*args, grid=grid, **kwargs)[0]
         return self.launcher(exact=True).bind(grid)(*args, **kwargs)
 
     def _implementation(self) -> Callable[..., Any]:
@@ -219,26 +230,34 @@ class Engine:
             self._start_over()
         inv = self.kernel.invocation(launch)
         known = problem or self.kernel.problem(inv)
-        if len(self.kernel.configs) <= 1:
-            return self._fixed(known, self.kernel.configs[0])
-        key, shown = self._triton_key(launch), self.autotuner.cache
-        given = shown.get(key) if key in shown.written else None
-        if given is not None:
-            return self._fixed(known, given)
-        left = self._prune(known, inv)
-        if len(left) == 1:
-            selection = self._fixed(known, left[0].config)
+        selection = self._fixed(known, inv)
         # While launches go into a CUDA graph, nothing may be measured or waited for.
-        elif not self.kernel.interpreted and interface().is_current_stream_capturing():
+        if selection is None and not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, known)
-        else:
-            selection = self.selector.select(inv, self.kernel, known)
-        if selection.level == "persistent":
-            self._found(known)
-            if key not in shown:
-                self._tell_listener(key, selection.config, cached=True)
-        shown.publish(key, selection.config.config)
+        selection = selection or self.selector.select(inv, self.kernel, known)
+        if len(self.kernel.configs) > 1:
+            key, shown = self._triton_key(launch), self.autotuner.cache
+            if selection.level == "persistent":
+                self._found(known)
+                if key not in shown:
+                    self._tell_listener(key, selection.config, cached=True)
+            shown.publish(key, selection.config.config)
         return selection
+
+    def _fixed(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> Selection[LaunchConfig] | None:
+        """Return the only configuration that a launch may have; None if it is to be selected."""
+        source, only = "only candidate", self.kernel.configs[0]
+        if len(self.kernel.configs) > 1:
+            key, shown = self._triton_key(inv.args[0]), self.autotuner.cache
+            if key in shown.written:
+                source, only = "kernel.cache", shown[key]
+            else:
+                left = self._prune(problem, inv)
+                if len(left) > 1:
+                    return None
+                only = left[0].config
+        config = cast("LaunchConfig", find_overlay(problem) or self.kernel.candidate(only))
+        return Selection(problem, config, source, "heuristics", None, remember=False, tried=())
 
     def _prune(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> list[LaunchConfig]:
         """Return the candidates; the user's pruning is asked once for all launches of a problem, as Triton does it."""
@@ -252,11 +271,6 @@ class Engine:
         if both:
             raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
         return left
-
-    def _fixed(self, problem: Problem, config: triton.Config) -> Selection[LaunchConfig]:
-        """Return the only configuration that a launch may have, unless an overlay gives it another."""
-        only = cast("LaunchConfig", find_overlay(problem) or self.kernel.candidate(config))
-        return Selection(problem, only, "only candidate", "heuristics", None, remember=False, tried=())
 
     def _found(self, problem: Problem) -> None:
         """Let `configs_timings` and `bench_time` be read from the book when they are asked for."""
@@ -349,7 +363,10 @@ class Engine:
 
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
-        return explain_call(self.selector, self.kernel.invocation(Launch(grid, args, kwargs)), self.kernel)
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        explained = explain_call(self.selector, inv, self.kernel)
+        fixed = self._fixed(explained.problem, inv)
+        return explained if fixed is None else replace(explained, selection=fixed)
 
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
