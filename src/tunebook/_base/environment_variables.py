@@ -6,6 +6,7 @@ Every function reads the environment anew, so that a test or a launcher can chan
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
@@ -60,8 +61,23 @@ SETTINGS: Final = (
         "where processes that measure on one device wait for each other; containers need the same directory",
     ),
     Setting("TUNEBOOK_RECORD", "1 or 0", "0", "1 notes every call of an `Executor`, for `get_invocations`"),
+    Setting(
+        "TUNEBOOK_RUN",
+        "JSON, written by `tunebook run`",
+        "not under `tunebook run`",
+        "options of `tunebook run` for the processes of its command, and where they report",
+    ),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
+
+
+class RunOptions(NamedTuple):
+    """The options of `tunebook run` for each process of its command; processes report in `folder`."""
+
+    folder: str
+    packages: tuple[str, ...] | None = None
+    budget: str | None = None
+    record: bool = False
 
 
 _ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN")
@@ -101,6 +117,23 @@ def accelerator_wanted() -> bool:
 def recording_wanted() -> bool:
     """Return whether an `Executor` notes its calls: `TUNEBOOK_RECORD`, or `EJKERNEL_OPS_RECORD`, is "1"."""
     return "1" in (os.environ.get("TUNEBOOK_RECORD"), os.environ.get("EJKERNEL_OPS_RECORD"))
+
+
+def run_options() -> RunOptions | None:
+    """Return the options of the `tunebook run` that this process belongs to, or None."""
+    given = os.environ.get("TUNEBOOK_RUN")
+    if not given:
+        return None
+    folder, packages, budget, record = json.loads(given)
+    return RunOptions(folder, None if packages is None else tuple(packages), budget, record)
+
+
+def environment_under(options: RunOptions, startup: str, *, mode: Mode | None, home: str | None) -> dict[str, str]:
+    """Return the environment of a command whose Python processes run `sitecustomize.py` of the folder `startup`."""
+    # An empty part of PYTHONPATH would be the working directory.
+    places = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
+    given = {"TUNEBOOK_MODE": mode, HOME_VARIABLE: home, "PYTHONPATH": places, "TUNEBOOK_RUN": json.dumps(options)}
+    return {**os.environ, **{name: value for name, value in given.items() if value is not None}}
 
 
 def stamp_form() -> str | None:

@@ -204,6 +204,11 @@ class Everywhere:
 
     def __init__(self) -> None:
         self.listeners: Final[list[Callable[..., None]]] = []  # append and remove are atomic
+        self.rare: Final[list[Callable[..., None]]] = []
+
+    def listen_rarely(self, listener: Callable[..., None]) -> None:
+        """Tell one more listener, but not about the answers that warm calls get, which cost nothing that way."""
+        self.rare.append(listener)
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener from now on; a listener that is given twice is told once."""
@@ -213,8 +218,9 @@ class Everywhere:
 
     def unlisten(self, listener: Callable[..., None]) -> None:
         """Stop telling a listener."""
-        with suppress(ValueError):
-            self.listeners.remove(listener)
+        for listeners in (self.listeners, self.rare):
+            with suppress(ValueError):
+                listeners.remove(listener)
         MEMO.invalidate()
 
 
@@ -437,8 +443,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         """Return a call as the tiers get it, under the policy of this thread or task."""
         problem = known or kernel.problem(inv)
         # The method and not the invocation, which holds the caller's arrays.
-        tell = Teller(problem, list if silent else lambda: self.listeners, inv.method)
-        heard = bool(self.listeners) and not silent
+        tell = Teller(problem, list if silent else lambda: self.listeners + EVERYWHERE.rare, inv.method)
+        heard = bool(self.listeners or EVERYWHERE.rare) and not silent
         return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
 
 

@@ -13,6 +13,9 @@ from triton.runtime.autotuner import Autotuner
 from tunebook._base.errors import DefinitionError
 from tunebook.adapters._triton.attributes import MORE
 from tunebook.adapters._triton.engine import More, engine_of, watched
+from tunebook.adapters._triton.takeover import install, uninstall
+
+__all__ = ["TunedKernel", "autotune", "install", "uninstall"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -90,7 +90,7 @@ class More(NamedTuple):
 
     store: Store = None
     policy: AutotunePolicy | None = None
-    heuristic: triton.Config | Callable[..., triton.Config] | None = None
+    heuristic: triton.Config | Callable[..., triton.Config] | Literal["first"] | None = None  # "first": candidate
     version: str = "0"
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
@@ -107,6 +107,12 @@ def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
                 engine = Engine(autotuner, more or vars(autotuner).get(MORE) or More())
                 setattr(autotuner, ENGINE, engine)
     return engine
+
+
+def drop_engine(autotuner: Autotuner) -> None:
+    """Take the engine off an autotuner, with all that goes with it."""
+    for name in (ENGINE, LAUNCHER, MORE):
+        vars(autotuner).pop(name, None)
 
 
 class Engine:

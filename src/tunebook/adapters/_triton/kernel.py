@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.errors import CompilationError
@@ -60,7 +60,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
         # Other libraries may tune objects of their own, or put one autotuner inside another.
         self.compiles = isinstance(self.chain[-2], JITFunction) and len(self.heuristics) == len(self.chain) - 2
-        self._heuristic: triton.Config | Callable[..., triton.Config] | None = heuristic
+        self._heuristic: triton.Config | Callable[..., triton.Config] | Literal["first"] | None = heuristic
         self._pruning: Final = threading.RLock()  # Triton passes arguments to its pruning by an attribute
         self._known: dict[int, LaunchConfig] = {}
         self.refresh()
@@ -201,10 +201,12 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         return known if known is not None and known.is_current() else LaunchConfig(config)
 
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
-        """Return the configuration that the user gave as a heuristic."""
+        """Return the configuration that the user gave as a heuristic, or the first candidate if "first" was given."""
         given = self._heuristic
         if given is None:
             return super().heuristic_cfg(inv)
+        if isinstance(given, str):
+            return self.candidate_cfgs(inv)[0]
         return self.candidate(given(inv.args[0].named(self.names)) if callable(given) else given)
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
