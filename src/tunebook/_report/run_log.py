@@ -45,8 +45,9 @@ class TuningTimes:
     def hear(self, event: str, *, device: str, op_id: str, call_key: str, **data: Any) -> None:
         """Take the time of a tuning; selectors call this."""
         problem = Problem(device, op_id, call_key)
-        if event == "autotune_start":  # twice, if a verification that does not hold begins a tuning: they are one
-            self._began.setdefault(problem, self._clock_s())
+        # A verification that does not hold begins a tuning of the same problem: together they are one.
+        if event == "autotune_start" and problem not in self._began:
+            self._began[problem] = self._clock_s()
         elif event == "autotune_finish" and (began_s := self._began.pop(problem, None)) is not None:
             self._on_end(problem, self._clock_s() - began_s, data.get("error"))
 
