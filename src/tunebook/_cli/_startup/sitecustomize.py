@@ -60,7 +60,7 @@ def _prepare(library: str) -> Callable[[], object]:
 
 
 class _AfterImport:
-    """A finder that finds nothing itself: it calls a function after the import of one of these modules."""
+    """A finder that calls a function after the import of a module; other finders find the module."""
 
     def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._functions = functions
@@ -106,5 +106,5 @@ def _run_next() -> None:
 
 if __name__ == "sitecustomize":
     waiting = {"triton": _take_over_triton, "ejkernel.ops": _take_over_ejkernel, "tunebook": _report_tunebook}
-    sys.meta_path.insert(0, _AfterImport(waiting))  # type: ignore[arg-type] # has the one method that Python calls
+    sys.meta_path.insert(0, _AfterImport(waiting))  # type: ignore[arg-type] # Python calls no other method
     _run_next()
