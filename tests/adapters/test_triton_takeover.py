@@ -185,7 +185,7 @@ def test_a_subclass_that_prunes_or_measures_itself_is_left_to_triton(gpu, heard)
 def test_a_kernel_that_cannot_be_taken_over_warns_once_and_runs_with_triton(gpu, heard):
     install(on_kernel=heard.tell)
     kernel = made(do_bench=bench)
-    del kernel.user_defined_pre_hook
+    del kernel.use_cuda_graph
     with pytest.warns(tb.TunebookWarning, match="double keeps Triton's own tuner: AttributeError"):
         launch(kernel)
     launch(kernel)
@@ -246,6 +246,17 @@ def test_a_copy_of_a_kernel_is_tuned_by_itself(gpu):
     launch(other)
     assert blocks_run(gpu)[-1] == 64
     assert kernel.best_config is CONFIGS[1]
+
+
+def test_a_choice_that_the_program_writes_into_the_cache_is_launched(gpu):
+    install()
+    kernel = as_subclass(Counting)
+    kernel.cache[1024, "torch.float32"] = CONFIGS[2]
+    launch(kernel)
+    assert blocks_run(gpu) == [256]
+    install(store=False)
+    launch(kernel)
+    assert blocks_run(gpu) == [256]
 
 
 def test_our_own_kernels_keep_their_own_options(gpu, tmp_path):

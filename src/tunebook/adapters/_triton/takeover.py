@@ -18,7 +18,8 @@ from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._report.run_log import TuningTimes
 from tunebook._selection.selector import EVERYWHERE
 from tunebook._tuning.job import Budget, parse_budget
-from tunebook.adapters._triton.engine import Engine, More, drop_engine, engine_of
+from tunebook.adapters._triton.attributes import LAUNCHER, WatchedCache
+from tunebook.adapters._triton.engine import WATCHED, Engine, More, drop_engine, engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +63,8 @@ def install(
     own = replace(policy or AutotunePolicy())
     more = More(store=store, policy=own, heuristic="first", processes=processes, devices=devices)
     with _lock:
-        uninstall()
+        if _installed is not None:
+            _installed.end(keep=False)
         _installed = Takeover(names, more, on_kernel)
         _installed.begin(None if limit.seconds is None else _Allowance(own, limit.seconds))
 
@@ -72,7 +74,7 @@ def uninstall() -> None:
     global _installed  # noqa: PLW0603 - as above
     with _lock:
         if _installed is not None:
-            _installed.end()
+            _installed.end(keep=True)
             _installed = None
 
 
@@ -98,36 +100,36 @@ class Takeover:
         self._allowance: _Allowance | None = None
 
     def begin(self, allowance: _Allowance | None) -> None:
-        """Put our methods into the class."""
+        """Put our methods and attributes into the class."""
         engine_for, their_run, their_getitem = self._engine_for, Autotuner.run, Autotuner.__getitem__
-        before = {name: vars(Autotuner).get(name) for name in ("run", "__getitem__")}
 
-        def run(autotuner: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        def run(autotuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
             engine = engine_for(autotuner)
-            if engine is None:
-                return their_run(autotuner, *args, grid=grid, warmup=warmup, **kwargs)
-            if warmup:
-                return autotuner.warmup(*args, grid=grid, **kwargs)
-            return engine.launcher.bind(grid)(*args, **kwargs)
+            return their_run(autotuner, *args, **kwargs) if engine is None else engine.run(*args, **kwargs)
 
         def getitem(autotuner: Autotuner, grid: Any) -> Any:
             # A subclass with a `run` of its own must get its launches.
-            engine = engine_for(autotuner) if type(autotuner).run is run else None
-            return their_getitem(autotuner, grid) if engine is None else engine.launcher.bind(grid)
+            if type(autotuner).run is not run or engine_for(autotuner) is None:
+                return their_getitem(autotuner, grid)
+            return getattr(autotuner, LAUNCHER).bind(grid)
+
+        ours = {**WATCHED, "run": run, "__getitem__": getitem}
+        before = {name: vars(Autotuner).get(name) for name in ours}
 
         def put_back() -> None:
             # A method that somebody else has replaced since calls ours, which calls Triton's from now on.
-            for name, ours in (("run", run), ("__getitem__", getitem)):
-                if vars(Autotuner).get(name) is ours:
+            for name, value in ours.items():
+                if vars(Autotuner).get(name) is value:
                     delattr(Autotuner, name) if before[name] is None else setattr(Autotuner, name, before[name])
 
         self._put_back, self._allowance = put_back, allowance
         if allowance is not None:
             EVERYWHERE.listen_rarely(allowance.times.hear)
-        Autotuner.run, Autotuner.__getitem__ = run, getitem
+        for name, value in ours.items():
+            setattr(Autotuner, name, value)
 
-    def end(self) -> None:
-        """Put Triton's methods back, and take the engines off the kernels."""
+    def end(self, *, keep: bool) -> None:
+        """Put Triton's methods back, and take the engines off the kernels, which may `keep` the choices of them."""
         self._active = False
         self._put_back()
         if self._allowance is not None:
@@ -135,6 +137,9 @@ class Takeover:
         for autotuner in list(self._kernels):
             vars(autotuner).pop(_TAKEN, None)
             drop_engine(autotuner)
+            cache: dict[Any, Any] = autotuner.cache
+            written = cache.written if isinstance(cache, WatchedCache) and not keep else cache
+            autotuner.cache = {key: config for key, config in cache.items() if key in written}
 
     def _engine_for(self, autotuner: Autotuner) -> Engine | None:
         """Return the engine that tunes a kernel, or None if Triton does."""
@@ -147,6 +152,7 @@ class Takeover:
         with _lock:
             taken: _Taken | None = vars(autotuner).get(_TAKEN)
             if taken is None or taken.by is not self or taken.kernel is not autotuner:  # no other thread was first
+                drop_engine(autotuner)  # of another kernel, if this one is a copy
                 engine = self._make_engine(autotuner) if self._wants(autotuner) else None
                 taken = _Taken(self, autotuner, engine)
                 setattr(autotuner, _TAKEN, taken)
