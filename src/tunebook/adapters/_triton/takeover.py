@@ -103,9 +103,12 @@ class Takeover:
         """Put our methods and attributes into the class."""
         engine_for, their_run, their_getitem = self._engine_for, Autotuner.run, Autotuner.__getitem__
 
-        def run(autotuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-            engine = engine_for(autotuner)
-            return their_run(autotuner, *args, **kwargs) if engine is None else engine.run(*args, **kwargs)
+        def run(autotuner: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if engine_for(autotuner) is None:
+                return their_run(autotuner, *args, grid=grid, warmup=warmup, **kwargs)
+            if warmup:
+                return autotuner.warmup(*args, grid=grid, **kwargs)
+            return getattr(autotuner, LAUNCHER).bind(grid)(*args, **kwargs)
 
         def getitem(autotuner: Autotuner, grid: Any) -> Any:
             # A subclass with a `run` of its own must get its launches.
