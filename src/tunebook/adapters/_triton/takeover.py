@@ -101,6 +101,22 @@ class Takeover:
 
     def begin(self, allowance: _Allowance | None) -> None:
         """Put our methods and attributes into the class."""
+        ours = {**WATCHED, **self._methods()}
+        before = {name: vars(Autotuner).get(name) for name in ours}
+
+        def put_back() -> None:
+            # A method that somebody else has replaced since calls ours, which calls Triton's from now on.
+            for name, value in ours.items():
+                if vars(Autotuner).get(name) is value:
+                    delattr(Autotuner, name) if before[name] is None else setattr(Autotuner, name, before[name])
+
+        self._put_back, self._allowance = put_back, allowance
+        if allowance is not None:
+            EVERYWHERE.listen_rarely(allowance.times.hear)
+        for name, value in ours.items():
+            setattr(Autotuner, name, value)
+
+    def _methods(self) -> dict[str, Callable[..., Any]]:
         engine_for, their_run, their_getitem = self._engine_for, Autotuner.run, Autotuner.__getitem__
 
         def run(autotuner: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
@@ -116,20 +132,7 @@ class Takeover:
                 return their_getitem(autotuner, grid)
             return getattr(autotuner, LAUNCHER).bind(grid)
 
-        ours = {**WATCHED, "run": run, "__getitem__": getitem}
-        before = {name: vars(Autotuner).get(name) for name in ours}
-
-        def put_back() -> None:
-            # A method that somebody else has replaced since calls ours, which calls Triton's from now on.
-            for name, value in ours.items():
-                if vars(Autotuner).get(name) is value:
-                    delattr(Autotuner, name) if before[name] is None else setattr(Autotuner, name, before[name])
-
-        self._put_back, self._allowance = put_back, allowance
-        if allowance is not None:
-            EVERYWHERE.listen_rarely(allowance.times.hear)
-        for name, value in ours.items():
-            setattr(Autotuner, name, value)
+        return {"run": run, "__getitem__": getitem}
 
     def end(self, *, keep: bool) -> None:
         """Put Triton's methods back, and take the engines off the kernels, which may `keep` the choices of them."""
