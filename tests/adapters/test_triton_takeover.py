@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+from test_triton_same_as_triton import ROWS, observe, same  # noqa: E402 - as above
 from triton.runtime.autotuner import Autotuner, autotune  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
@@ -137,6 +138,29 @@ def test_every_autotuner_is_taken_over_and_finds_its_choice_in_the_book(gpu, kin
     launch(made())
     assert blocks_run(gpu) == [128], "another process would find it, too"
     assert [what for what, _, _ in heard] == ["taken", "taken"]
+
+
+def taken_over(*given, **named):
+    install(store=None if named.get("cache_results") else False)
+    return autotune(*given, **named)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+def test_a_kernel_that_is_taken_over_does_as_before(row):
+    before = observe(row, autotune)
+    same(before, observe(row, taken_over))
+
+
+def test_a_function_that_was_bound_to_a_grid_goes_on_after_uninstall(gpu):
+    install()
+    kernel = made()
+    bound = kernel[(16,)]
+    bound(torch.ones(1024), 1024)
+    uninstall()
+    blocks_run(gpu)
+    for n in (1024, 2048):
+        bound(torch.ones(n), n)
+    assert blocks_run(gpu)[-1] == 128
 
 
 def test_a_subclass_gets_each_of_its_launches(gpu):

@@ -135,7 +135,7 @@ class Takeover:
         return {"run": run, "__getitem__": getitem}
 
     def end(self, *, keep: bool) -> None:
-        """Put Triton's methods back, and take the engines off the kernels, which may `keep` the choices of them."""
+        """Put Triton's methods back, and take the engines off the kernels, which may `keep` the engines' choices."""
         self._active = False
         self._put_back()
         if self._allowance is not None:
@@ -144,8 +144,8 @@ class Takeover:
             vars(autotuner).pop(_TAKEN, None)
             drop_engine(autotuner)
             cache: dict[Any, Any] = autotuner.cache
-            written = cache.written if isinstance(cache, WatchedCache) and not keep else cache
-            autotuner.cache = {key: config for key, config in cache.items() if key in written}
+            if isinstance(cache, WatchedCache) and not keep:
+                autotuner.cache = WatchedCache(autotuner, {key: cache[key] for key in cache.written})
 
     def _engine_for(self, autotuner: Autotuner) -> Engine | None:
         """Return the engine that tunes a kernel, or None if Triton does."""
