@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from tunebook._base.errors import DefinitionError
+from tunebook._base.vocabulary import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,12 @@ SETTINGS: Final = (
         "records are not signed",
         "signs records for the shared book and bundles, and refuses records without a valid signature",
     ),
+    Setting(
+        "TUNEBOOK_TRUST",
+        "exact, versions, candidates, code, family, near or any",
+        "family in the modes frozen and replay, else exact",
+        "how far an entry of the book may be from the call that it answers",
+    ),
     Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
     Setting(
         "TUNEBOOK_LOCKS",
@@ -80,7 +87,7 @@ class RunOptions(NamedTuple):
     record: bool = False
 
 
-_ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN")
+_ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN", "TUNEBOOK_TRUST")
 _listeners: Final[list[Callable[[], object]]] = []
 
 
@@ -147,6 +154,14 @@ def mode() -> Mode:
     asked = os.environ.get("TUNEBOOK_MODE") or "normal"
     if asked not in get_args(Mode):
         raise DefinitionError(f"invalid TUNEBOOK_MODE={asked!r}; use one of {', '.join(get_args(Mode))}")
+    return asked  # type: ignore[return-value] # one of the literals
+
+
+def trust_setting() -> Trust | None:
+    """Return how far an entry may be from the call that it answers, if the environment says so."""
+    asked = os.environ.get("TUNEBOOK_TRUST") or None
+    if asked not in (None, *get_args(Trust)):
+        raise DefinitionError(f"invalid TUNEBOOK_TRUST={asked!r}; use one of {', '.join(get_args(Trust))}")
     return asked  # type: ignore[return-value] # one of the literals
 
 

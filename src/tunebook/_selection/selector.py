@@ -42,7 +42,7 @@ from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tunebook._base.vocabulary import Event, Problem, StrategyLike
+    from tunebook._base.vocabulary import Event, Problem, StrategyLike, Trust
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
@@ -66,6 +66,7 @@ class Selection(NamedTuple, Generic[C]):
 
     `transient`: the same call may get another answer soon. `exploration` may run the call in place of the caller, to
     learn from it. `guess` is the entry of another problem that the configuration is taken from, with how sure that is.
+    `trust` is the rung of an entry that was not made for this very call here, and why it is on that rung.
     `cause` is the first error that a tier before it met.
     """
 
@@ -79,6 +80,7 @@ class Selection(NamedTuple, Generic[C]):
     transient: bool = False
     exploration: InCallSession[C] | None = None
     guess: Nearest | None = None
+    trust: tuple[Trust, str] | None = None
     cause: Exception | None = None
 
 
@@ -108,6 +110,7 @@ def _first_answer(
                 transient=any(each.transient for _, each in skipped),
                 exploration=next((each.exploration for _, each in skipped if each.exploration), None),
                 guess=answer.guess,
+                trust=answer.trust,
                 cause=next((each.error for _, each in skipped if each.error), None),
             )
         if answer is not None:
@@ -316,7 +319,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 selection = selection._replace(transient=selection.transient or is_traced(inv))
             if selection.remember:
                 self._memory.remember(request, selection.config)
-            request.tell(selection.event, cfg=selection.config, level=selection.level)
+            rung = {} if selection.trust is None else {"trust": selection.trust[0]}
+            request.tell(selection.event, cfg=selection.config, level=selection.level, **rung)
         return selection
 
     def preview(
@@ -445,7 +449,16 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         # The method and not the invocation, which holds the caller's arrays.
         tell = Teller(problem, list if silent else lambda: self.listeners + EVERYWHERE.rare, inv.method)
         heard = bool(self.listeners or EVERYWHERE.rare) and not silent
-        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
+        return Request(
+            inv=inv,
+            kernel=kernel,
+            problem=problem,
+            policy=self.policy,
+            tell=tell,
+            heard=heard,
+            silent=silent,
+            mode=mode(),
+        )
 
 
 # -------------------------------------------------------------------------------------------- for the length of a block

@@ -13,7 +13,7 @@ from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
-from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu, nvidia_driver
+from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
 from tunebook._base.errors import CompileError, DefinitionError
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
@@ -155,9 +155,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             return environment_fingerprint(["triton"], {"target": "interpreter"})
         knobs = {f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()}
         target = driver.active.get_current_target()
-        # Unknown for other vendors, or in a container that hides it.
-        version = nvidia_driver().get("driver", "unknown").removeprefix("nvidia ")
-        facts = {"driver": version, "target": f"{target.backend}:{target.arch}", **knobs}
+        # Unknown in a container that hides it.
+        facts = {"driver": "unknown", **gpu_driver(), "target": f"{target.backend}:{target.arch}", **knobs}
         return environment_fingerprint(["triton"], facts)
 
     @computed_once
