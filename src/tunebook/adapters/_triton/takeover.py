@@ -123,7 +123,7 @@ class Takeover:
             if engine_for(autotuner) is None:
                 return their_run(autotuner, *args, grid=grid, warmup=warmup, **kwargs)
             if warmup:
-                return autotuner.warmup(*args, grid=grid, **kwargs)
+                return autotuner.warmup(*args, grid=grid, **kwargs)[0]
             return getattr(autotuner, LAUNCHER).bind(grid)(*args, **kwargs)
 
         def getitem(autotuner: Autotuner, grid: Any) -> Any:
