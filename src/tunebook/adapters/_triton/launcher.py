@@ -32,6 +32,7 @@ class NotGiven:
 
 
 _NOT_GIVEN: Final = NotGiven()
+_UNKNOWN: Final[set[type]] = {NotGiven}  # classes whose objects are keys themselves
 _PLAIN: Final = frozenset({int, bool, str, type(None), NotGiven})
 
 
@@ -163,7 +164,8 @@ class Launcher:
         return value_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
-        return tuple((name, self._general(name, value)) for name, value in kwargs.items())
+        key = self._key
+        return (*kwargs, *[value_of(kwargs[name]) if name in key else kind_of(kwargs[name]) for name in kwargs])
 
 
 def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -176,11 +178,14 @@ def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def value_of(value: Any) -> Hashable:
     """Return the fact about an argument in the key: equal only for arguments with the same key."""
-    try:
-        return fast_key_of(value)
-    except TypeError:  # a key of Triton's may hold any object that has a hash
-        hash(value)
-        return type(value), value
+    kind = type(value)
+    if kind not in _UNKNOWN:
+        try:
+            return fast_key_of(value)
+        except TypeError:  # a key of Triton's may hold any object that has a hash
+            hash(value)
+            _UNKNOWN.add(kind)
+    return kind, value
 
 
 def kind_of(value: Any) -> Hashable:
