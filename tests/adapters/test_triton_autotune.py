@@ -21,6 +21,7 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 from triton.runtime import Autotuner  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
+from tunebook.adapters._triton import engine  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -184,6 +185,22 @@ def test_a_value_that_call_and_configuration_both_give_is_an_error(gpu):
 def test_policies_that_would_tune_on_other_arrays_are_refused():
     with pytest.raises(tb.DefinitionError, match="background"):
         autotune(CONFIGS, key=["n"], policy=tb.AutotunePolicy(cache_miss_fallback="background"))(add)
+
+
+def test_decorating_builds_nothing_and_generates_no_code(monkeypatch):
+    def built(*_given, **_named):
+        raise AssertionError("built where the kernel is defined")
+
+    monkeypatch.setattr(engine, "Engine", built)
+    calls = []
+    sys.setprofile(lambda _frame, event, _value: calls.append(event))
+    try:
+        kernel = autotune(CONFIGS, key=["n"], restore_value=["x_ptr"])(add)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 60  # of which Triton makes 30; building an engine makes thousands
+    with pytest.raises(AssertionError, match="built where"):
+        kernel[grid]
 
 
 # ----------------------------------------------------------------------------------------- what candidates may do wrong
@@ -355,7 +372,8 @@ def test_a_benchmark_that_gives_no_time_never_wins(gpu):
 
 
 def test_graphs_are_replayed_where_that_is_asked_for(gpu):
-    kernel = autotune(CONFIGS, key=["n"], use_cuda_graph=True)(add)
+    with pytest.warns(DeprecationWarning, match="use_cuda_graph"):  # as with Triton
+        kernel = autotune(CONFIGS, key=["n"], use_cuda_graph=True)(add)
     kernel[grid](*tensors())
     assert gpu.replays > 10
     assert kernel.best_config.kwargs == {"BLOCK": 256}

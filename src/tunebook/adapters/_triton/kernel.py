@@ -67,7 +67,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
-    def __init__(self, autotuner: Autotuner, hooks: Hooks, heuristic: Any, version: str) -> None:
+    def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
         self.fn: Final = autotuner.fn  # the jitted function, perhaps with heuristics around it
         chain = [self.fn]  # a decorated function, then each function inside it, down to the user's own
         while not inspect.isfunction(chain[-1]):
@@ -77,7 +77,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         self.names: Final[tuple[str, ...]] = tuple(self.fn.arg_names)
         self.key: Final = tuple(autotuner.keys)
         self.pruning = PruneConfigs(autotuner.early_config_prune, autotuner.perf_model, autotuner.configs_top_k)
-        self.hooks = hooks
+        self.hooks = Hooks(
+            autotuner.pre_hook if autotuner.user_defined_pre_hook else None,
+            autotuner.post_hook if autotuner.user_defined_post_hook else None,
+        )
         self._prunes: Final = self.pruning.early is not None or self.pruning.perf_model is not None
         self.reset_to_zero, self.restore_value = tuple(autotuner.reset_to_zero), tuple(autotuner.restore_value)
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"

@@ -1,0 +1,234 @@
+"""Tunes the launches of an `Autotuner`: of ours, or of any other library's.
+
+An engine is built at the first launch, because a library decorates hundreds of kernels and launches few of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+
+from triton import knobs
+
+from tunebook._api.explain import Explanation, explain_call
+from tunebook._base.errors import DefinitionError, NoConfig
+from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._memo.answer_memo import ConfigCache
+from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
+from tunebook._selection.persistent_cache import PersistentCache, open_persistent
+from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.job import Budget, Tuned, parse_budget
+from tunebook._tuning.progress import Progress, progress_for
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig
+from tunebook.adapters._triton.device import current_device, interface
+from tunebook.adapters._triton.kernel import TritonKernel
+from tunebook.adapters._triton.launcher import Launcher
+from tunebook.adapters._triton.tuner import DeviceTuner
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    from tunebook._base.vocabulary import Problem
+    from tunebook._kernel.kernel import AutotunePolicy
+
+    Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
+
+_ENGINE: Final = "_tunebook_engine"
+_building: Final = threading.RLock()  # re-entrant: building loads code of other libraries, which may launch
+
+
+class More(NamedTuple):
+    """The arguments of `autotune` that `triton.autotune` does not take."""
+
+    store: Store = None
+    policy: AutotunePolicy | None = None
+    heuristic: triton.Config | Callable[..., triton.Config] | None = None
+    version: str = "0"
+    processes: bool = True
+    devices: Sequence[int] | Literal["all"] = ()
+    worker_setup: str = ""
+
+
+def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
+    """Return the engine of an autotuner; the first call builds it, with the options `more`."""
+    engine: Engine | None = vars(autotuner).get(_ENGINE)
+    if engine is None or engine.autotuner is not autotuner:  # a copy of an autotuner has the engine of the original
+        with _building:
+            engine = vars(autotuner).get(_ENGINE)
+            if engine is None or engine.autotuner is not autotuner:
+                engine = Engine(autotuner, more or More())
+                setattr(autotuner, _ENGINE, engine)
+    return engine
+
+
+class Engine:
+    """Tunes and launches for one autotuner. `launcher.bind(grid)` returns the function that launches."""
+
+    def __init__(self, autotuner: Autotuner, more: More) -> None:
+        self.autotuner: Final = autotuner
+        self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
+        tuner = DeviceTuner(
+            self.kernel,
+            graph=autotuner.use_cuda_graph,
+            do_bench=_own_do_bench(autotuner),
+            processes=more.processes,
+            devices=more.devices,
+            must_isolate=lambda: self.selector.policy.isolate == "always",
+            worker_setup=more.worker_setup,
+            on_tuned=self._publish,
+        )
+        self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
+            ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store)
+        )
+        dispatcher = Dispatcher(
+            self._implementation(),
+            names=("facts",),
+            layout=False,
+            select=self._select,
+            selector=self.selector,
+            observe=lambda _problem, _arguments, _seconds: None,  # a launch's tensors cannot be made up again
+            as_config=lambda config: config,
+        )
+        self.launcher: Final = Launcher(
+            self.kernel.function,
+            self.kernel.names,
+            key=self.kernel.key,
+            supplied=self.kernel.supplied,
+            call=dispatcher.function,
+            device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
+        )
+
+    def _implementation(self) -> Callable[..., Any]:
+        autotuner, fn, names = self.autotuner, self.kernel.fn, self.kernel.names
+
+        # As `TritonKernel.run`, written out: calling it would cost every launch a frame.
+        def launch(call: tuple[Any, ...], facts: object, *, config: LaunchConfig) -> Any:  # noqa: ARG001 - looked up by
+            grid, args, kwargs = call
+            autotuner.best_config = config.config
+            if config.pre_hook is not None:
+                config.pre_hook({**Launch(grid, args, kwargs).named(names), **config.meta})
+            return fn.run(*args, grid=grid, warmup=False, **kwargs, **config.meta)
+
+        return launch
+
+    def _select(
+        self, arguments: tuple[Any, ...], override: LaunchConfig | None, problem: Problem | None
+    ) -> Selection[LaunchConfig]:
+        launch = Launch(*arguments[0])
+        inv = self.kernel.invocation(launch)
+        if override is not None:
+            raise DefinitionError("a launch takes no config=; write `with kernel.overlay(triton.Config(...)):`")
+        both = launch.kwargs.keys() & {name for config in self.autotuner.configs for name in config.kwargs}
+        if both:
+            raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
+        if len(self.autotuner.configs) == 1:
+            known = problem or self.kernel.problem(inv)
+            only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(self.autotuner.configs[0]))
+            return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
+        # While launches go into a CUDA graph, nothing may be measured or waited for.
+        if not self.kernel.interpreted and interface().is_current_stream_capturing():
+            selection = self._select_under_capture(launch, problem)
+        else:
+            selection = self.selector.select(inv, self.kernel, problem)
+        key = self._triton_key(launch)
+        if key not in self.autotuner.cache and selection.level == "persistent":
+            self._tell_listener(key, selection.config, cached=True)
+        self.autotuner.cache[key] = selection.config.config
+        return selection
+
+    def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
+        """Choose without running anything: a known configuration, or the heuristic, or an error with a remedy."""
+        try:
+            with policy_override(self.selector, allow_autotune=False):
+                selection = self.selector.select(self.kernel.invocation(launch), self.kernel, problem)
+        except NoConfig as error:
+            tried = [
+                (tier, "off: a CUDA graph is being captured" if tier == "autotune" else said)
+                for tier, said in error.tried
+            ]
+            remedy = "Call the kernel once with these arguments before the capture, or give autotune a heuristic=."
+            raise NoConfig(error.op, tried, remedy) from None
+        return selection._replace(transient=selection.source == "heuristics")
+
+    def _triton_key(self, launch: Launch) -> tuple[Any, ...]:
+        """Return the key that `triton.autotune` has for a launch."""
+        names = self.autotuner.arg_names
+        arguments = launch.positional(names) | launch.kwargs
+        named = {name: value for name, value in arguments.items() if name in names}
+        values = [named[name] for name in self.autotuner.keys if name in named]
+        return (*values, *(str(x.dtype) for x in named.values() if getattr(x, "dtype", None) is not None))
+
+    def _publish(self, launch: Launch, tuned: Tuned[LaunchConfig]) -> None:
+        """Store the results where `triton.autotune` stores them, print them if asked to, and tell Triton's listener."""
+        self.autotuner.bench_time = tuned.seconds
+        self.autotuner.configs_timings = {
+            tuned.configs[m.fingerprint].config: _quantiles_ms(m.valid_samples_s)
+            for m in tuned.measurements
+            if m.fingerprint in tuned.configs
+        }
+        key = self._triton_key(launch)
+        if knobs.autotuning.print:
+            sys.stdout.write(
+                f"Triton autotuning for function {self.autotuner.base_fn.__name__},\nwith key as {key},\n"
+                f"finished after {tuned.seconds:.2f}s,\nbest config selected: {tuned.config.config};\n"
+            )
+        self._tell_listener(key, tuned.config, cached=False)
+
+    def _tell_listener(self, key: tuple[Any, ...], best: LaunchConfig, *, cached: bool) -> None:
+        listener = getattr(knobs.autotuning, "listener", None)  # since Triton 3.7
+        if listener is not None:
+            listener(
+                fn=self.kernel.chain[-2],
+                key=key,
+                best_config=best.config,
+                configs_timings={} if cached else self.autotuner.configs_timings,
+                duration=None if cached else self.autotuner.bench_time,
+                cache_hit=cached,
+            )
+
+    def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> list[Any]:
+        """Compile every candidate for a launch, as `triton.autotune` does, and return the compiled programs."""
+        candidates = self.kernel.candidate_cfgs(self.kernel.invocation(Launch(grid, args, kwargs)))
+        return [self.kernel.fn.warmup(*args, grid=grid, **kwargs, **c.meta) for c in candidates]
+
+    def tune(
+        self,
+        *args: Any,
+        grid: Any,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+        **kwargs: Any,
+    ) -> Tuned[LaunchConfig]:
+        """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        show = progress_for(progress, self.kernel.op_id)
+        return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
+
+    def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
+        """Say which configuration a launch gets and why, without running or tuning anything."""
+        return explain_call(self.selector, self.kernel.invocation(Launch(grid, args, kwargs)), self.kernel)
+
+    def overlay(self, config: triton.Config) -> Scope:
+        """Give this kernel one configuration inside a with-block, in this thread or task."""
+        return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
+
+
+def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:
+    """Return the user's `do_bench`; for the deprecated arguments, Triton puts a function of its own in its place."""
+    deprecated = autotuner.use_cuda_graph or autotuner.num_warmups is not None or autotuner.num_reps is not None
+    return None if deprecated else cast("Callable[..., Any] | None", autotuner._do_bench)  # noqa: SLF001 - Triton's
+
+
+def _quantiles_ms(samples_s: Sequence[float]) -> list[float]:
+    """Return the three numbers that Triton keeps of each configuration: typical, low and high."""
+    if not samples_s:
+        return [float("inf")] * 3
+    ordered = sorted(samples_s)
+    low, high = ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
+    return [1e3 * typical_s(ordered), 1e3 * low, 1e3 * high]
