@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from triton.runtime.autotuner import Autotuner
 
 from tunebook._base.errors import DefinitionError
+from tunebook.adapters._triton.buckets import kernel_buckets
+from tunebook.adapters._triton.check import output_check
 from tunebook.adapters._triton.engine import More, engine_of
 
 if TYPE_CHECKING:
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
 
     from tunebook._api.explain import Explanation
     from tunebook._kernel.kernel import AutotunePolicy
+    from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._tuning.job import Budget, Tuned
     from tunebook._tuning.progress import Progress
     from tunebook.adapters._triton.candidate import LaunchConfig
+    from tunebook.adapters._triton.check import Reference
     from tunebook.adapters._triton.engine import Engine, Store
     from tunebook.adapters._triton.kernel import TritonKernel
     from tunebook.adapters._triton.launcher import Launcher
@@ -114,6 +118,10 @@ def autotune(
     processes: bool = True,
     devices: Sequence[int] | Literal["all"] = (),
     worker_setup: str = "",
+    bucket: Mapping[str, object] | None = None,
+    reference: Reference | None = None,
+    check: bool | str | Compare | None = None,
+    tolerance: Tolerance | None = None,
 ) -> Callable[[Any], TunedKernel]:
     """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
@@ -126,6 +134,11 @@ def autotune(
     forks. `policy=AutotunePolicy(isolate="always")` runs candidates in a worker process, so that an illegal access or a
     hang costs one candidate; `worker_setup` names a "module:function" to call there first. `devices` are the indices of
     GPUs that share the candidates, or "all"; GPUs of another model are not used.
+
+    `bucket` makes launches with nearby values of a key argument share an entry: `bucket={"M": tunebook.pow2}`. A bucket
+    is tuned at its representative size where that can be made up. `reference` is "first", a configuration, or a
+    function of the kernel's arguments that returns the expected outputs; candidates with other outputs are rejected.
+    `check` and `tolerance` are as for `tunable`; without any of the three, outputs are not checked.
     """
     if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
         raise DefinitionError(
@@ -146,5 +159,8 @@ def autotune(
         "do_bench": do_bench,
         "cache_results": cache_results,
     }
-    more = More(store, policy, heuristic, version, processes, devices, worker_setup)
+    if bucket is not None:
+        kernel_buckets(bucket, key or ())  # a mistake is an error here, not at the first launch
+    checked = None if reference is check is tolerance is None else output_check(reference, check, tolerance)
+    more = More(store, policy, heuristic, version, processes, devices, worker_setup, bucket, checked)
     return lambda fn: TunedKernel(fn, given, more)

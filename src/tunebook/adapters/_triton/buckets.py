@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import types
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,10 +18,15 @@ from tunebook._keys.buckets import Buckets, as_buckets, exact
 from tunebook.adapters._triton.candidate import Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from tunebook._tuning.job import Job
+    from tunebook.adapters._triton.candidate import LaunchConfig
+    from tunebook.adapters._triton.kernel import TritonKernel
 
 # Made-up tensors may take this part of free memory; with less, a bucket is tuned at the caller's size.
 _PART_OF_FREE: Final = 0.25
+_AT: Final = "/at:"  # in a mode, before the sizes that were measured
 _SCALARS: Final = (bool, int, float, str, type(None))
 
 
@@ -91,6 +97,31 @@ def tuned_at(
         return TunedAt(_resized(launch, names, own, wanted, grid_of, free_bytes), wanted)
     except _Ambiguous as error:
         return TunedAt(launch, own, str(error))
+
+
+@contextmanager
+def standing_in(
+    job: Job[LaunchConfig], kernel: TritonKernel, free_bytes: Callable[[], float]
+) -> Iterator[Job[LaunchConfig]]:
+    """Let launches of the representative sizes stand in for the launches of a job inside the block.
+
+    The sizes become a part of the measurement policy: times at different sizes never compare.
+    """
+    launches: list[Launch] = [part.args[0] for part in job.parts]
+    if not kernel.buckets.whole or _AT in job.conditions.mode:
+        yield job
+        return
+    config = next(iter(kernel.candidates(kernel.invocation(launches[0]))))
+    grid_of = partial(kernel.grid_of, cfg=config)
+    measured = [tuned_at(launch, kernel.names, kernel.buckets, grid_of, free_bytes()) for launch in launches]
+    for launch, at in zip(launches, measured, strict=True):
+        launch.stand_in = None if at.launch is launch else at.launch
+    mode = f"{job.conditions.mode}{_AT}{';'.join(map(str, measured))}"
+    try:
+        yield job._replace(conditions=job.conditions._replace(mode=mode))
+    finally:
+        for launch in launches:
+            launch.stand_in = None
 
 
 def _resized(

@@ -71,10 +71,16 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "grid", "kwargs")
+    __slots__ = ("args", "grid", "kwargs", "stand_in")
 
     def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
+        self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
+
+    @property
+    def measured(self) -> Launch:
+        """The launch that is compiled and measured to tune this one."""
+        return self.stand_in or self
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.grid, self.args, self.kwargs))
@@ -112,13 +118,21 @@ class SavedTensors:
             # Not where two elements share a place in memory.
             and all(stride or size <= 1 for size, stride in zip(value.shape, value.stride(), strict=True))
         }
+        self.tensors: Final = tensors
+        self.declared: Final = frozenset({*zeroed, *restored} & tensors.keys())
         framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
         self._zeroed = [tensors[name] for name in zeroed if name in tensors]
         self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
-        others = [x for name, x in tensors.items() if name not in {*zeroed, *restored}]
+        self._names = [name for name in tensors if name not in {*zeroed, *restored}]
+        others = [tensors[name] for name in self._names]
         affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes
         self._others = Restorer(others if affordable else ())
         self._compared = False
+
+    def written(self) -> list[str]:
+        """Return the names of the tensors that the last run has written to, and of all that are declared."""
+        changed = {self._names[at] for at in self._others.written()}
+        return [name for name in self.tensors if name in changed or name in self.declared]
 
     def restore(self) -> None:
         """Put back the tensors that are known to be written to."""

@@ -21,6 +21,7 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
+from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
@@ -29,13 +30,15 @@ from tunebook.adapters._triton.tuner import DeviceTuner
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import triton
     from triton.runtime.autotuner import Autotuner
 
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.kernel import AutotunePolicy
+
+    from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 
@@ -53,6 +56,8 @@ class More(NamedTuple):
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
     worker_setup: str = ""
+    bucket: Mapping[str, object] | None = None
+    output_check: OutputCheck | None = None
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -73,6 +78,8 @@ class Engine:
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
+        self.kernel.buckets = kernel_buckets(more.bucket, self.kernel.key)
+        self.kernel.output_check = more.output_check
         tuner = DeviceTuner(
             self.kernel,
             graph=autotuner.use_cuda_graph,
@@ -102,6 +109,7 @@ class Engine:
             supplied=self.kernel.supplied,
             call=dispatcher.function,
             device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
+            buckets=fact_readers(self.kernel.buckets),
         )
 
     def _implementation(self) -> Callable[..., Any]:

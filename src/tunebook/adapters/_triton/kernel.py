@@ -16,7 +16,9 @@ from tunebook._base.errors import CompileError, DefinitionError
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
+from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     import triton
     from triton.runtime.autotuner import Autotuner
+
+    from tunebook.adapters._triton.check import OutputCheck
 
 SCALARS: Final = (bool, int, float, str, type(None))
 
@@ -65,6 +69,8 @@ class Hooks(NamedTuple):
 class TritonKernel(Kernel[LaunchConfig, Any]):
     """A kernel whose invocations hold one `Launch`, and which has the options of Triton's own `Autotuner`."""
 
+    buckets = Buckets()
+    output_check: OutputCheck | None = None
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
@@ -116,7 +122,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             for name, argument in sorted(arguments.items())
             if name in self.names and getattr(argument, "dtype", None) is not None
         }
-        return Problem(device, self.op_id_v, call_key({**key, **dtypes}))
+        return Problem(device, self.op_id_v, call_key({**key, **dtypes}, buckets=self.buckets))
 
     def environment(self, inv: Invocation[LaunchConfig, Any]) -> str:  # noqa: ARG002 - the same for all
         """Return the software that a measurement depends on: Triton, its settings, and the driver."""
@@ -134,6 +140,11 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
         return code_checksum(self.function, version=self.version, extra=[link.values for link in self.chain[:-2]])
 
+    @property
+    def check_checksum(self) -> str:
+        """The digest over the check of outputs."""
+        return "" if self.output_check is None else self.output_check.digest
+
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
         return super().checksum(inv) if self._prunes else self._static_checksum
@@ -147,6 +158,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         launch: Launch = inv.args[0]
         if not self._prunes:
             return list(self._known.values())
+        if self.buckets.whole:  # all launches of a bucket have the same candidates
+            launch = with_values(launch, self.names, sizes_of(launch, self.names, self.buckets)[1])
         left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
         return [self.candidate(config) for config in left]
 
@@ -163,7 +176,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""
-        launch: Launch = inv.args[0]
+        launch = inv.args[0].measured
         try:
             compiled = self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
         except (CompilationError, PTXASError) as error:

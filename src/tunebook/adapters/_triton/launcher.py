@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
@@ -51,6 +52,7 @@ class Launcher:
         supplied: frozenset[str],
         call: Callable[..., Any],
         device: Callable[[], Hashable],
+        buckets: Mapping[str, Callable[[Any], Hashable]] = MappingProxyType({}),
     ) -> None:
         # The parameters that calls pass by position: all before the first that a configuration supplies.
         pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
@@ -60,7 +62,7 @@ class Launcher:
         self._parameters = [parameter for _, parameter in leading]
         self._names = [p.name for p in self._parameters]
         self._key = frozenset(key)
-        self._call, self._device = call, device
+        self._call, self._device, self._buckets = call, device, buckets
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
         self._typed: set[str] = set()  # arguments with a dtype
         self._one_device: bool | None = None
@@ -78,6 +80,7 @@ class Launcher:
             "_tb_device": self._device,
             **{f"_tb_default_{p.name}": p.default for p in self._parameters if p.default is not p.empty},
             **{f"_tb_class_{name}": kind for name, kind in self._seen.items()},
+            **{f"_tb_bucket_{name}": read for name, read in self._buckets.items()},
         }
         exec(compile(self._source(), "<tunebook launch>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return namespace["bind"]
@@ -105,7 +108,8 @@ class Launcher:
         """Return the code that reads an argument: a key's value, or a tensor's dtype; guards check other classes."""
         kind = self._seen.get(name)
         if name in self._key:
-            return name if kind is not None else f"_tb_exact({name})"
+            value = f"_tb_bucket_{name}({name})" if name in self._buckets else name
+            return value if kind is not None else f"_tb_exact({value})"
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
@@ -129,6 +133,8 @@ class Launcher:
         return self._call((grid, args, kwargs), LaunchFacts((-1, *facts, self._device(), *self._named_facts(kwargs))))
 
     def _general(self, name: str, value: object) -> Hashable:
+        if name in self._buckets:
+            value = self._buckets[name](value)
         return fast_key_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
