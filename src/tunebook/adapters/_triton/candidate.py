@@ -123,16 +123,15 @@ class SavedTensors:
         framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
         self._zeroed = [tensors[name] for name in zeroed if name in tensors]
         self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
-        self._names = [name for name in tensors if name not in {*zeroed, *restored}]
-        others = [tensors[name] for name in self._names]
+        others = [x for name, x in tensors.items() if name not in {*zeroed, *restored}]
         affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes
         self._others = Restorer(others if affordable else ())
         self._compared = False
 
     def written(self) -> list[str]:
         """Return the names of the tensors that the last run has written to, and of all that are declared."""
-        changed = {self._names[at] for at in self._others.written()}
-        return [name for name in self.tensors if name in changed or name in self.declared]
+        changed = set(map(id, self._others.changed()))
+        return [name for name, tensor in self.tensors.items() if id(tensor) in changed or name in self.declared]
 
     def restore(self) -> None:
         """Put back the tensors that are known to be written to."""

@@ -7,7 +7,7 @@ take memory, and a comparison per candidate takes time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import triton
 
@@ -58,12 +58,11 @@ def output_check(
         if reference is not None:
             raise DefinitionError("reference= is for checks, and check=False; leave one of them out")
         return None
-    if reference is not None and reference != _FIRST and not callable(reference):
-        if not isinstance(reference, triton.Config):
-            raise DefinitionError(
-                f"reference={reference!r}: write 'first', a triton.Config, or a function of the kernel's arguments"
-            )
-        reference = cast("Reference", reference)
+    known = reference is None or isinstance(reference, triton.Config) or callable(reference)
+    if not known and not (isinstance(reference, str) and reference == _FIRST):
+        raise DefinitionError(
+            f"reference={reference!r}: write 'first', a triton.Config, or a function of the kernel's arguments"
+        )
     model = fingerprint(LaunchConfig(reference)) if isinstance(reference, triton.Config) else reference
     digest = code_checksum(None, extra=[model or _FIRST, wanted, repr(tolerance)])
     return OutputCheck(reference or _FIRST, compare, digest)
