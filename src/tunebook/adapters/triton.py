@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import triton
 
     from tunebook._api.explain import Explanation
+    from tunebook._base.vocabulary import StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._memo.context_stack import Scope
@@ -122,6 +123,8 @@ def autotune(
     reference: Reference | None = None,
     check: bool | str | Compare | None = None,
     tolerance: Tolerance | None = None,
+    search: StrategyLike = "auto",
+    on_event: Callable[..., None] | None = None,
 ) -> Callable[[Any], TunedKernel]:
     """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
@@ -139,6 +142,10 @@ def autotune(
     is tuned at its representative size where that can be made up. `reference` is "first", a configuration, or a
     function of the kernel's arguments that returns the expected outputs; candidates with other outputs are rejected.
     `check` and `tolerance` are as for `tunable`; without any of the three, outputs are not checked.
+
+    A list of more than 64 configurations is searched: 48 of them are tried, and fewer if the book knows the kernel's
+    times for near sizes. `search="exhaustive"` races all of them; the other values are the strategies of `tunable`.
+    `on_event` is called with each event of a choice.
     """
     if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
         raise DefinitionError(
@@ -161,6 +168,10 @@ def autotune(
     }
     if bucket is not None:
         kernel_buckets(bucket, key or ())  # a mistake is an error here, not at the first launch
+    if search != "auto":
+        from tunebook.search import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
+
+        check_strategy(search)
     checked = None if reference is check is tolerance is None else output_check(reference, check, tolerance)
-    more = More(store, policy, heuristic, version, processes, devices, worker_setup, bucket, checked)
+    more = More(store, policy, heuristic, version, processes, devices, worker_setup, bucket, checked, search, on_event)
     return lambda fn: TunedKernel(fn, given, more)

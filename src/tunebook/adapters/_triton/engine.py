@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    from tunebook._base.vocabulary import Problem
+    from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy
 
     from tunebook.adapters._triton.check import OutputCheck
@@ -58,6 +58,8 @@ class More(NamedTuple):
     worker_setup: str = ""
     bucket: Mapping[str, object] | None = None
     output_check: OutputCheck | None = None
+    search: StrategyLike = "auto"
+    on_event: Callable[..., None] | None = None
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -80,6 +82,7 @@ class Engine:
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
         self.kernel.buckets = kernel_buckets(more.bucket, self.kernel.key)
         self.kernel.output_check = more.output_check
+        self.kernel.strategy = None if more.search == "auto" else more.search
         tuner = DeviceTuner(
             self.kernel,
             graph=autotuner.use_cuda_graph,
@@ -91,7 +94,7 @@ class Engine:
             on_tuned=self._publish,
         )
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
-            ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store)
+            ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store), on_event=more.on_event
         )
         dispatcher = Dispatcher(
             self._implementation(),

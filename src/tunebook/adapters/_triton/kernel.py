@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
+    from tunebook._base.vocabulary import StrategyLike
     from tunebook.adapters._triton.check import OutputCheck
+    from tunebook.search import Search
 
+# A list of at most this many configurations is raced whole: a search would save little.
+RACED_WHOLE: Final = 64
 SCALARS: Final = (bool, int, float, str, type(None))
 
 
@@ -162,6 +166,15 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             launch = with_values(launch, self.names, sizes_of(launch, self.names, self.buckets)[1])
         left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
         return [self.candidate(config) for config in left]
+
+    def search_cfgs(self, inv: Invocation[LaunchConfig, Any], strategy: StrategyLike | None) -> Search | None:
+        """Return the search over a long list of configurations; None if all of them are raced."""
+        candidates = list(self.candidates(inv))
+        if strategy == "exhaustive" or (strategy in (None, "auto") and len(candidates) <= RACED_WHOLE):
+            return None
+        from tunebook.adapters._triton.list_search import list_search  # noqa: PLC0415 - loaded late: for long lists
+
+        return list_search(candidates, strategy)
 
     def candidate(self, config: triton.Config) -> LaunchConfig:
         """Return a configuration as a candidate: the same object every time for a configuration of this kernel."""

@@ -23,7 +23,7 @@ from tunebook.adapters._triton.compile_ahead import FEWEST, compile_forks, is_wo
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tunebook._base.vocabulary import Measurement
 
@@ -82,6 +82,10 @@ class DeviceTuner(Tuner):
     def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # Triton kernels only
         """Measure the candidates that are not known yet, and decide over all; the launch's arguments stay unchanged."""
         with standing_in(job, self._kernel, self._free_bytes) as there:
+            if there.search is not None:
+                from tunebook.adapters._triton.list_search import with_trials  # noqa: PLC0415 - for long lists
+
+                there = with_trials(there)  # noqa: PLW2901 - the job of the block
             tuned = self._tune_there(there)
         self._on_tuned(job.parts[0].args[0], tuned)
         return tuned
@@ -101,7 +105,7 @@ class DeviceTuner(Tuner):
             index = device.current_device()
             wanted = range(device.interface().device_count()) if self._devices == "all" else self._devices
             others = [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
-            if others:  # before the lock: each device has a lock of its own
+            if others and job.search is None:  # before the lock: each device has a lock of its own
                 job = self._share_out(job, [index, *others])
             with self._lock, _measuring.setdefault(index, threading.RLock()):
                 there = job._replace(setup=job.setup._replace(platform="gpu", ordinal=index))
@@ -117,10 +121,12 @@ class DeviceTuner(Tuner):
             device.use_device(index)
             return compile_on(candidate)
 
-        unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
-        if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
+        # A search proposes candidates as it goes; each of the whole list may be asked for.
+        candidates = job.candidates if job.search is None else list(cast("Iterable[LaunchConfig]", job.search.space))
+        unknown = len(candidates) - sum(m.code == job.code for m in job.known)
+        if self._processes and unknown >= FEWEST and is_worth_it(compile_one, candidates):
             extra = [] if job.heuristic is None else [job.heuristic]
-            with compile_forks(compile_one, [*job.candidates, *extra]) as compile_in_fork:
+            with compile_forks(compile_one, [*candidates, *extra]) as compile_in_fork:
                 return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork)))
         return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
 
