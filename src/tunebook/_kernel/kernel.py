@@ -225,7 +225,7 @@ class KernelOperations(Generic[Cfg, Out]):
         """Whether the author says how arguments are made up."""
         return getattr(type(self), "make_inputs", None) is not Kernel.make_inputs
 
-    def search_cfgs(self, inv: Invocation[Cfg, Out], strategy: StrategyLike | None) -> Any:  # noqa: ARG002 - see below
+    def search_cfgs(self, inv: Invocation[Cfg, Out], strategy: StrategyLike | None) -> Any:
         """Return a `Search` over the candidates of a call, for candidates that only the kernel can compare, or None."""
         return None
 

@@ -71,7 +71,7 @@ def output_check(
 class LaunchCheck:
     """Checks the candidates of one launch, whose tensors `saved` puts back between runs.
 
-    `make_run(after, candidate)` returns a function that runs a candidate, and calls `after` while its outputs are there.
+    `make_run(after, candidate)` returns a function that runs a candidate and calls `after` while its outputs exist.
     """
 
     def __init__(

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy
-
     from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None

@@ -121,4 +121,6 @@ def with_trials(job: Job[LaunchConfig]) -> Job[LaunchConfig]:
     trials = TRIALS[min(search.start.near, len(TRIALS) - 1)]
     known = sum(m.code == job.code for m in job.known)
     # A list that has grown since is worth another look, however much of it is known.
-    return job._replace(search=search._replace(trials=min(max(trials, known + BATCH if known else 0), len(search.space))))
+    return job._replace(
+        search=search._replace(trials=min(max(trials, known + BATCH if known else 0), len(search.space)))
+    )

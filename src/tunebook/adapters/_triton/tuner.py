@@ -155,8 +155,9 @@ class DeviceTuner(Tuner):
         finally:  # leave the arguments in the state that the launch of the best candidate expects
             for tensors in saved:
                 tensors.restore()
-            for arguments in named if before is not None and best is not None else ():
-                before({**arguments, **best.meta}, reset_only=True)
+            if before is not None and best is not None:
+                for arguments in named:
+                    before({**arguments, **best.meta}, reset_only=True)
             if self._timer is not None:
                 self._timer.release()
 
