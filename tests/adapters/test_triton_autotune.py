@@ -198,7 +198,7 @@ def test_decorating_builds_nothing_and_generates_no_code(monkeypatch):
         kernel = autotune(CONFIGS, key=["n"], restore_value=["x_ptr"])(add)
     finally:
         sys.setprofile(None)
-    assert len(calls) < 60  # of which Triton makes 30; building an engine makes thousands
+    assert len(calls) < 80  # of which Triton makes 35; building an engine makes thousands
     with pytest.raises(AssertionError, match="built where"):
         kernel[grid]
 
@@ -337,7 +337,7 @@ def test_early_pruning_and_a_performance_model_choose_the_candidates(gpu):
 
 def test_pruning_everything_is_an_error(gpu):
     kernel = autotune(CONFIGS, key=["n"], prune_configs_by={"early_config_prune": lambda *_, **__: []})(add)
-    with pytest.raises(ValueError, match="keep at least one"):
+    with pytest.raises(triton.TritonError, match="at least one config"):
         kernel[grid](*tensors())
 
 

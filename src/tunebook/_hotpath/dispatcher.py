@@ -196,6 +196,10 @@ class Dispatcher:
             self.function.__code__ = self._generated.call.__code__
             self._generated_for = form  # last: after an interrupt, the next call generates the code
 
+    def forget(self) -> None:
+        """Select anew at the next call of each kind, because a change made the answers so far wrong."""
+        MEMO.forget(self._answers, wrong=True)
+
     def _form(self) -> object:
         """Return the form of the keys: packed keys have one form for arguments of any kind."""
         return self._pack or dict(self._readers)

@@ -122,9 +122,11 @@ class AnswerMemo:
                 else:
                     each.drop(problem)
 
-    def forget(self, answers: Answers) -> None:
-        """Forget one kernel's answers, because their keys have a new form; the answers themselves are still right."""
+    def forget(self, answers: Answers, *, wrong: bool = False) -> None:
+        """Forget one kernel's answers, because their keys have a new form, or because they are wrong by now."""
         with self.lock:
+            if wrong:  # so that a selection that is under way is not memoised
+                self.epoch += 1
             answers.clear()
             answers.problems.clear()
 

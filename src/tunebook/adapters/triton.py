@@ -6,15 +6,15 @@ costs about a microsecond more than a launch with a fixed configuration.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from triton.runtime.autotuner import Autotuner
 
 from tunebook._base.errors import DefinitionError
+from tunebook.adapters._triton.attributes import MORE
 from tunebook.adapters._triton.buckets import kernel_buckets
 from tunebook.adapters._triton.check import output_check
-from tunebook.adapters._triton.engine import More, engine_of
+from tunebook.adapters._triton.engine import More, engine_of, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tunebook.adapters._triton.check import Reference
     from tunebook.adapters._triton.engine import Engine, Store
     from tunebook.adapters._triton.kernel import TritonKernel
-    from tunebook.adapters._triton.launcher import Launcher
 
 
+@watched
 class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
     """A tuned kernel. It is an `Autotuner`, because other libraries look for one, and launches like one.
 
@@ -44,15 +44,11 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
 
     def __init__(self, fn: Any, given: Mapping[str, Any], more: More) -> None:  # given: for `triton.autotune`
         super().__init__(fn, fn.arg_names, **given)
-        self._more = more
+        setattr(self, MORE, more)
 
     @property
     def _engine(self) -> Engine:
-        return engine_of(self, self._more)
-
-    @cached_property
-    def _launcher(self) -> Launcher:  # in the instance after the first launch, so that later ones ask no property
-        return self._engine.launcher
+        return engine_of(self)
 
     @property
     def kernel(self) -> TritonKernel:
@@ -66,13 +62,13 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
 
     def __getitem__(self, grid: Any) -> Any:
         """Return a function that launches on a grid."""
-        return self._launcher.bind(grid)
+        return self._tunebook_launcher.bind(grid)
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch. Heuristics around this kernel call it by this name."""
         if warmup:
             return self.warmup(*args, grid=grid, **kwargs)
-        return self._launcher.bind(grid)(*args, **kwargs)
+        return self._tunebook_launcher.bind(grid)(*args, **kwargs)
 
     def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> list[Any]:
         """Compile every candidate for a launch, as `triton.autotune` does, and return the compiled programs."""

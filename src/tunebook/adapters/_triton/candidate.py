@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, final
 
 import triton
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 # All tensors are copied until it is known which of them are written to. The copies may take this part of free memory.
 _PART_OF_FREE: Final = 0.25
-_OPTIONS: Final = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"})
+# The fields that the installed version has: they differ from version to version.
+_OPTIONS: Final = frozenset(inspect.signature(triton.Config).parameters) - {"kwargs", "pre_hook"}
 
 
 @final
@@ -34,6 +36,10 @@ class LaunchConfig:
 
     def __repr__(self) -> str:
         return f"triton.Config({self.config})"
+
+    def is_current(self) -> bool:
+        """Return whether the configuration is as it was: a program may write to its fields."""
+        return self.meta == self.config.all_kwargs() and self.pre_hook is self.config.pre_hook
 
 
 def _encode(candidate: LaunchConfig) -> dict[str, object]:
@@ -54,7 +60,7 @@ def _plain(value: object) -> object:
 
 def _decode(encoded: dict[str, Any]) -> LaunchConfig:
     """Return a configuration from the book, without its hook: a hook is code, and a book holds no code."""
-    options = {name: value for name, value in encoded.items() if name in _OPTIONS}
+    options = {name: encoded.get(name) for name in _OPTIONS}  # a field that is None is left out when it is encoded
     kwargs = {name: value for name, value in encoded.items() if name not in {*_OPTIONS, "pre_hook"}}
     return LaunchConfig(triton.Config(kwargs, **options))
 
@@ -71,10 +77,11 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "grid", "kwargs", "stand_in")
+    __slots__ = ("args", "candidates", "grid", "kwargs", "stand_in")
 
     def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
+        self.candidates: list[LaunchConfig] | None = None  # those that pruning left: it is asked once per launch
         self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
 
     @property

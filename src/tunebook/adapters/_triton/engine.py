@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from triton import knobs
 
 from tunebook._api.explain import Explanation, explain_call
-from tunebook._base.errors import DefinitionError, NoConfig
+from tunebook._base.config_codec import fingerprint
+from tunebook._base.errors import DefinitionError, NoConfig, warn_once
 from tunebook._hotpath.dispatcher import Dispatcher
+from tunebook._keys.buckets import Buckets
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
@@ -21,6 +23,7 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
+from tunebook.adapters._triton.attributes import ENGINE, LAUNCHER, MORE, Stored, Watched, WatchedCache
 from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
@@ -36,13 +39,39 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
     from tunebook._base.vocabulary import Problem, StrategyLike
-    from tunebook._kernel.kernel import AutotunePolicy
+    from tunebook._kernel.kernel import AutotunePolicy, Invocation
     from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 
-_ENGINE: Final = "_tunebook_engine"
 _building: Final = threading.RLock()  # re-entrant: building loads code of other libraries, which may launch
+
+
+class _CurrentLauncher:
+    """The launcher for `kernel[grid]`. Once it is in the instance, no launch asks this descriptor."""
+
+    def __get__(self, autotuner: Autotuner | None, owner: type) -> Any:
+        if autotuner is None:
+            return self
+        return vars(autotuner).setdefault(LAUNCHER, engine_of(autotuner).launcher())
+
+
+# Attributes for a class of autotuners: set by `watched`, or by hand on a class that is not ours.
+WATCHED: Final[dict[str, Any]] = {
+    "cache": Watched("cache", WatchedCache),
+    "configs": Watched("configs"),
+    "configs_timings": Stored("configs_timings"),
+    "bench_time": Stored("bench_time"),
+    LAUNCHER: _CurrentLauncher(),
+}
+T = TypeVar("T", bound=type)
+
+
+def watched(kind: T) -> T:
+    """Let a class of autotuners notice what a program writes to its attributes."""
+    for name, attribute in WATCHED.items():
+        setattr(kind, name, attribute)
+    return kind
 
 
 class More(NamedTuple):
@@ -63,18 +92,18 @@ class More(NamedTuple):
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
     """Return the engine of an autotuner; the first call builds it, with the options `more`."""
-    engine: Engine | None = vars(autotuner).get(_ENGINE)
+    engine: Engine | None = vars(autotuner).get(ENGINE)
     if engine is None or engine.autotuner is not autotuner:  # a copy of an autotuner has the engine of the original
         with _building:
-            engine = vars(autotuner).get(_ENGINE)
+            engine = vars(autotuner).get(ENGINE)
             if engine is None or engine.autotuner is not autotuner:
-                engine = Engine(autotuner, more or More())
-                setattr(autotuner, _ENGINE, engine)
+                engine = Engine(autotuner, more or vars(autotuner).get(MORE) or More())
+                setattr(autotuner, ENGINE, engine)
     return engine
 
 
 class Engine:
-    """Tunes and launches for one autotuner. `launcher.bind(grid)` returns the function that launches."""
+    """Tunes and launches for one autotuner. `launcher().bind(grid)` returns the function that launches."""
 
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
@@ -95,7 +124,7 @@ class Engine:
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
             ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store), on_event=more.on_event
         )
-        dispatcher = Dispatcher(
+        self._dispatcher: Final = Dispatcher(
             self._implementation(),
             names=("facts",),
             layout=False,
@@ -104,15 +133,55 @@ class Engine:
             observe=lambda _problem, _arguments, _seconds: None,  # a launch's tensors cannot be made up again
             as_config=lambda config: config,
         )
-        self.launcher: Final = Launcher(
-            self.kernel.function,
-            self.kernel.names,
-            key=self.kernel.key,
-            supplied=self.kernel.supplied,
-            call=dispatcher.function,
-            device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
-            buckets=fact_readers(self.kernel.buckets),
-        )
+        self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
+        self._stored: Problem | None = None  # the problem whose answer was found in the book last
+        if not isinstance(autotuner.cache, WatchedCache):  # of a class that is not watched
+            autotuner.cache = WatchedCache(autotuner, autotuner.cache)
+        unknown = [name for name in self.kernel.key if name not in self.kernel.names]
+        if unknown:
+            warn_once(
+                "unknown-key",
+                self.kernel.op_id,
+                f"{self.kernel.op_id}: key={list(self.kernel.key)!r} names {', '.join(unknown)}, which the kernel does "
+                f"not take, so it counts for nothing. Its arguments are {', '.join(self.kernel.names)}.",
+            )
+
+    def launcher(self, *, exact: bool = False) -> Launcher:
+        """Return the launcher for the next launches; `exact` passes arguments as the call did, which takes longer."""
+        if self.kernel.refresh():
+            self._start_over()
+        written = bool(self.autotuner.cache.written)
+        exact = exact or self.kernel.sees_calls or written
+        if (exact, written) not in self._launchers:
+            self._launchers[exact, written] = Launcher(
+                self.kernel.function,
+                self.kernel.names,
+                key=self.kernel.key,
+                supplied=self.kernel.supplied,
+                call=self._dispatcher.function,
+                device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
+                exact=exact,
+                # The program writes configurations for single sizes, which then do not share their bucket's.
+                buckets=fact_readers(Buckets() if written else self.kernel.buckets),
+            )
+        return self._launchers[exact, written]
+
+    def forget(self) -> None:
+        """Select anew at the next launch of each kind, because the program has written to the autotuner."""
+        vars(self.autotuner).pop(LAUNCHER, None)
+        self._dispatcher.forget()
+
+    def _start_over(self) -> None:
+        """Forget all that depends on the configurations."""
+        self._launchers.clear()
+        self.selector.cache.clear()
+        self.forget()
+
+    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
+        """Launch, as `Autotuner.run` does."""
+        if warmup:
+            return self.warmup(*args, grid=grid, **kwargs)
+        return self.launcher(exact=True).bind(grid)(*args, **kwargs)
 
     def _implementation(self) -> Callable[..., Any]:
         autotuner, fn, names = self.autotuner, self.kernel.fn, self.kernel.names
@@ -134,23 +203,66 @@ class Engine:
         inv = self.kernel.invocation(launch)
         if override is not None:
             raise DefinitionError("a launch takes no config=; write `with kernel.overlay(triton.Config(...)):`")
-        both = launch.kwargs.keys() & {name for config in self.autotuner.configs for name in config.kwargs}
+        if self.kernel.refresh(fields=False):
+            self._start_over()
+        if len(self.kernel.configs) <= 1:
+            return self._selected(inv, problem, self.kernel.configs[0])
+        key = self._triton_key(launch)
+        given = self.autotuner.cache.get(key) if key in self.autotuner.cache.written else None
+        if given is not None:
+            return self._selected(inv, problem, given)
+        candidates = self.kernel.candidate_cfgs(inv)
+        both = launch.kwargs.keys() & (
+            self.kernel.supplied_by_configs
+            if launch.candidates is None
+            else {n for c in candidates for n in c.config.kwargs}
+        )
         if both:
             raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
-        if len(self.autotuner.configs) == 1:
-            known = problem or self.kernel.problem(inv)
-            only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(self.autotuner.configs[0]))
-            return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
+        if len(candidates) == 1:
+            selection = self._selected(inv, problem, candidates[0].config)
+            self.autotuner.cache.publish(key, selection.config.config)
+            return selection
         # While launches go into a CUDA graph, nothing may be measured or waited for.
         if not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, problem)
         else:
             selection = self.selector.select(inv, self.kernel, problem)
-        key = self._triton_key(launch)
-        if key not in self.autotuner.cache and selection.level == "persistent":
-            self._tell_listener(key, selection.config, cached=True)
-        self.autotuner.cache[key] = selection.config.config
+        if selection.level == "persistent":
+            self._found(selection.problem)
+            if key not in self.autotuner.cache:
+                self._tell_listener(key, selection.config, cached=True)
+        self.autotuner.cache.publish(key, selection.config.config)
         return selection
+
+    def _selected(
+        self, inv: Invocation[LaunchConfig, Any], problem: Problem | None, config: triton.Config
+    ) -> Selection[LaunchConfig]:
+        """Return the only configuration that a launch may have, unless an overlay gives it another."""
+        known = problem or self.kernel.problem(inv)
+        only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(config))
+        return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
+
+    def _found(self, problem: Problem) -> None:
+        """Let `configs_timings` and `bench_time` be read from the book when they are asked for."""
+        self._stored = problem
+        for name in ("configs_timings", "bench_time"):
+            vars(self.autotuner).pop(name, None)
+
+    def stored(self, name: str) -> Any:
+        """Return an attribute that Triton sets where it tunes, from the record of the last answer from the book."""
+        persistent = self.selector.persistent
+        record = None if self._stored is None or persistent is None else persistent.read(self._stored)
+        if record is None:
+            raise AttributeError(f"{type(self.autotuner).__name__!r} object has no attribute {name!r}")
+        if name == "bench_time":
+            return record.body.provenance.get("seconds", 0.0)
+        known = {fingerprint(candidate): candidate.config for candidate in self.kernel.all_candidates()}
+        return {
+            known[m.fingerprint]: _quantiles_ms(m.valid_samples_s)
+            for m in record.body.measurements
+            if m.fingerprint in known and m.code == self.kernel.code_checksum
+        }
 
     def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
         """Choose without running anything: a known configuration, or the heuristic, or an error with a remedy."""
@@ -172,7 +284,7 @@ class Engine:
         arguments = launch.positional(names) | launch.kwargs
         named = {name: value for name, value in arguments.items() if name in names}
         values = [named[name] for name in self.autotuner.keys if name in named]
-        return (*values, *(str(x.dtype) for x in named.values() if getattr(x, "dtype", None) is not None))
+        return (*values, *(str(x.dtype) for x in named.values() if hasattr(x, "dtype")))
 
     def _publish(self, launch: Launch, tuned: Tuned[LaunchConfig]) -> None:
         """Store the results where `triton.autotune` stores them, print them if asked to, and tell Triton's listener."""
@@ -197,7 +309,7 @@ class Engine:
                 fn=self.kernel.chain[-2],
                 key=key,
                 best_config=best.config,
-                configs_timings={} if cached else self.autotuner.configs_timings,
+                configs_timings=self.stored("configs_timings") if cached else self.autotuner.configs_timings,
                 duration=None if cached else self.autotuner.bench_time,
                 cache_hit=cached,
             )

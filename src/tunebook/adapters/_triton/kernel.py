@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.errors import CompilationError
-from triton.runtime import driver
+from triton.runtime import JITFunction, driver
+from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
@@ -23,7 +25,7 @@ from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -37,32 +39,6 @@ RACED_WHOLE: Final = 64
 SCALARS: Final = (bool, int, float, str, type(None))
 
 
-class PruneConfigs(NamedTuple):
-    """Triton's `prune_configs_by`, whose rules differ from `_space.pruning`: see `__call__`."""
-
-    early: Callable[..., Any] | None = None
-    perf_model: Callable[..., float] | None = None
-    top_k: float = 1.0
-
-    def __call__(
-        self, configs: Sequence[triton.Config], named: Mapping[str, Any], keywords: Mapping[str, Any]
-    ) -> Sequence[triton.Config]:
-        """Return the configurations worth a try for a launch: at most `top_k` of all, the best by the model."""
-        left = configs if self.early is None else self.early(configs, named, **keywords)
-        if not left:
-            raise DefinitionError("early_config_prune left no configuration; let it keep at least one")
-        if isinstance(self.top_k, float) and self.top_k <= 1.0:
-            kept = max(1, int(len(configs) * self.top_k))
-        elif isinstance(self.top_k, int):
-            kept = self.top_k
-        else:
-            raise DefinitionError(f"top_k={self.top_k!r}: write a part, e.g. 0.2, or a number, e.g. 10")
-        model = self.perf_model
-        if model is None or len(left) <= kept:  # Triton does not ask the model if few enough are left
-            return left
-        return sorted(left, key=lambda config: model(**named, **keywords, **config.all_kwargs()))[:kept]
-
-
 class Hooks(NamedTuple):
     """The user's hooks around every run of a candidate; they replace resetting and restoring arguments."""
 
@@ -71,34 +47,90 @@ class Hooks(NamedTuple):
 
 
 class TritonKernel(Kernel[LaunchConfig, Any]):
-    """A kernel whose invocations hold one `Launch`, and which has the options of Triton's own `Autotuner`."""
+    """A kernel whose invocations hold one `Launch`, and which has the options of Triton's own `Autotuner`.
+
+    The options are read from the autotuner each time, because a program may write to its attributes.
+    """
 
     buckets = Buckets()
     output_check: OutputCheck | None = None
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
+        self._autotuner: Final = autotuner
         self.fn: Final = autotuner.fn  # the jitted function, perhaps with heuristics around it
         chain = [self.fn]  # a decorated function, then each function inside it, down to the user's own
         while not inspect.isfunction(chain[-1]):
             chain.append(chain[-1].fn)
         self.chain: Final = tuple(chain)
         self.function: Final = chain[-1]
-        self.names: Final[tuple[str, ...]] = tuple(self.fn.arg_names)
-        self.key: Final = tuple(autotuner.keys)
-        self.pruning = PruneConfigs(autotuner.early_config_prune, autotuner.perf_model, autotuner.configs_top_k)
-        self.hooks = Hooks(
-            autotuner.pre_hook if autotuner.user_defined_pre_hook else None,
-            autotuner.post_hook if autotuner.user_defined_post_hook else None,
-        )
-        self._prunes: Final = self.pruning.early is not None or self.pruning.perf_model is not None
-        self.reset_to_zero, self.restore_value = tuple(autotuner.reset_to_zero), tuple(autotuner.restore_value)
+        self.names: Final[tuple[str, ...]] = tuple(autotuner.arg_names)
+        self.key: Final = tuple(autotuner.keys or ())
+        self.heuristics: Final = [link.values for link in self.chain[:-2] if isinstance(link, Heuristics)]
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
-        self.compiles = not self.interpreted
+        # Other libraries may tune objects of their own, or put one autotuner inside another.
+        self.compiles = isinstance(self.chain[-2], JITFunction) and len(self.heuristics) == len(self.chain) - 2
         self._heuristic: triton.Config | Callable[..., triton.Config] | None = heuristic
-        self._configs: Final[list[triton.Config]] = list(autotuner.configs)
-        self._known = {id(config): LaunchConfig(config) for config in self._configs}
+        self._pruning: Final = threading.RLock()  # Triton passes arguments to its pruning by an attribute
+        self._known: dict[int, LaunchConfig] = {}
+        self.refresh()
         super().__init__(default_name(self.function), version)
+
+    @property
+    def configs(self) -> Sequence[triton.Config]:
+        """The configurations, as they are now."""
+        # Not through a property of the autotuner, which tells the engine that its configurations may be changed.
+        found: Sequence[triton.Config] | None = vars(self._autotuner).get("configs")
+        return self._autotuner.configs if found is None else found
+
+    def refresh(self, *, fields: bool = True) -> bool:
+        """Return whether configurations have come or gone since the last time, or (`fields`) were written to."""
+        before = self._known
+        if not fields and [*before] == [*dict.fromkeys(map(id, self.configs))]:
+            return False
+        self._known = {id(config): self.candidate(config) for config in self.configs}
+        if [*map(id, before.values())] == [*map(id, self._known.values())]:
+            return False
+        self.supplied_by_configs = frozenset(name for config in self.configs for name in config.kwargs)
+        vars(self).pop("_static_checksum", None)
+        return True
+
+    @property
+    def hooks(self) -> Hooks:
+        """The user's own hooks; Triton's own, which restore arguments, are not needed here."""
+        own = self._autotuner
+        return Hooks(
+            own.pre_hook if own.user_defined_pre_hook else None, own.post_hook if own.user_defined_post_hook else None
+        )
+
+    @property
+    def reset_to_zero(self) -> tuple[str, ...]:
+        """The arguments that are zero before every run."""
+        return tuple(self._autotuner.reset_to_zero)
+
+    @property
+    def restore_value(self) -> tuple[str, ...]:
+        """The arguments that are put back after every run."""
+        return tuple(self._autotuner.restore_value)
+
+    @property
+    def sees_calls(self) -> bool:
+        """Whether the kernel can tell arguments that a call passes by position, by name, or not at all."""
+        # A pruning function gets them apart, and Triton's key holds arguments that are passed only.
+        return self._defaults_in_key or self._autotuner.early_config_prune is not None
+
+    @computed_once
+    def _defaults_in_key(self) -> bool:
+        parameters = inspect.signature(self.function).parameters.values()
+        return any(p.name in self.key and p.default is not p.empty for p in parameters)
+
+    def all_candidates(self) -> list[LaunchConfig]:
+        """Return the configurations as candidates, without pruning."""
+        return list(self._known.values())
+
+    @property
+    def _prunes(self) -> bool:
+        return bool(self._autotuner.early_config_prune or self._autotuner.perf_model)
 
     @property
     def module(self) -> str:
@@ -108,8 +140,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     @property
     def supplied(self) -> frozenset[str]:
         """The parameters that configurations and heuristics give values to."""
-        given = {name for config in self._configs for name in config.kwargs}
-        return frozenset(given.union(*(link.values for link in self.chain[:-2])))
+        return self.supplied_by_configs.union(*self.heuristics)
 
     def invocation(self, launch: Launch) -> Invocation[LaunchConfig, Any]:
         """Return a launch as a call."""
@@ -142,7 +173,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
-        return code_checksum(self.function, version=self.version, extra=[link.values for link in self.chain[:-2]])
+        return code_checksum(self.function, version=self.version, extra=self.heuristics)
 
     @property
     def check_checksum(self) -> str:
@@ -162,10 +193,28 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         launch: Launch = inv.args[0]
         if not self._prunes:
             return list(self._known.values())
-        if self.buckets.whole:  # all launches of a bucket have the same candidates
-            launch = with_values(launch, self.names, sizes_of(launch, self.names, self.buckets)[1])
-        left = self.pruning(self._configs, launch.positional(self.names), launch.keywords)
-        return [self.candidate(config) for config in left]
+        if launch.candidates is None:
+            launch.candidates = [self.candidate(config) for config in self._pruned(self._of_bucket(launch))]
+        return launch.candidates
+
+    def _of_bucket(self, launch: Launch) -> Launch:
+        """Return the launch with the sizes of its bucket, so that all launches of a bucket have the same candidates."""
+        if not self.buckets.whole:
+            return launch
+        return with_values(launch, self.names, sizes_of(launch, self.names, self.buckets)[1])
+
+    def _pruned(self, launch: Launch) -> Sequence[triton.Config]:
+        """Ask Triton's own pruning, whose rules differ from version to version."""
+        own = self._autotuner
+        with self._pruning:
+            own.nargs = launch.positional(self.names)
+            try:
+                left: Sequence[triton.Config] = own.prune_configs(launch.keywords)
+            finally:
+                own.nargs = None
+        if not left:
+            raise DefinitionError(f"top_k={own.configs_top_k!r} leaves none of {len(self.configs)} configurations")
+        return left
 
     def search_cfgs(self, inv: Invocation[LaunchConfig, Any], strategy: StrategyLike | None) -> Search | None:
         """Return the search over a long list of configurations; None if all of them are raced."""
@@ -178,7 +227,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
     def candidate(self, config: triton.Config) -> LaunchConfig:
         """Return a configuration as a candidate: the same object every time for a configuration of this kernel."""
-        return self._known.get(id(config)) or LaunchConfig(config)
+        known = self._known.get(id(config))
+        return known if known is not None and known.is_current() else LaunchConfig(config)
 
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
         """Return the configuration that the user gave as a heuristic."""
@@ -211,8 +261,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         values = {**defaults, **launch.named(self.names)}
         if cfg is not None:
             values |= cfg.meta
-            for link in self.chain[:-2]:
-                for name, compute in link.values.items():
+            for heuristics in self.heuristics:
+                for name, compute in heuristics.items():
                     values[name] = compute(values)
         return {name: value for name, value in values.items() if name in self.names}
 

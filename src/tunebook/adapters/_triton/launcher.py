@@ -26,7 +26,14 @@ from tunebook._memo.answer_memo import MEMO
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-_PLAIN: Final = frozenset({int, bool, str, type(None)})
+
+@final
+class NotGiven:
+    """The value of a parameter that a call does not pass by position."""
+
+
+_NOT_GIVEN: Final = NotGiven()
+_PLAIN: Final = frozenset({int, bool, str, type(None), NotGiven})
 
 
 @final
@@ -41,7 +48,11 @@ keyed_by_value(LaunchFacts)
 
 @final
 class Launcher:
-    """Owns a kernel's generated function. `call` is the dispatcher's; `device()` returns None if there is only one."""
+    """Owns a kernel's generated function. `call` is the dispatcher's; `device()` returns None if there is only one.
+
+    The function turns keyword arguments into positional ones, which is fastest. With `exact`, each argument is passed
+    on as the call passed it, for kernels that can tell the difference.
+    """
 
     def __init__(
         self,
@@ -53,18 +64,26 @@ class Launcher:
         call: Callable[..., Any],
         device: Callable[[], Hashable],
         buckets: Mapping[str, Callable[[Any], Hashable]] = MappingProxyType({}),
+        exact: bool = False,
     ) -> None:
-        # The parameters that calls pass by position: all before the first that a configuration supplies.
-        pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
-        leading = takewhile(
-            lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs
-        )
-        self._parameters = [parameter for _, parameter in leading]
-        self._names = [p.name for p in self._parameters]
+        self._exact = exact
+        if exact:
+            self._defaults: dict[str, Any] = dict.fromkeys(names, _NOT_GIVEN)
+            self._names = list(names)
+        else:
+            # The parameters that calls may pass by position: all before the first that a configuration supplies.
+            pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
+            leading = takewhile(
+                lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs
+            )
+            parameters = [parameter for _, parameter in leading]
+            self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+            self._names = [p.name for p in parameters]
         self._key = frozenset(key)
         self._call, self._device, self._buckets = call, device, buckets
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
         self._typed: set[str] = set()  # arguments with a dtype
+        self._absent: set[str] = set()  # arguments that a call did not pass by position
         self._one_device: bool | None = None
         self._form = 0
         self.bind: Any = self._generate()
@@ -75,10 +94,12 @@ class Launcher:
             "_tb_facts": LaunchFacts,
             "_tb_other": self._launch_other,
             "_tb_exact": fast_key_of,
+            "_tb_general": self._general,
+            "_tb_given": _given,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
             "_tb_device": self._device,
-            **{f"_tb_default_{p.name}": p.default for p in self._parameters if p.default is not p.empty},
+            **{f"_tb_default_{name}": default for name, default in self._defaults.items()},
             **{f"_tb_class_{name}": kind for name, kind in self._seen.items()},
             **{f"_tb_bucket_{name}": read for name, read in self._buckets.items()},
         }
@@ -86,30 +107,39 @@ class Launcher:
         return namespace["bind"]
 
     def _source(self) -> str:
-        declared = [p.name if p.default is p.empty else f"{p.name}=_tb_default_{p.name}" for p in self._parameters]
+        declared = [f"{name}=_tb_default_{name}" if name in self._defaults else name for name in self._names]
+        declared += ["/"] if self._exact and self._names else []
         guards = [f"{n}.__class__ is _tb_class_{n}" for n in self._names if self._seen.get(n) is not None]
-        facts = [str(self._form), *filter(None, map(self._expression, self._names))]
+        facts = [repr(self._tag(self._form)), *filter(None, map(self._expression, self._names))]
         facts += [] if self._one_device else ["_tb_device()"]
         facts += ["*(_tb_named(_tb_kwargs) if _tb_kwargs else ())"]
-        arguments = "".join(f"{name}, " for name in self._names)
+        arguments = f"({''.join(f'{name}, ' for name in self._names)})"
+        passed = f"({''.join(f'{n}, ' for n in self._names if self._seen.get(n) is not NotGiven)})"
+        if any(self._seen.get(name) is None for name in self._absent):  # some calls pass it, some do not
+            passed = f"_tb_given({arguments})"
         fast = (" and ".join(guards) or "True") if self._form else "False"
         return "\n".join(
             [
                 "def bind(_tb_grid):",
                 f" def launch({', '.join([*declared, '**_tb_kwargs'])}):",
                 f"  if {fast}:",
-                f"   return _tb_call((_tb_grid, ({arguments}), _tb_kwargs), _tb_facts(({', '.join(facts)},)))",
-                f"  return _tb_other(_tb_grid, ({arguments}), _tb_kwargs)",
+                f"   return _tb_call((_tb_grid, {passed}, _tb_kwargs), _tb_facts(({', '.join(facts)},)))",
+                f"  return _tb_other(_tb_grid, {arguments}, _tb_kwargs)",
                 " return launch",
             ]
         )
+
+    def _tag(self, form: int) -> Hashable:
+        """Return the first fact: two forms of facts that have the same one have the same facts in the same places."""
+        return f"exact {form}" if self._exact else form
 
     def _expression(self, name: str) -> str:
         """Return the code that reads an argument: a key's value, or a tensor's dtype; guards check other classes."""
         kind = self._seen.get(name)
         if name in self._key:
             value = f"_tb_bucket_{name}({name})" if name in self._buckets else name
-            return value if kind is not None else f"_tb_exact({value})"
+            general = f"_tb_general({name!r}, {name})" if name in self._absent else f"_tb_exact({value})"
+            return value if kind is not None else general
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
@@ -124,21 +154,32 @@ class Launcher:
                 self._seen[name] = kind if known is kind else None
                 if getattr(value, "dtype", None) is not None:
                     self._typed.add(name)
+                if value is _NOT_GIVEN:
+                    self._absent.add(name)
             if before != self._seen or not self._form:
                 self._form += 1
                 self._one_device = self._device() is None
                 self.bind = self._generate()
         facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
         # With -1, because generated code counts its forms from 1, and puts other facts in other places.
-        return self._call((grid, args, kwargs), LaunchFacts((-1, *facts, self._device(), *self._named_facts(kwargs))))
+        every = LaunchFacts((self._tag(-1), *facts, self._device(), *self._named_facts(kwargs)))
+        return self._call((grid, _given(args) if self._exact else args, kwargs), every)
 
     def _general(self, name: str, value: object) -> Hashable:
         if name in self._buckets:
             value = self._buckets[name](value)
-        return fast_key_of(value) if name in self._key else kind_of(value)
+        return fast_key_of(value) if name in self._key and value is not _NOT_GIVEN else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
         return tuple((name, self._general(name, value)) for name, value in kwargs.items())
+
+
+def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments that were passed by position: all before the first that was not."""
+    count = len(args)
+    while count and args[count - 1] is _NOT_GIVEN:
+        count -= 1
+    return args[:count]
 
 
 def kind_of(value: Any) -> Hashable:
