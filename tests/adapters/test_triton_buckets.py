@@ -199,6 +199,11 @@ def test_a_grid_sees_the_new_size_in_the_variables_it_closes_over():
     assert found.launch.grid({}) == (128, 128)
 
 
+def test_a_grid_that_rounds_both_sizes_to_the_same_blocks_follows_all_the_same():
+    found = resized(torch.ones(100), torch.ones(1), grid=lambda meta: (triton.cdiv(meta["M"], 128),))
+    assert found.reason == ""
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

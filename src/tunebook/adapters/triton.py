@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from triton.runtime.autotuner import Autotuner
 
-from tunebook._base.errors import DefinitionError
 from tunebook.adapters._triton.attributes import MORE
 from tunebook.adapters._triton.buckets import kernel_buckets
 from tunebook.adapters._triton.check import output_check
-from tunebook.adapters._triton.engine import More, engine_of, watched
+from tunebook.adapters._triton.engine import More, engine_of, refuse_deferred_tuning, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import triton
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.adapters._triton.check import Reference
     from tunebook.adapters._triton.engine import Engine, Store
+    from tunebook.adapters._triton.heuristic import Heuristic
     from tunebook.adapters._triton.kernel import TritonKernel
 
 
@@ -85,6 +85,25 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
         return self._engine.tune(*args, grid=grid, budget=budget, progress=progress, **kwargs)
 
+    def tune_together(
+        self,
+        calls: Iterable[Sequence[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Tuned[LaunchConfig]:
+        """Find the configuration with the least mean time over several launches, and use it for each of them.
+
+        A launch is a tuple of its grid and its arguments, and may have a dict of keyword arguments as a third part.
+        `weights` weigh the launches, for example by how often each happens.
+        """
+        return self._engine.tune_together(calls, weights=weights, budget=budget, progress=progress)
+
+    def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
+        """Return the configuration that a launch would get now, without running anything; None if it would be tuned."""
+        return self._engine.config_for(*args, grid=grid, **kwargs)
+
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
         return self._engine.explain(*args, grid=grid, **kwargs)
@@ -110,7 +129,7 @@ def autotune(
     *,
     store: Store = None,
     policy: AutotunePolicy | None = None,
-    heuristic: triton.Config | Callable[..., triton.Config] | None = None,
+    heuristic: Heuristic | None = None,
     version: str = "0",
     processes: bool = True,
     devices: Sequence[int] | Literal["all"] = (),
@@ -143,11 +162,8 @@ def autotune(
     times for near sizes. `search="exhaustive"` races all of them; the other values are the strategies of `tunable`.
     `on_event` is called with each event of a choice.
     """
-    if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
-        raise DefinitionError(
-            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
-            "hold the user's own tensors; use 'autotune', or 'heuristics' with a heuristic="
-        )
+    if policy is not None:
+        refuse_deferred_tuning(policy)
     given = {
         "configs": configs,
         "key": key,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Made-up tensors may take this part of free memory; with less, a bucket is tuned at the caller's size.
 _PART_OF_FREE: Final = 0.25
+_MUCH: Final = 1024
 _AT: Final = "/at:"  # in a mode, before the sizes that were measured
 _SCALARS: Final = (bool, int, float, str, type(None))
 
@@ -156,7 +157,11 @@ def _resized(
     resized = with_values(launch, names, {**values, **made})
     resized.grid = _grid_at(launch.grid, grown, made_of)
     if grid_of(resized) == grid_of(launch):
-        raise _Ambiguous("the grid does not follow it")
+        # Perhaps both sizes need as many blocks: a grid that follows the size differs for a much larger one.
+        larger = with_values(launch, names, {name: _MUCH * size for name, size in own.items()})
+        larger.grid = _grid_at(launch.grid, {old: _MUCH * old for old in grown}, {})
+        if grid_of(larger) == grid_of(launch):
+            raise _Ambiguous("the grid does not follow it")
     return resized
 
 

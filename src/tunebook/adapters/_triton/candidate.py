@@ -65,6 +65,12 @@ def _decode(encoded: dict[str, Any]) -> LaunchConfig:
     return LaunchConfig(triton.Config(kwargs, **options))
 
 
+def from_values(values: Mapping[str, Any]) -> triton.Config:
+    """Return the configuration with these values by name; Triton's own options may be among them."""
+    kwargs = {name: value for name, value in values.items() if name not in _OPTIONS}
+    return triton.Config(kwargs, **{name: value for name, value in values.items() if name in _OPTIONS})
+
+
 register_codec(LaunchConfig, _encode, _decode)
 # Constants in a kernel's module: without these codecs, editing a constant would leave the kernel's checksum unchanged.
 register_codec(tl.constexpr, lambda constant: constant.value, tl.constexpr)

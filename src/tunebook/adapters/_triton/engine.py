@@ -18,6 +18,8 @@ from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import Buckets
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
+from tunebook._selection.autotune_tier import WOULD_TUNE
+from tunebook._selection.deferred_tuning import DEFERRED
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
@@ -33,7 +35,7 @@ from tunebook.adapters._triton.tuner import DeviceTuner
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -205,10 +207,8 @@ class Engine:
             raise DefinitionError("a launch takes no config=; write `with kernel.overlay(triton.Config(...)):`")
         if self.kernel.refresh(fields=False):
             self._start_over()
-        if len(self.kernel.configs) <= 1:
-            return self._selected(inv, problem, self.kernel.configs[0])
         key = self._triton_key(launch)
-        given = self.autotuner.cache.get(key) if key in self.autotuner.cache.written else None
+        given = self._given(key)
         if given is not None:
             return self._selected(inv, problem, given)
         candidates = self.kernel.candidate_cfgs(inv)
@@ -219,6 +219,7 @@ class Engine:
         )
         if both:
             raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
+        refuse_deferred_tuning(self.selector.policy)
         if len(candidates) == 1:
             selection = self._selected(inv, problem, candidates[0].config)
             self.autotuner.cache.publish(key, selection.config.config)
@@ -234,6 +235,12 @@ class Engine:
                 self._tell_listener(key, selection.config, cached=True)
         self.autotuner.cache.publish(key, selection.config.config)
         return selection
+
+    def _given(self, key: tuple[Any, ...]) -> triton.Config | None:
+        """Return the configuration that needs no choice: the only one, or the program's own for a key of Triton's."""
+        if len(self.kernel.configs) <= 1:
+            return self.kernel.configs[0]
+        return self.autotuner.cache.get(key) if key in self.autotuner.cache.written else None
 
     def _selected(
         self, inv: Invocation[LaunchConfig, Any], problem: Problem | None, config: triton.Config
@@ -332,6 +339,37 @@ class Engine:
         show = progress_for(progress, self.kernel.op_id)
         return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
 
+    def tune_together(
+        self,
+        calls: Iterable[Sequence[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Tuned[LaunchConfig]:
+        """Find the configuration with the least mean time over several launches, and use it for each of them."""
+        launches = []
+        for call in calls:
+            grid, args, *kwargs = call
+            if not isinstance(args, (tuple, list)) or len(kwargs) > 1:
+                raise DefinitionError(f"write a launch as (grid, arguments), as in (grid, (x, n)); got {call!r:.200}")
+            launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
+        show = progress_for(progress, self.kernel.op_id)
+        invs = [self.kernel.invocation(launch) for launch in launches]
+        return self.selector.tune_together(invs, self.kernel, weights, budget=budget, on_step=show)
+
+    def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
+        """Return the configuration that a launch would get now, without running anything; None if it would be tuned."""
+        launch = Launch(grid, args, kwargs)
+        inv = self.kernel.invocation(launch)
+        given = self._given(self._triton_key(launch))
+        if given is not None:
+            return self._selected(inv, None, given).config.config
+        found = self.selector.preview(inv, self.kernel)
+        if not isinstance(found, Selection) or ("autotune", WOULD_TUNE) in found.tried:
+            return None
+        return found.config.config
+
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
         return explain_call(self.selector, self.kernel.invocation(Launch(grid, args, kwargs)), self.kernel)
@@ -339,6 +377,15 @@ class Engine:
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
+
+
+def refuse_deferred_tuning(policy: AutotunePolicy) -> None:
+    """Raise `DefinitionError` for a policy that tunes after the call, when its tensors may hold something else."""
+    if policy.cache_miss_fallback in DEFERRED:
+        raise DefinitionError(
+            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
+            "hold the user's own tensors; use 'autotune', 'nearest', or 'heuristics' with a heuristic="
+        )
 
 
 def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:

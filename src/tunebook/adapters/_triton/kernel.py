@@ -23,6 +23,7 @@ from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
+from tunebook.adapters._triton.heuristic import heuristic_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,7 +236,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         given = self._heuristic
         if given is None:
             return super().heuristic_cfg(inv)
-        return self.candidate(given(inv.args[0].named(self.names)) if callable(given) else given)
+        made = self.candidate(heuristic_config(given, inv.args[0].named(self.names), self.names))
+        return next((known for known in self.all_candidates() if known.meta == made.meta), made)
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""

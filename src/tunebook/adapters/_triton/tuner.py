@@ -87,7 +87,8 @@ class DeviceTuner(Tuner):
 
                 there = with_trials(there)  # noqa: PLW2901 - the job of the block
             tuned = self._tune_there(there)
-        self._on_tuned(job.parts[0].args[0], tuned)
+        for part in job.parts:
+            self._on_tuned(part.args[0], tuned)
         return tuned
 
     def foregone(self, job: Job[LaunchConfig]) -> TuningFailed | None:  # type: ignore[override] # Triton kernels only
