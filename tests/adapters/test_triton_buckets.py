@@ -16,6 +16,7 @@ import tunebook as tb  # noqa: E402 - as above
 from tunebook._keys.buckets import Buckets  # noqa: E402 - as above
 from tunebook.adapters._triton.buckets import tuned_at  # noqa: E402 - as above
 from tunebook.adapters._triton.candidate import Launch  # noqa: E402 - as above
+from tunebook.adapters._triton.engine import More, engine_of  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -128,6 +129,15 @@ def test_pruning_sees_the_representative_so_that_a_bucket_has_one_list(gpu):
 def test_a_wrong_bucket_is_an_error_where_the_kernel_is_defined(bucket, match):
     with pytest.raises(tb.DefinitionError, match=match):
         bucketed(bucket=bucket)
+
+
+def test_buckets_for_many_kernels_may_name_arguments_that_one_does_not_have(gpu):
+    theirs = triton.autotune(CONFIGS, key=["M", "N"])(rows)
+    engine = engine_of(theirs, More(bucket={"M": tb.pow2, "T": tb.pow2}))
+    for m in (100, 101):
+        gpu.launches.clear()
+        engine.run(torch.ones(m, 16), torch.zeros(m, 16), m, 16, grid=lambda meta: (meta["M"],))
+    assert blocks_of(gpu) == [128]
 
 
 def test_values_that_are_not_numbers_are_in_no_bucket(gpu):

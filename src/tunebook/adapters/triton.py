@@ -6,14 +6,13 @@ costs about a microsecond more than a launch with a fixed configuration.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from triton.runtime.autotuner import Autotuner
 
 from tunebook.adapters._triton.attributes import MORE
-from tunebook.adapters._triton.buckets import kernel_buckets
-from tunebook.adapters._triton.check import output_check
-from tunebook.adapters._triton.engine import More, engine_of, refuse_deferred_tuning, watched
+from tunebook.adapters._triton.engine import engine_of, watched
+from tunebook.adapters._triton.options import read_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,18 +20,14 @@ if TYPE_CHECKING:
     import triton
 
     from tunebook._api.explain import Explanation
-    from tunebook._base.vocabulary import StrategyLike
-    from tunebook._kernel.kernel import AutotunePolicy
-    from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._tuning.job import Budget, Tuned
     from tunebook._tuning.progress import Progress
     from tunebook.adapters._triton.candidate import LaunchConfig
-    from tunebook.adapters._triton.check import Reference
-    from tunebook.adapters._triton.engine import Engine, Store
-    from tunebook.adapters._triton.heuristic import Heuristic
+    from tunebook.adapters._triton.engine import Engine, More
     from tunebook.adapters._triton.kernel import TritonKernel
+    from tunebook.adapters._triton.options import AutotuneOptions
 
 
 @watched
@@ -126,20 +121,7 @@ def autotune(
     use_cuda_graph: bool = False,  # noqa: FBT001, FBT002 - as in Triton
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = False,  # noqa: FBT001, FBT002 - as in Triton
-    *,
-    store: Store = None,
-    policy: AutotunePolicy | None = None,
-    heuristic: Heuristic | None = None,
-    version: str = "0",
-    processes: bool = True,
-    devices: Sequence[int] | Literal["all"] = (),
-    worker_setup: str = "",
-    bucket: Mapping[str, object] | None = None,
-    reference: Reference | None = None,
-    check: bool | str | Compare | None = None,
-    tolerance: Tolerance | None = None,
-    search: StrategyLike = "auto",
-    on_event: Callable[..., None] | None = None,
+    **options: Unpack[AutotuneOptions],
 ) -> Callable[[Any], TunedKernel]:
     """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
@@ -162,8 +144,6 @@ def autotune(
     times for near sizes. `search="exhaustive"` races all of them; the other values are the strategies of `tunable`.
     `on_event` is called with each event of a choice.
     """
-    if policy is not None:
-        refuse_deferred_tuning(policy)
     given = {
         "configs": configs,
         "key": key,
@@ -178,12 +158,5 @@ def autotune(
         "do_bench": do_bench,
         "cache_results": cache_results,
     }
-    if bucket is not None:
-        kernel_buckets(bucket, key or ())  # a mistake is an error here, not at the first launch
-    if search != "auto":
-        from tunebook.search import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
-
-        check_strategy(search)
-    checked = None if reference is check is tolerance is None else output_check(reference, check, tolerance)
-    more = More(store, policy, heuristic, version, processes, devices, worker_setup, bucket, checked, search, on_event)
+    more = read_options(options, key)
     return lambda fn: TunedKernel(fn, given, more)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from tunebook._tuning.job import Job
     from tunebook.adapters._triton.candidate import LaunchConfig
-    from tunebook.adapters._triton.kernel import TritonKernel
 
 # Made-up tensors may take this part of free memory; with less, a bucket is tuned at the caller's size.
 _PART_OF_FREE: Final = 0.25
@@ -102,19 +101,21 @@ def tuned_at(
 
 @contextmanager
 def standing_in(
-    job: Job[LaunchConfig], kernel: TritonKernel, free_bytes: Callable[[], float]
+    job: Job[LaunchConfig],
+    names: Sequence[str],
+    buckets: Buckets,
+    grid_of: Callable[[Launch], tuple[int, ...]],
+    free_bytes: Callable[[], float],
 ) -> Iterator[Job[LaunchConfig]]:
     """Let launches of the representative sizes stand in for the launches of a job inside the block.
 
     The sizes become a part of the measurement policy: times at different sizes never compare.
     """
     launches: list[Launch] = [part.args[0] for part in job.parts]
-    if not kernel.buckets.whole or _AT in job.conditions.mode:
+    if not buckets.whole or _AT in job.conditions.mode:
         yield job
         return
-    config = next(iter(kernel.candidates(kernel.invocation(launches[0]))))
-    grid_of = partial(kernel.grid_of, cfg=config)
-    measured = [tuned_at(launch, kernel.names, kernel.buckets, grid_of, free_bytes()) for launch in launches]
+    measured = [tuned_at(launch, names, buckets, grid_of, free_bytes()) for launch in launches]
     for launch, at in zip(launches, measured, strict=True):
         launch.stand_in = None if at.launch is launch else at.launch
     mode = f"{job.conditions.mode}{_AT}{';'.join(map(str, measured))}"

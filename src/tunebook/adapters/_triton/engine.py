@@ -86,7 +86,7 @@ class More(NamedTuple):
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
     worker_setup: str = ""
-    bucket: Mapping[str, object] | None = None
+    bucket: Mapping[str, object] | None = None  # of arguments that are not in the key of this kernel too
     output_check: OutputCheck | None = None
     search: StrategyLike = "auto"
     on_event: Callable[..., None] | None = None
@@ -110,7 +110,8 @@ class Engine:
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
-        self.kernel.buckets = kernel_buckets(more.bucket, self.kernel.key)
+        own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
+        self.kernel.buckets = kernel_buckets(own, self.kernel.key)
         self.kernel.output_check = more.output_check
         self.kernel.strategy = None if more.search == "auto" else more.search
         tuner = DeviceTuner(

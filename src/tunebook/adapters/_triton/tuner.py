@@ -24,6 +24,7 @@ from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from tunebook._base.vocabulary import Measurement
 
@@ -81,7 +82,7 @@ class DeviceTuner(Tuner):
 
     def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # Triton kernels only
         """Measure the candidates that are not known yet, and decide over all; the launch's arguments stay unchanged."""
-        with standing_in(job, self._kernel, self._free_bytes) as there:
+        with self._standing_in(job) as there:
             if there.search is not None:
                 from tunebook.adapters._triton.list_search import with_trials  # noqa: PLC0415 - for long lists
 
@@ -93,8 +94,13 @@ class DeviceTuner(Tuner):
 
     def foregone(self, job: Job[LaunchConfig]) -> TuningFailed | None:  # type: ignore[override] # Triton kernels only
         """Return the error of a tuning whose candidates are all known to fail; None if something would run."""
-        with standing_in(job, self._kernel, self._free_bytes) as there:
+        with self._standing_in(job) as there:
             return super().foregone(there)
+
+    def _standing_in(self, job: Job[LaunchConfig]) -> AbstractContextManager[Job[LaunchConfig]]:
+        kernel = self._kernel
+        grid_of = partial(kernel.grid_of, cfg=kernel.candidate(kernel.configs[0]))
+        return standing_in(job, kernel.names, kernel.buckets, grid_of, self._free_bytes)
 
     def _free_bytes(self) -> float:
         return math.inf if self._kernel.interpreted else device.interface().mem_get_info()[0]
