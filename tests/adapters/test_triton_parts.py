@@ -23,7 +23,7 @@ NAMES = st.text("ABCDEFG", min_size=1, max_size=4)
 CONFIGS = st.builds(
     triton.Config,
     st.dictionaries(NAMES, VALUES, max_size=4),
-    num_warps=st.sampled_from([1, 2, 4, 8]),
+    num_warps=st.sampled_from([1, 2, 4, 8, None]),
     num_stages=st.integers(1, 6),
     maxnreg=st.none() | st.integers(16, 255),
 )

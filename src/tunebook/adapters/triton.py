@@ -62,7 +62,7 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch. Heuristics around this kernel call it by this name."""
         if warmup:
-            return self.warmup(*args, grid=grid, **kwargs)
+            return self.warmup(*args, grid=grid, **kwargs)[0]
         return self._tunebook_launcher.bind(grid)(*args, **kwargs)
 
     def warmup(self, *args: Any, grid: Any = None, **kwargs: Any) -> list[Any]:

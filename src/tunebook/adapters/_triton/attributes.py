@@ -31,34 +31,34 @@ class WatchedCache(dict[tuple[Any, ...], Any]):
         """Show a configuration that was selected."""
         super().__setitem__(key, config)
 
-    def _told(self) -> None:
+    def _removed(self) -> None:
         self.written &= self.keys()
-        tell_engine(self._autotuner)
+        tell_engine(self._autotuner, tuned=True)
 
     def __setitem__(self, key: tuple[Any, ...], config: Any) -> None:
         super().__setitem__(key, config)
         self.written.add(key)
-        self._told()
+        tell_engine(self._autotuner)
 
     def __delitem__(self, key: tuple[Any, ...]) -> None:
         super().__delitem__(key)
-        self._told()
+        self._removed()
 
     def clear(self) -> None:
         """Forget all configurations; the book keeps them."""
         super().clear()
-        self._told()
+        self._removed()
 
     def pop(self, key: tuple[Any, ...], *default: Any) -> Any:
         """Remove a configuration, and return it."""
         found = super().pop(key, *default)
-        self._told()
+        self._removed()
         return found
 
     def popitem(self) -> tuple[tuple[Any, ...], Any]:
         """Remove the last configuration, and return it with its key."""
         found = super().popitem()
-        self._told()
+        self._removed()
         return found
 
     def update(self, *given: Any, **named: Any) -> None:
@@ -80,18 +80,29 @@ class WatchedCache(dict[tuple[Any, ...], Any]):
         return dict, (dict(self),)
 
 
-def tell_engine(autotuner: Autotuner) -> None:
+def tell_engine(autotuner: Autotuner, *, tuned: bool = False) -> None:
     """Tell the engine of an autotuner, if it has been built, that the program has written to an attribute."""
     engine: Any = vars(autotuner).get(ENGINE)
     if engine is not None and engine.autotuner is autotuner:
-        engine.forget()
+        engine.forget(tuned=tuned)
 
 
 class Watched:
-    """An attribute of an autotuner that the program may write to at any time; the next launch then selects anew."""
+    """An attribute of an autotuner that the program may write to at any time; the next launch then selects anew.
 
-    def __init__(self, name: str, kept_as: Callable[[Autotuner, Any], Any] = lambda _autotuner, value: value) -> None:
-        self._name, self._kept_as = name, kept_as
+    `kept_as(autotuner, value)` returns the value to keep. `mutable`: the program may write to the value that it gets,
+    and the next launch looks whether it did. `baked_in`: generated code holds the value, so it needs a new engine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kept_as: Callable[[Autotuner, Any], Any] = lambda _autotuner, value: value,
+        *,
+        mutable: bool = False,
+        baked_in: bool = False,
+    ) -> None:
+        self._name, self._kept_as, self._mutable, self._baked_in = name, kept_as, mutable, baked_in
 
     def __get__(self, autotuner: Autotuner | None, owner: type) -> Any:
         if autotuner is None:
@@ -100,14 +111,18 @@ class Watched:
             value = vars(autotuner)[self._name]
         except KeyError:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}") from None
-        if type(value) is list:
-            # The program may write to the list that it gets: the next launch looks whether it did.
+        if self._mutable and (engine := vars(autotuner).get(ENGINE)) is not None:
+            engine.look_again = True
             vars(autotuner).pop(LAUNCHER, None)
         return value
 
     def __set__(self, autotuner: Autotuner, value: Any) -> None:
         vars(autotuner)[self._name] = self._kept_as(autotuner, value)
-        tell_engine(autotuner)
+        if self._baked_in:
+            for name in (ENGINE, LAUNCHER):
+                vars(autotuner).pop(name, None)
+        else:
+            tell_engine(autotuner)
 
 
 class Stored:
@@ -123,3 +138,8 @@ class Stored:
         if engine is None:
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}")
         return vars(autotuner).setdefault(self._name, engine.stored(self._name))
+
+
+def state_without_engine(autotuner: Autotuner) -> dict[str, Any]:
+    """Return the state of an autotuner for a copy, which gets an engine of its own."""
+    return {name: value for name, value in vars(autotuner).items() if name not in (ENGINE, LAUNCHER)}

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
-from triton import knobs
+from triton import TritonError, knobs
 
 from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import DefinitionError, NoConfig, warn_once
+from tunebook._base.errors import CompileError, DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._hotpath.dispatcher import Dispatcher
-from tunebook._keys.buckets import Buckets
-from tunebook._memo.answer_memo import ConfigCache
+from tunebook._keys.buckets import Buckets, unknown_name
+from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.autotune_tier import WOULD_TUNE
 from tunebook._selection.deferred_tuning import DEFERRED
@@ -25,7 +27,15 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
-from tunebook.adapters._triton.attributes import ENGINE, LAUNCHER, MORE, Stored, Watched, WatchedCache
+from tunebook.adapters._triton.attributes import (
+    ENGINE,
+    LAUNCHER,
+    MORE,
+    Stored,
+    Watched,
+    WatchedCache,
+    state_without_engine,
+)
 from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
@@ -61,16 +71,19 @@ class _CurrentLauncher:
 # Attributes for a class of autotuners: set by `watched`, or by hand on a class that is not ours.
 WATCHED: Final[dict[str, Any]] = {
     "cache": Watched("cache", WatchedCache),
-    "configs": Watched("configs"),
+    "configs": Watched("configs", mutable=True),
+    "keys": Watched("keys", baked_in=True),
+    "fn": Watched("fn", baked_in=True),
     "configs_timings": Stored("configs_timings"),
     "bench_time": Stored("bench_time"),
     LAUNCHER: _CurrentLauncher(),
+    "__getstate__": state_without_engine,
 }
 T = TypeVar("T", bound=type)
 
 
 def watched(kind: T) -> T:
-    """Let a class of autotuners notice what a program writes to its attributes."""
+    """Let a class of autotuners notice when a program writes to its attributes, or copies it."""
     for name, attribute in WATCHED.items():
         setattr(kind, name, attribute)
     return kind
@@ -125,7 +138,12 @@ class Engine:
             on_tuned=self._publish,
         )
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
-            ConfigCache(), more.policy, tuner, open_persistent(self.kernel.op_id, more.store), on_event=more.on_event
+            ConfigCache(),
+            more.policy,
+            tuner,
+            open_persistent(self.kernel.op_id, more.store),
+            forbid_reautotune=False,  # `kernel.cache.clear()` tunes again, as with Triton
+            on_event=more.on_event,
         )
         self._dispatcher: Final = Dispatcher(
             self._implementation(),
@@ -137,9 +155,15 @@ class Engine:
             as_config=lambda config: config,
         )
         self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
+        self._pruned: Final[BoundedDict[Problem, list[LaunchConfig]]] = BoundedDict(CAPACITY)
+        self.look_again = False  # whether the program may have written to the configurations
         self._stored: Problem | None = None  # the problem whose answer was found in the book last
         if not isinstance(autotuner.cache, WatchedCache):  # of a class that is not watched
             autotuner.cache = WatchedCache(autotuner, autotuner.cache)
+        for option in ("reset_to_zero", "restore_value"):  # Triton checks them since 3.9
+            for name in getattr(self.kernel, option):
+                if name not in self.kernel.names:
+                    raise DefinitionError(f"{option}: {name!r} is unknown; {unknown_name(name, self.kernel.names)}")
         unknown = [name for name in self.kernel.key if name not in self.kernel.names]
         if unknown:
             warn_once(
@@ -151,8 +175,10 @@ class Engine:
 
     def launcher(self, *, exact: bool = False) -> Launcher:
         """Return the launcher for the next launches; `exact` passes arguments as the call did, which takes longer."""
-        if self.kernel.refresh():
-            self._start_over()
+        if self.look_again:
+            self.look_again = False
+            if self.kernel.refresh():
+                self._start_over()
         written = bool(self.autotuner.cache.written)
         exact = exact or self.kernel.sees_calls or written
         if (exact, written) not in self._launchers:
@@ -169,21 +195,23 @@ class Engine:
             )
         return self._launchers[exact, written]
 
-    def forget(self) -> None:
-        """Select anew at the next launch of each kind, because the program has written to the autotuner."""
+    def forget(self, *, tuned: bool = False) -> None:
+        """Select anew at the next launch of each kind; with `tuned`, from the book, or by tuning again."""
         vars(self.autotuner).pop(LAUNCHER, None)
+        if tuned:
+            self._pruned.clear()
+            self.selector.cache.clear()
         self._dispatcher.forget()
 
     def _start_over(self) -> None:
         """Forget all that depends on the configurations."""
         self._launchers.clear()
-        self.selector.cache.clear()
-        self.forget()
+        self.forget(tuned=True)
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch, as `Autotuner.run` does."""
         if warmup:
-            return self.warmup(*args, grid=grid, **kwargs)
+            return self.warmup(*args, grid=grid, **kwargs)[0]
         return self.launcher(exact=True).bind(grid)(*args, **kwargs)
 
     def _implementation(self) -> Callable[..., Any]:
@@ -202,54 +230,65 @@ class Engine:
     def _select(
         self, arguments: tuple[Any, ...], override: LaunchConfig | None, problem: Problem | None
     ) -> Selection[LaunchConfig]:
-        launch = Launch(*arguments[0])
-        inv = self.kernel.invocation(launch)
         if override is not None:
             raise DefinitionError("a launch takes no config=; write `with kernel.overlay(triton.Config(...)):`")
+        launch = Launch(*arguments[0])
+        self.autotuner.nargs = launch.positional(self.kernel.names)
+        try:
+            return self._select_for(launch, problem)
+        except NoConfig as error:
+            raise of_tritons_class(error) from error.__cause__
+        finally:
+            self.autotuner.nargs = None
+
+    def _select_for(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
         if self.kernel.refresh(fields=False):
             self._start_over()
-        key = self._triton_key(launch)
-        given = self._given(key)
-        if given is not None:
-            return self._selected(inv, problem, given)
-        candidates = self.kernel.candidate_cfgs(inv)
-        both = launch.kwargs.keys() & (
-            self.kernel.supplied_by_configs
-            if launch.candidates is None
-            else {n for c in candidates for n in c.config.kwargs}
-        )
-        if both:
-            raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
-        refuse_deferred_tuning(self.selector.policy)
-        if len(candidates) == 1:
-            selection = self._selected(inv, problem, candidates[0].config)
-            self.autotuner.cache.publish(key, selection.config.config)
-            return selection
+        inv = self.kernel.invocation(launch)
+        known = problem or self.kernel.problem(inv)
+        selection = self._fixed(known, inv)
+        if selection is None:
+            refuse_deferred_tuning(self.selector.policy)
         # While launches go into a CUDA graph, nothing may be measured or waited for.
-        if not self.kernel.interpreted and interface().is_current_stream_capturing():
-            selection = self._select_under_capture(launch, problem)
-        else:
-            selection = self.selector.select(inv, self.kernel, problem)
-        if selection.level == "persistent":
-            self._found(selection.problem)
-            if key not in self.autotuner.cache:
-                self._tell_listener(key, selection.config, cached=True)
-        self.autotuner.cache.publish(key, selection.config.config)
+        if selection is None and not self.kernel.interpreted and interface().is_current_stream_capturing():
+            selection = self._select_under_capture(launch, known)
+        selection = selection or self.selector.select(inv, self.kernel, known)
+        if len(self.kernel.configs) > 1:
+            key, shown = self._triton_key(launch), self.autotuner.cache
+            if selection.level == "persistent":
+                self._found(known)
+                if key not in shown:
+                    self._tell_listener(key, selection.config, cached=True)
+            shown.publish(key, selection.config.config)
         return selection
 
-    def _given(self, key: tuple[Any, ...]) -> triton.Config | None:
-        """Return the configuration that needs no choice: the only one, or the program's own for a key of Triton's."""
-        if len(self.kernel.configs) <= 1:
-            return self.kernel.configs[0]
-        return self.autotuner.cache.get(key) if key in self.autotuner.cache.written else None
+    def _fixed(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> Selection[LaunchConfig] | None:
+        """Return the only configuration that a launch may have; None if it is to be selected."""
+        source, only = "only candidate", self.kernel.configs[0]
+        if len(self.kernel.configs) > 1:
+            key, shown = self._triton_key(inv.args[0]), self.autotuner.cache
+            if key in shown.written:
+                source, only = "kernel.cache", shown[key]
+            else:
+                left = self._prune(problem, inv)
+                if len(left) > 1:
+                    return None
+                only = left[0].config
+        config = cast("LaunchConfig", find_overlay(problem) or self.kernel.candidate(only))
+        return Selection(problem, config, source, "heuristics", None, remember=False, tried=())
 
-    def _selected(
-        self, inv: Invocation[LaunchConfig, Any], problem: Problem | None, config: triton.Config
-    ) -> Selection[LaunchConfig]:
-        """Return the only configuration that a launch may have, unless an overlay gives it another."""
-        known = problem or self.kernel.problem(inv)
-        only = cast("LaunchConfig", find_overlay(known) or self.kernel.candidate(config))
-        return Selection(known, only, "only candidate", "heuristics", None, remember=False, tried=())
+    def _prune(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> list[LaunchConfig]:
+        """Return the candidates; the user's pruning is asked once for all launches of a problem, as Triton does it."""
+        launch: Launch = inv.args[0]
+        launch.candidates = self._pruned.get(problem)
+        left, supplied = self.kernel.candidate_cfgs(inv), self.kernel.supplied_by_configs
+        if launch.candidates is not None:  # which the user's pruning may have made
+            self._pruned[problem] = left
+            supplied = frozenset(name for candidate in left for name in candidate.config.kwargs)
+        both = launch.kwargs.keys() & supplied
+        if both:
+            raise DefinitionError(f"{', '.join(sorted(both))}: given by the call and by configurations; leave it out")
+        return left
 
     def _found(self, problem: Problem) -> None:
         """Let `configs_timings` and `bench_time` be read from the book when they are asked for."""
@@ -272,7 +311,7 @@ class Engine:
             if m.fingerprint in known and m.code == self.kernel.code_checksum
         }
 
-    def _select_under_capture(self, launch: Launch, problem: Problem | None) -> Selection[LaunchConfig]:
+    def _select_under_capture(self, launch: Launch, problem: Problem) -> Selection[LaunchConfig]:
         """Choose without running anything: a known configuration, or the heuristic, or an error with a remedy."""
         try:
             with policy_override(self.selector, allow_autotune=False):
@@ -361,19 +400,19 @@ class Engine:
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration that a launch would get now, without running anything; None if it would be tuned."""
-        launch = Launch(grid, args, kwargs)
-        inv = self.kernel.invocation(launch)
-        given = self._given(self._triton_key(launch))
-        if given is not None:
-            return self._selected(inv, None, given).config.config
-        found = self.selector.preview(inv, self.kernel)
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        problem = self.kernel.problem(inv)
+        found = self._fixed(problem, inv) or self.selector.preview(inv, self.kernel, problem)
         if not isinstance(found, Selection) or ("autotune", WOULD_TUNE) in found.tried:
             return None
         return found.config.config
 
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
-        return explain_call(self.selector, self.kernel.invocation(Launch(grid, args, kwargs)), self.kernel)
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        explained = explain_call(self.selector, inv, self.kernel)
+        fixed = self._fixed(explained.problem, inv)
+        return explained if fixed is None else replace(explained, selection=fixed)
 
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
@@ -393,6 +432,29 @@ def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:
     """Return the user's `do_bench`; for the deprecated arguments, Triton puts a function of its own in its place."""
     deprecated = autotuner.use_cuda_graph or autotuner.num_warmups is not None or autotuner.num_reps is not None
     return None if deprecated else cast("Callable[..., Any] | None", autotuner._do_bench)  # noqa: SLF001 - Triton's
+
+
+def of_tritons_class(error: NoConfig) -> NoConfig:
+    """Return the same error, as one of Triton's class too where all candidates failed by Triton's own errors."""
+    failed = error.__cause__.exceptions if isinstance(error.__cause__, TuningFailed) else ()
+    causes = [each.__cause__ if isinstance(each, CompileError) else each for each in failed]
+    first = next((cause for cause in causes if isinstance(cause, TritonError)), None)
+    if first is None:
+        return error
+    made: NoConfig = _failure_class(cast("Any", type(first)))(*_parts(error))
+    vars(made).update({name: value for name, value in vars(first).items() if name not in vars(made)})
+    return made
+
+
+@cache
+def _failure_class(kind: Any) -> Any:
+    # Its text is ours; a pickle has the plain class, because another process may not have Triton.
+    plain: dict[str, Any] = {"__str__": Exception.__str__, "__reduce__": lambda self: (NoConfig, _parts(self))}
+    return type("NoConfig", (NoConfig, kind), plain)
+
+
+def _parts(error: NoConfig) -> tuple[object, ...]:
+    return error.op, error.tried, error.remedy
 
 
 def _quantiles_ms(samples_s: Sequence[float]) -> list[float]:

@@ -208,11 +208,11 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         """Ask Triton's own pruning, whose rules differ from version to version."""
         own = self._autotuner
         with self._pruning:
-            own.nargs = launch.positional(self.names)
+            before, own.nargs = getattr(own, "nargs", None), launch.positional(self.names)
             try:
                 left: Sequence[triton.Config] = own.prune_configs(launch.keywords)
             finally:
-                own.nargs = None
+                own.nargs = before
         if not left:
             raise DefinitionError(f"top_k={own.configs_top_k!r} leaves none of {len(self.configs)} configurations")
         return left

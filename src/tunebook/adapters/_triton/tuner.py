@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
+from triton import knobs
 from triton.runtime import driver
 
 from tunebook._base.errors import TuningFailed, Unsupported
@@ -195,6 +196,8 @@ class DeviceTuner(Tuner):
 
         Its first call returns the result of `check`, which is called while the outputs are there.
         """
+        if knobs.autotuning.print:
+            sys.stdout.write(f"Autotuning kernel {self._kernel.function.__name__} with config {candidate.config}\n")
         grid, args, kwargs = launch
         run: Callable[[], object] = partial(
             self._kernel.fn.run, *args, grid=grid, warmup=False, **kwargs, **candidate.meta
