@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -97,6 +102,11 @@ def test_the_record_says_at_which_size_a_bucket_was_measured(gpu):
 def test_a_bucket_that_stands_for_itself_runs_on_the_callers_tensors(gpu, seen):
     launch(bucketed(), 128)
     assert set(seen) == {(128, 128)}
+
+
+def test_without_a_representative_the_first_launch_is_measured(gpu, seen):
+    launch(bucketed(representative=False), 100)
+    assert set(seen) == {(100, 100)}
 
 
 def test_other_arguments_of_the_key_still_count(gpu):
@@ -230,3 +240,43 @@ def test_an_ambiguous_launch_is_tuned_at_the_callers_size(options, reason):
     found = resized(**{"x": torch.ones(100, 16), "y": torch.ones(1), **options})
     assert reason in found.reason
     assert found.launch.args[2] == options.get("m", 100)
+
+
+# ------------------------------------------------------------------------------------------------ on a real computation
+
+INTERPRETED = """
+import torch, triton, triton.language as tl
+import tunebook as tb
+from tunebook.adapters.triton import autotune
+
+# A wrong candidate leaves out the last column, and is faster by that: only the check can reject it.
+configs = [triton.Config({"BLOCK": 16, "SKIP": skip}) for skip in (0, 1, 2)]
+
+@autotune(configs, key=["M", "N"], bucket={"M": tb.pow2}, reference=lambda x, out, M, N, stride: {"out": 2 * x})
+@triton.jit
+def double(x, out, M, N, stride, BLOCK: tl.constexpr, SKIP: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    inside = at < N - SKIP
+    row = tl.program_id(0) * stride
+    tl.store(out + row + at, tl.load(x + row + at, inside) * 2, inside)
+
+def launch(m):
+    x, out = torch.rand(m, 16), torch.zeros(m, 16)
+    double[lambda meta: (m,)](x, out, m, 16, x.stride(0))
+    assert torch.equal(out, 2 * x)
+
+launch(5)
+for m in (6, 7, 8):
+    assert double.config_for(torch.rand(m, 16), torch.zeros(m, 16), m, 16, 16) is configs[0], m
+    launch(m)
+text = str(double.explain(torch.rand(5, 16), torch.zeros(5, 16), 5, 16, 16))
+assert "/at:M=8" in text and "2 with wrong-result" in text, text
+"""
+
+
+def test_a_real_kernel_is_tuned_at_the_representative_and_checked_there(tmp_path):
+    script = tmp_path / "interpreted.py"
+    script.write_text(INTERPRETED)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(tb.__file__).parents[1])}
+    said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr

@@ -107,6 +107,16 @@ def test_a_wrong_candidate_that_writes_to_its_input_does_not_harm_the_others(gpu
     assert torch.equal(out, 2 * torch.arange(1024.0))
 
 
+@pytest.mark.parametrize("reference", ["first", by_name])
+def test_a_candidate_that_leaves_out_a_part_is_not_saved_by_the_one_before_it(gpu, reference):
+    def leaves_out(facts, given):
+        part = slice(0, -1 if facts["BLOCK"] == WRONG else None)
+        given["out_ptr"][part] = 2 * given["x_ptr"][part]
+
+    gpu.effect = leaves_out
+    assert tuned(reference=reference)[0].best_config.kwargs == {"BLOCK": 128}
+
+
 def test_outputs_that_are_already_right_are_checked_all_the_same(gpu):
     kernel = autotune(CONFIGS, key=["n"], check=True)(double)
     x, _, n = arguments()

@@ -136,7 +136,8 @@ def autotune(
     GPUs that share the candidates, or "all"; GPUs of another model are not used.
 
     `bucket` makes launches with nearby values of a key argument share an entry: `bucket={"M": tunebook.pow2}`. A bucket
-    is tuned at its representative size where that can be made up. `reference` is "first", a configuration, or a
+    is tuned at its representative size where that can be made up; `representative=False` tunes it at the size of the
+    launch that comes first. `reference` is "first", a configuration, or a
     function of the kernel's arguments that returns the expected outputs; candidates with other outputs are rejected.
     `check` and `tolerance` are as for `tunable`; without any of the three, outputs are not checked.
 

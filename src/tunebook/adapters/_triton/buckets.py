@@ -106,16 +106,24 @@ def standing_in(
     buckets: Buckets,
     grid_of: Callable[[Launch], tuple[int, ...]],
     free_bytes: Callable[[], float],
+    *,
+    resize: bool = True,
 ) -> Iterator[Job[LaunchConfig]]:
     """Let launches of the representative sizes stand in for the launches of a job inside the block.
 
-    The sizes become a part of the measurement policy: times at different sizes never compare.
+    The sizes become a part of the measurement policy: times at different sizes never compare. Without `resize`, the
+    launches stand for themselves.
     """
     launches: list[Launch] = [part.args[0] for part in job.parts]
     if not buckets.whole or _AT in job.conditions.mode:
         yield job
         return
-    measured = [tuned_at(launch, names, buckets, grid_of, free_bytes()) for launch in launches]
+    measured = [
+        tuned_at(launch, names, buckets, grid_of, free_bytes())
+        if resize
+        else TunedAt(launch, sizes_of(launch, names, buckets)[0], "representative=False")
+        for launch in launches
+    ]
     for launch, at in zip(launches, measured, strict=True):
         launch.stand_in = None if at.launch is launch else at.launch
     mode = f"{job.conditions.mode}{_AT}{';'.join(map(str, measured))}"

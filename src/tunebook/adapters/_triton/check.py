@@ -141,7 +141,9 @@ class LaunchCheck:
         self._saved.restore()
         with Attempt() as attempt:
             self._expected = reference(*launch.args, **launch.kwargs)
-        self._saved.notice()
+        # Not by `notice`, which is for the first run of the kernel: it shows which tensors are put back between runs.
+        self._saved.written()
+        self._saved.restore()
         if attempt.trial.error is not None:
             raise TuningFailed("the reference failed", [attempt.trial.error])
         if isinstance(self._expected, Mapping):

@@ -103,6 +103,7 @@ class More(NamedTuple):
     output_check: OutputCheck | None = None
     search: StrategyLike = "auto"
     on_event: Callable[..., None] | None = None
+    representative: bool = True
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -125,7 +126,7 @@ class Engine:
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
         own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
         self.kernel.buckets = kernel_buckets(own, self.kernel.key)
-        self.kernel.output_check = more.output_check
+        self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
         self.kernel.strategy = None if more.search == "auto" else more.search
         tuner = DeviceTuner(
             self.kernel,

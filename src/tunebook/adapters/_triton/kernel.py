@@ -54,6 +54,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     """
 
     buckets = Buckets()
+    representative = True  # whether a bucket is tuned at its representative size
     output_check: OutputCheck | None = None
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 

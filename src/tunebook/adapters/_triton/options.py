@@ -31,6 +31,7 @@ class AutotuneOptions(TypedDict, total=False):
     devices: Sequence[int] | Literal["all"]
     worker_setup: str
     bucket: Mapping[str, object] | None
+    representative: bool
     reference: Reference | None
     check: bool | str | Compare | None
     tolerance: Tolerance | None

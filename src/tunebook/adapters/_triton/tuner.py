@@ -101,7 +101,8 @@ class DeviceTuner(Tuner):
     def _standing_in(self, job: Job[LaunchConfig]) -> AbstractContextManager[Job[LaunchConfig]]:
         kernel = self._kernel
         grid_of = partial(kernel.grid_of, cfg=kernel.candidate(kernel.configs[0]))
-        return standing_in(job, kernel.names, kernel.buckets, grid_of, self._free_bytes)
+        resize = kernel.representative
+        return standing_in(job, kernel.names, kernel.buckets, grid_of, self._free_bytes, resize=resize)
 
     def _free_bytes(self) -> float:
         return math.inf if self._kernel.interpreted else device.interface().mem_get_info()[0]
