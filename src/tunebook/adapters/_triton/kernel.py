@@ -14,7 +14,7 @@ from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
-from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
 SCALARS: Final = (bool, int, float, str, type(None))
+
+
+def _keyed(value: object) -> object:
+    """Return a value for the book's key; Triton takes any object with a hash, and writes it down by its text."""
+    try:
+        call_key({"": value})
+    except UnkeyableError:
+        hash(value)
+        return f"{type(value).__qualname__}: {value}"
+    return value
 
 
 class Hooks(NamedTuple):
@@ -141,7 +151,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         launch: Launch = inv.args[0]
         device = host_cpu() if self.interpreted else device_name(current_device())
         arguments = launch.positional(self.names) | launch.kwargs
-        key = {name: arguments[name] for name in self.key if name in arguments}
+        key = {name: _keyed(arguments[name]) for name in self.key if name in arguments}
         dtypes = {
             f"{name}.dtype": str(argument.dtype)
             for name, argument in sorted(arguments.items())
