@@ -855,6 +855,15 @@ def test_an_autotuner_around_an_object_of_another_library_is_tuned_too(gpu):
     assert ran[-1] == 16
 
 
+def test_an_overlay_stands_before_a_written_configuration_and_leaves_it(gpu):
+    kernel = ours(blocks(128, 256), key=["n"])(add)
+    kernel.cache[256, *("torch.float32",) * 3] = blocks(64)[0]
+    with kernel.overlay(blocks(32)[0]):
+        kernel[GRID](*tensors())
+    kernel[GRID](*tensors())
+    assert [facts["BLOCK"] for facts in gpu.launches] == [32, 64]
+
+
 def test_explain_says_that_the_program_gave_the_configuration(gpu):
     kernel = ours(blocks(128, 256), key=["n"])(add)
     kernel.cache[256, *("torch.float32",) * 3] = blocks(64)[0]
