@@ -98,13 +98,14 @@ class More(NamedTuple):
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
-    """Return the engine of an autotuner; the first call builds it, with the options `more`."""
+    """Return the engine of an autotuner; the first call builds it, with the options `more`, and keeps the options."""
     engine: Engine | None = vars(autotuner).get(ENGINE)
     if engine is None or engine.autotuner is not autotuner:  # a copy of an autotuner has the engine of the original
         with _building:
             engine = vars(autotuner).get(ENGINE)
             if engine is None or engine.autotuner is not autotuner:
-                engine = Engine(autotuner, more or vars(autotuner).get(MORE) or More())
+                setattr(autotuner, MORE, more or vars(autotuner).get(MORE) or More())
+                engine = Engine(autotuner, vars(autotuner)[MORE])
                 setattr(autotuner, ENGINE, engine)
     return engine
 
