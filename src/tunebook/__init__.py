@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tunebook._api.tune_cache import TuneCache as TuneCache
     from tunebook._api.tune_cache import TuneCacheResult as TuneCacheResult
     from tunebook._api.tune_cache import Unchecked as Unchecked
+    from tunebook._arrays.device_families import device_alias as device_alias
     from tunebook._arrays.device_fingerprint import device_fingerprint as device_fingerprint
     from tunebook._arrays.device_fingerprint import environment_fingerprint as environment_fingerprint
     from tunebook._arrays.device_fingerprint import get_device_platform as get_device_platform
@@ -110,6 +111,7 @@ _NAMES = {
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
     "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult CacheEntry ChecksumState Done Hit Match Miss "
     "NoMatch Pending ToBeVerified TuneCache TuneCacheResult Unchecked",
+    "_arrays.device_families": "device_alias",
     "_arrays.device_fingerprint": "device_fingerprint environment_fingerprint get_device_platform",
     "_arrays.library": "ArrayLibrary ArraySpec register_array_library",
     "_base.config_codec": "register_codec",

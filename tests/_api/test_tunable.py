@@ -492,3 +492,58 @@ def test_type_checkers_are_told_every_option_by_every_overload():
     signatures = [inspect.signature(each) for each in typing.get_overloads(tb.tunable)]
     assert len(signatures) == 3
     assert {s.parameters["options"].annotation for s in signatures} == {"Unpack[TunableOptions]"}
+
+
+class TestConfigFor:
+    def test_it_is_the_configuration_of_the_call_and_runs_nothing_for_the_caller(self):
+        ran = []
+
+        @tb.tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False, check=False)
+        def scale(x, factor=2, *, config):
+            ran.append(factor)
+            return config.step
+
+        config = scale.config_for(np.ones(4), factor=3)  # tunes, as the call would
+        tuned = len(ran)
+        assert scale.config_for(np.ones(4), factor=3) is config
+        assert len(ran) == tuned
+        assert scale(np.ones(4), 3) == config.step
+        assert scale(np.ones(4), 3, config=config) == config.step
+
+    def test_the_answer_is_the_same_in_another_thread(self):
+        @tb.tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False, check=False)
+        def scale(x, *, config):
+            return config.step
+
+        here = scale.config_for(np.ones(4))
+        with ThreadPoolExecutor(1) as backward:
+            assert backward.submit(scale.config_for, np.ones(4)).result() is here
+
+    def test_a_method_is_asked_about_its_object(self):
+        class Layer:
+            @tb.tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False, check=False, key=["x"])
+            def forward(self, x, *, config):
+                return config.step
+
+        layer = Layer()
+        assert layer.forward(np.ones(4)) == layer.forward.config_for(np.ones(4)).step
+
+    def test_overlays_and_incremental_tuning_are_heeded(self):
+        policy = tb.AutotunePolicy(cache_miss_fallback="incremental")
+
+        @tb.tunable(space=[{"step": 1}, {"step": 2}], heuristic={"step": 1}, store=False, check=False, policy=policy)
+        def scale(x, *, config):
+            return config.step
+
+        scale(np.ones(4))
+        assert scale.config_for(np.ones(4)).step == 1
+        with scale.overlay(step=2):
+            assert scale.config_for(np.ones(4)).step == 2
+
+    def test_arguments_that_do_not_fit_are_the_error_of_a_call(self):
+        @tb.tunable(space=[{"step": 1}], store=False)
+        def scale(x, *, config):
+            return config.step
+
+        with pytest.raises(TypeError, match="'y'"):
+            scale.config_for(np.ones(4), y=1)

@@ -15,6 +15,7 @@ from tunebook._arrays.device_fingerprint import (
     environment,
     environment_fingerprint,
     get_device_platform,
+    gpu_driver,
 )
 from tunebook._base.errors import DefinitionError
 
@@ -210,3 +211,24 @@ def test_the_fingerprint_is_the_environment_in_one_line():
     assert json.loads(environment_fingerprint(["numpy"])) == environment(["numpy"])
     assert environment_fingerprint(["numpy"]) != environment_fingerprint(["numpy"], {"cc": "gcc"})
     assert environment_fingerprint(["a", "b"]) == environment_fingerprint(["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("files", "driver"),
+    [
+        ({"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64  570.86.10  Release"}, "nvidia 570.86.10"),
+        ({"sys/module/amdgpu/version": "6.10.5\n"}, "amdgpu 6.10.5"),
+        ({"sys/module/amdgpu/refcnt": "1"}, f"amdgpu of Linux {os.uname().release}"),
+        ({"sys/module/xe/refcnt": "1"}, f"xe of Linux {os.uname().release}"),
+        ({"sys/module/i915/version": "1.25\n", "proc/driver/nvidia/version": "X  550.54  Y"}, "nvidia 550.54"),
+    ],
+)
+def test_the_driver_of_each_maker_is_named(files, driver, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert gpu_driver(tmp_path) == {"driver": driver}
+
+
+def test_a_machine_without_a_gpu_has_no_driver(tmp_path):
+    assert gpu_driver(tmp_path) == {}

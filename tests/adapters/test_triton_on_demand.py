@@ -127,6 +127,16 @@ def test_the_configuration_of_a_launch_can_be_asked_for(gpu):
     assert len(gpu.launches) == ran
 
 
+def test_with_a_grid_the_launch_is_tuned_first_and_not_launched_for_the_caller(gpu):
+    gpu.effect = lambda _facts, arguments: arguments["x_ptr"].mul_(2)
+    kernel, (x, n) = kernel_of(), tensor(1024)
+    assert kernel.config_for(x, n, grid=grid) is CONFIGS[2]
+    assert torch.equal(x, torch.ones(n))
+    ran = len(gpu.launches)
+    assert kernel.config_for(x, n, grid=grid) is CONFIGS[2]
+    assert len(gpu.launches) == ran
+
+
 def test_the_only_configuration_and_one_that_the_program_wrote_are_known(gpu):
     assert autotune(CONFIGS[1:2], key=["n"])(scale).config_for(*tensor(64)) is CONFIGS[1]
     kernel = kernel_of()

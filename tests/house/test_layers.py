@@ -15,6 +15,7 @@ ROOT = Path(tunebook.__file__).parent
 
 # A module imports from its own folder and from the folders below it. This is the picture in CONTRIBUTING.md.
 FOLDERS = {
+    "_cli/_startup": "runs at the start of the Python processes under `tunebook run`",
     "_cli": "the `tunebook` command: one file per verb",
     "adapters": "one file per framework; nothing else imports a framework",
     "adapters/_jax": "parts of the JAX adapter",

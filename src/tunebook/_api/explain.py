@@ -132,7 +132,9 @@ class Explanation:
         selection = self.selection
         if isinstance(selection, Selection):
             yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}")
-            if selection.guess is not None:
+            if selection.trust is not None:
+                yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
+            elif selection.guess is not None:
                 yield _item("a guess", str(selection.guess), 12)
         else:
             yield ExplanationLine("answer", "answer: none")

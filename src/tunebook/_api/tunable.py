@@ -47,6 +47,9 @@ class Tunable(Protocol[R_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         """Run with the best known configuration; tune on the first call of its kind."""
 
+    def config_for(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the configuration that a call gets, tuned first if need be; the function is not run for the caller."""
+
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Say which configuration a call gets and why, without running or tuning anything."""
 
@@ -85,13 +88,20 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
         select=select, selector=selector, observe=observe, as_config=as_config,
     )  # fmt: skip
     kernel.runner, kernel.selector = dispatcher.run, selector
+
+    def config_for(*args: Any, **kwargs: Any) -> Any:
+        arguments = kernel.call(args, kwargs).args
+        config, exploration = dispatcher.choose(arguments)
+        # A candidate that is tried in a call of the user's is measured there; anywhere else the usual one serves.
+        return config if exploration is None else select(arguments, None, None).config
+
     signature = inspect.signature(kernel.function)
     given = signature.parameters.values()
     parameters = [p.replace(default=None, kind=p.KEYWORD_ONLY) if p.name == "config" else p for p in given]
     call = update_wrapper(dispatcher.function, kernel.function)
     # Attributes on a function: a class with `__call__` would make every tuned call half as slow again.
     call.__dict__.update(
-        kernel=kernel, selector=selector, explain=explain, overlay=overlay, problem=problem,
+        kernel=kernel, selector=selector, config_for=config_for, explain=explain, overlay=overlay, problem=problem,
         __signature__=signature.replace(parameters=sorted(parameters, key=lambda p: p.kind)),
     )  # fmt: skip
     return cast("Tunable[Any]", TunableMethod(call) if is_method(kernel.function, signature) else call)
@@ -309,7 +319,7 @@ def _known_by(
 ) -> Selection[Any] | None:
     """Return the known answer to a call; None without one, or if a budget cut its tuning short."""
     known = selector.preview(inv, kernel, problem)
-    if isinstance(known, NoSelection) or known.event != "cache_hit":
+    if isinstance(known, NoSelection) or known.event != "cache_hit" or known.trust is not None:
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
     facts = {} if record is None else record.body.provenance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from tunebook._arrays.device_fingerprint import environment, nvidia_driver
+from tunebook._arrays.device_fingerprint import environment, gpu_driver
 from tunebook._base.record_format import canonical_json
 
 
@@ -50,7 +50,7 @@ def installed_version(name: str) -> str | None:
     if name == "python":
         return environment()["python"]
     if name == "driver":
-        return nvidia_driver().get("driver")
+        return gpu_driver().get("driver")
     from importlib import metadata  # noqa: PLC0415 - loaded late: 15 ms
 
     try:

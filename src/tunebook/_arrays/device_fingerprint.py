@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -118,17 +119,28 @@ def environment(libraries: Iterable[str] = (), extra: Mapping[str, str] | None =
 def driver_of(device: object) -> Mapping[str, str]:
     """Return the version of a device's driver, which is software too; empty for the host's processor."""
     own = library_named(root_module(type(device))).driver(device)
-    return own if own is not None else nvidia_driver() if platform_of(device) == "gpu" else {}
+    return own if own is not None else gpu_driver() if platform_of(device) == "gpu" else {}
 
 
 @cache
-def nvidia_driver() -> dict[str, str]:
-    """Return the version of NVIDIA's driver on this machine, as `driver_of` gives it; empty without one."""
+def gpu_driver(root: Path = Path("/")) -> dict[str, str]:
+    """Return the version of the GPU driver on this machine, as `driver_of` gives it; empty if it cannot be seen."""
     try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return {}  # another vendor's, or another system
+        return _driver_of_kernel(root)
     return {"driver": f"nvidia {nvidia_version(text)}"}
+
+
+def _driver_of_kernel(root: Path) -> dict[str, str]:
+    """Return the version of AMD's or Intel's driver: its own, or the kernel's if it came with the kernel."""
+    for module in ("amdgpu", "xe", "i915"):
+        folder = root / "sys/module" / module
+        with suppress(OSError):
+            return {"driver": f"{module} {(folder / 'version').read_text(encoding='utf-8').strip()}"}
+        if folder.is_dir():
+            return {"driver": f"{module} of Linux {os.uname().release}"}
+    return {}
 
 
 def nvidia_version(text: str) -> str:

@@ -6,11 +6,13 @@ Every function reads the environment anew, so that a test or a launcher can chan
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from tunebook._base.errors import DefinitionError
+from tunebook._base.vocabulary import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +54,12 @@ SETTINGS: Final = (
         "records are not signed",
         "signs records for the shared book and bundles, and refuses records without a valid signature",
     ),
+    Setting(
+        "TUNEBOOK_TRUST",
+        "exact, versions, candidates, code, family, near or any",
+        "family in the modes frozen and replay, else exact",
+        "how far an entry of the book may be from the call that it answers",
+    ),
     Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
     Setting(
         "TUNEBOOK_LOCKS",
@@ -60,11 +68,26 @@ SETTINGS: Final = (
         "where processes that measure on one device wait for each other; containers need the same directory",
     ),
     Setting("TUNEBOOK_RECORD", "1 or 0", "0", "1 notes every call of an `Executor`, for `get_invocations`"),
+    Setting(
+        "TUNEBOOK_RUN",
+        "JSON, written by `tunebook run`",
+        "not under `tunebook run`",
+        "options of `tunebook run` for the processes of its command, and where they report",
+    ),
 )
 HOME_VARIABLE: Final = SETTINGS[0].name
 
 
-_ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN")
+class RunOptions(NamedTuple):
+    """The options of `tunebook run` for each process of its command; processes report in `folder`."""
+
+    folder: str
+    packages: tuple[str, ...] | None = None
+    budget: str | None = None
+    record: bool = False
+
+
+_ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN", "TUNEBOOK_TRUST")
 _listeners: Final[list[Callable[[], object]]] = []
 
 
@@ -103,6 +126,23 @@ def recording_wanted() -> bool:
     return "1" in (os.environ.get("TUNEBOOK_RECORD"), os.environ.get("EJKERNEL_OPS_RECORD"))
 
 
+def run_options() -> RunOptions | None:
+    """Return the options of the `tunebook run` that this process belongs to, or None."""
+    given = os.environ.get("TUNEBOOK_RUN")
+    if not given:
+        return None
+    folder, packages, budget, record = json.loads(given)
+    return RunOptions(folder, None if packages is None else tuple(packages), budget, record)
+
+
+def environment_under(options: RunOptions, startup: str, *, mode: Mode | None, home: str | None) -> dict[str, str]:
+    """Return the environment of a command whose Python processes run `sitecustomize.py` of the folder `startup`."""
+    # An empty part of PYTHONPATH would be the working directory.
+    places = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
+    given = {"TUNEBOOK_MODE": mode, HOME_VARIABLE: home, "PYTHONPATH": places, "TUNEBOOK_RUN": json.dumps(options)}
+    return {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+
+
 def stamp_form() -> str | None:
     """Return the form of the labels that an `Executor` puts into compiled programs: "hash", "json" or None."""
     form = os.environ.get("EJKERNEL_OPS_STAMP", "none").lower()
@@ -114,6 +154,14 @@ def mode() -> Mode:
     asked = os.environ.get("TUNEBOOK_MODE") or "normal"
     if asked not in get_args(Mode):
         raise DefinitionError(f"invalid TUNEBOOK_MODE={asked!r}; use one of {', '.join(get_args(Mode))}")
+    return asked  # type: ignore[return-value] # one of the literals
+
+
+def trust_setting() -> Trust | None:
+    """Return how far an entry may be from the call that it answers, if the environment says so."""
+    asked = os.environ.get("TUNEBOOK_TRUST") or None
+    if asked not in (None, *get_args(Trust)):
+        raise DefinitionError(f"invalid TUNEBOOK_TRUST={asked!r}; use one of {', '.join(get_args(Trust))}")
     return asked  # type: ignore[return-value] # one of the literals
 
 

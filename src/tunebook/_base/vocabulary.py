@@ -14,6 +14,9 @@ Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
 
+# How far an entry may be from the call that it answers, the nearest first.
+Trust: TypeAlias = Literal["exact", "versions", "candidates", "code", "family", "near", "any"]
+
 ValuesFrom: TypeAlias = Literal["call", "inputs", "samples", "random"]
 """Where the values of a call's arguments are from: the caller, or made up by the author's function (`inputs=`), from
 recorded integers, or at random."""

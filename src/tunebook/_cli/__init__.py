@@ -40,6 +40,7 @@ GROUPS: Final = {
         "doctor": "check the book, the settings and this machine",
     },
     "measure": {
+        "run": "run a command on tunebook: tunes its Triton kernels",
         "tune": "tune the calls of a recording, here or on a cluster",
         "verify": "measure again to check that choices still hold",
         "fit": "learn a heuristic from tuned entries",

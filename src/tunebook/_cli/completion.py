@@ -17,7 +17,7 @@ _Known: TypeAlias = "dict[str, list[tuple[str, str, bool]]]"
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _FORMATS: Final = " ".join((*OWN, *FORMATS))
-_FILES: Final = ("--book", "--output", "--recording")  # options that take a file
+_FILES: Final = ("--book", "--output", "--record", "--recording")  # options that take a file
 
 _BASH: Final = """\
 # bash completion for tunebook: source it, or put it into ~/.local/share/bash-completion/completions/tunebook

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tunebook._api.versions import installed_version
-from tunebook._arrays.device_fingerprint import host_cpu, nvidia_driver
+from tunebook._arrays.device_fingerprint import gpu_driver, host_cpu
 from tunebook._base import environment_variables as settings
 from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean
 from tunebook._cli._filters import Filters, age_text, open_book, size_text
@@ -232,7 +232,7 @@ def _machine() -> Iterator[Finding]:
     found = [f"{name} {version}" for name in _FRAMEWORKS if (version := installed_version(name)) is not None]
     yield Finding("good", "frameworks", ", ".join([f"Python {platform.python_version()}", *found]))
     yield Finding("good", "device", host_cpu())
-    driver = nvidia_driver().get("driver")
+    driver = gpu_driver().get("driver")
     # NVIDIA's driver names its devices here; no framework is needed.
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -69,7 +69,8 @@ def memoised_answer(selection: Selection[Any], listeners: Sequence[Callable[...,
     # Asked again, a configuration that was tuned or read from disk would be found in memory.
     in_memory = selection.remember or selection.event == "cache_hit"
     event: Event = "cache_hit" if in_memory else selection.event
-    data = event_data(selection.problem, event, cfg=selection.config, level="memory" if in_memory else None)
+    rung = {} if selection.trust is None else {"trust": selection.trust[0]}
+    data = event_data(selection.problem, event, cfg=selection.config, level="memory" if in_memory else None, **rung)
     calls = [_call_maker(tuple(data))(listener, event, *data.values()) for listener in listeners]
 
     def tell_all() -> None:

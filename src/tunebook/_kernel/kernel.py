@@ -17,7 +17,7 @@ from tunebook._arrays.device_fingerprint import (
     get_device_platform,
 )
 from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
-from tunebook._base.vocabulary import Problem, computed_once
+from tunebook._base.vocabulary import Problem, Trust, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.output_check import Comparison, difference
@@ -430,6 +430,11 @@ class AutotunePolicy:
     If every candidate is rejected, the heuristic's configuration too, or the reference fails, the call warns once and
     runs with the heuristic's configuration. With `strict` it raises `TuningFailed` instead.
 
+    `trust` says how far an entry of the book may be from a call that it answers at once: "exact"; "versions", made
+    under other versions of libraries, Python or a driver; "candidates", when the kernel had other candidates; "code",
+    when it had other code; "family", on another device of the same family; "near", for the nearest tuned size; "any".
+    None is "exact", or "code" if a miss is not tuned in the call, or "family" where nothing is tuned at all.
+
     `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
     `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
     candidate without harm; "auto" does so for kernels on the CPU that are compiled ahead (`compile=`). The worker is a
@@ -446,10 +451,13 @@ class AutotunePolicy:
     candidate_timeout_s: float = 60.0
     incremental_slowdown: float = 1.5
     strict: bool = False
+    trust: Trust | None = None
     _assignable: bool = field(init=False, repr=False, compare=False)  # missing while this is being made
 
     def __post_init__(self) -> None:
-        choices = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
+        choices: dict[str, Any] = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
+        if self.trust is not None:
+            choices["trust"] = Trust
         for name, valid in choices.items():
             if (value := getattr(self, name)) not in get_args(valid):
                 raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, get_args(valid)))}")

@@ -43,11 +43,12 @@ class Family(NamedTuple):
 HITS: Final = Family("tunebook_hits", "Calls answered by memory or by the book.", "level", "{call}")
 MISSES: Final = Family("tunebook_misses", "Other calls, by the tier that answered.", "answer", "{call}")
 OVERRIDES: Final = Family("tunebook_overrides", "Calls with a given configuration.", "by", "{call}")
+TRUSTED: Final = Family("tunebook_trusted", "Hits by entries that are not exact.", "rung", "{call}")
 TUNINGS: Final = Family("tunebook_tunings", "Tunings that ended.", "outcome", "{tuning}")
 SECONDS: Final = Family("tunebook_tuning_seconds", "Seconds spent in tunings that ended.", "", "s")
 FAILURES: Final = Family("tunebook_candidate_failures", "Candidates that failed.", "kind", "{candidate}")
 RUNNING: Final = Family("tunebook_tunings_running", "Tunings that run now.", "", "{tuning}", "gauge")
-FAMILIES: Final = (HITS, MISSES, OVERRIDES, TUNINGS, SECONDS, FAILURES, RUNNING)
+FAMILIES: Final = (HITS, MISSES, OVERRIDES, TRUSTED, TUNINGS, SECONDS, FAILURES, RUNNING)
 
 _GIVEN: Final = {"override": "override", "overlay_hit": "overlay", "pinned": "pin"}
 _ANSWERED: Final = {"autotune_finish": "autotune", "heuristics": "heuristic", "error": "none"}
@@ -75,9 +76,21 @@ class Counts:
         self._watchers = (*self._watchers, watcher)
 
     def hear(
-        self, event: str, *, device: str, op_id: str, call_key: str, cfg: object = None, level: str = "", **data: Any
+        self,
+        event: str,
+        *,
+        device: str,
+        op_id: str,
+        call_key: str,
+        cfg: object = None,
+        level: str = "",
+        trust: str = "",
+        **data: Any,
     ) -> None:
         """Count an event; selectors call this as a listener."""
+        if trust:
+            with self._lock:
+                self._cells[TRUSTED, (op_id, device, trust)][0] += 1
         if event == "cache_hit" and not data:
             # Nearly all events are hits, and a hit must cost little: one lookup and one addition.
             cell = self._hits.get((op_id, device, level))

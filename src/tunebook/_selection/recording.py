@@ -133,11 +133,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a JSON file, all or nothing."""
-        text = json.dumps({"format": _FORMAT, "calls": [_to_json(call) for call in self]}, indent=1)
-        try:
-            replace_file(Path(path), text.encode())
-        except OSError as error:
-            raise StoreError("write", str(Path(path)), f"cannot save the recording: {error}") from error
+        _write(path, [_to_json(call) for call in self])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recording:
@@ -168,6 +164,27 @@ def _entries(path: str | os.PathLike[str]) -> list[Any]:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
     return list(content.get("calls", []))
+
+
+def merge_recordings(paths: Iterable[str | os.PathLike[str]], into: str | os.PathLike[str]) -> int:
+    """Write the calls of several recordings to one file, all or nothing; return how many kinds of calls there are."""
+    merged: dict[str, Any] = {}
+    for path in paths:
+        for entry in _entries(path):
+            known = merged.setdefault(canonical_json(entry["problem"]), entry)
+            if known is not entry:
+                known["count"] += entry["count"]
+                known["seconds"] += entry["seconds"]
+    _write(into, sorted(merged.values(), key=lambda entry: -entry["seconds"]))
+    return len(merged)
+
+
+def _write(path: str | os.PathLike[str], entries: list[Any]) -> None:
+    text = json.dumps({"format": _FORMAT, "calls": entries}, indent=1)
+    try:
+        replace_file(Path(path), text.encode())
+    except OSError as error:
+        raise StoreError("write", str(Path(path)), f"cannot save the recording: {error}") from error
 
 
 class SavedCall(NamedTuple):

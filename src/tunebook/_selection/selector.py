@@ -42,7 +42,7 @@ from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tunebook._base.vocabulary import Event, Problem, StrategyLike
+    from tunebook._base.vocabulary import Event, Problem, StrategyLike, Trust
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
@@ -66,6 +66,7 @@ class Selection(NamedTuple, Generic[C]):
 
     `transient`: the same call may get another answer soon. `exploration` may run the call in place of the caller, to
     learn from it. `guess` is the entry of another problem that the configuration is taken from, with how sure that is.
+    `trust` is the rung of an entry that was not made for this very call here, and why it is on that rung.
     `cause` is the first error that a tier before it met.
     """
 
@@ -79,6 +80,7 @@ class Selection(NamedTuple, Generic[C]):
     transient: bool = False
     exploration: InCallSession[C] | None = None
     guess: Nearest | None = None
+    trust: tuple[Trust, str] | None = None
     cause: Exception | None = None
 
 
@@ -108,6 +110,7 @@ def _first_answer(
                 transient=any(each.transient for _, each in skipped),
                 exploration=next((each.exploration for _, each in skipped if each.exploration), None),
                 guess=answer.guess,
+                trust=answer.trust,
                 cause=next((each.error for _, each in skipped if each.error), None),
             )
         if answer is not None:
@@ -204,6 +207,11 @@ class Everywhere:
 
     def __init__(self) -> None:
         self.listeners: Final[list[Callable[..., None]]] = []  # append and remove are atomic
+        self.rare: Final[list[Callable[..., None]]] = []
+
+    def listen_rarely(self, listener: Callable[..., None]) -> None:
+        """Tell one more listener, but not about the answers that warm calls get, which cost nothing that way."""
+        self.rare.append(listener)
 
     def listen(self, listener: Callable[..., None]) -> None:
         """Tell one more listener from now on; a listener that is given twice is told once."""
@@ -213,8 +221,9 @@ class Everywhere:
 
     def unlisten(self, listener: Callable[..., None]) -> None:
         """Stop telling a listener."""
-        with suppress(ValueError):
-            self.listeners.remove(listener)
+        for listeners in (self.listeners, self.rare):
+            with suppress(ValueError):
+                listeners.remove(listener)
         MEMO.invalidate()
 
 
@@ -310,7 +319,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 selection = selection._replace(transient=selection.transient or is_traced(inv))
             if selection.remember:
                 self._memory.remember(request, selection.config)
-            request.tell(selection.event, cfg=selection.config, level=selection.level)
+            rung = {} if selection.trust is None else {"trust": selection.trust[0]}
+            request.tell(selection.event, cfg=selection.config, level=selection.level, **rung)
         return selection
 
     def preview(
@@ -437,9 +447,18 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         """Return a call as the tiers get it, under the policy of this thread or task."""
         problem = known or kernel.problem(inv)
         # The method and not the invocation, which holds the caller's arrays.
-        tell = Teller(problem, list if silent else lambda: self.listeners, inv.method)
-        heard = bool(self.listeners) and not silent
-        return Request(inv=inv, kernel=kernel, problem=problem, policy=self.policy, tell=tell, heard=heard, mode=mode())
+        tell = Teller(problem, list if silent else lambda: self.listeners + EVERYWHERE.rare, inv.method)
+        heard = bool(self.listeners or EVERYWHERE.rare) and not silent
+        return Request(
+            inv=inv,
+            kernel=kernel,
+            problem=problem,
+            policy=self.policy,
+            tell=tell,
+            heard=heard,
+            silent=silent,
+            mode=mode(),
+        )
 
 
 # -------------------------------------------------------------------------------------------- for the length of a block

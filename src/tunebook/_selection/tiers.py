@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.device_fingerprint import get_device_platform
-from tunebook._base.environment_variables import pins_text
+from tunebook._base.environment_variables import pins_text, trust_setting
+from tunebook._base.errors import warn_once
 from tunebook._memo.answer_memo import CAPACITY
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.environment_variables import Mode
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Event, Problem
+    from tunebook._base.vocabulary import Event, Problem, Trust
     from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.trusted_entries import EntryGuard, Trusted
@@ -34,13 +35,17 @@ C_co = TypeVar("C_co", covariant=True)
 # NamedTuples here and below, where dataclasses would do: a frozen dataclass takes 0.42 ms to define, a NamedTuple 0.06,
 # and `import tunebook` has a budget.
 class Found(NamedTuple, Generic[C_co]):
-    """A tier's answer. `remember` puts it into memory; `level` says which cache hit; `guess` is as in `Selection`."""
+    """A tier's answer. `remember` puts it into memory; `level` says which cache hit.
+
+    `guess` and `trust` are as in `Selection`.
+    """
 
     config: C_co
     event: Event
     level: str | None = None
     remember: bool = False
     guess: Nearest | None = None
+    trust: tuple[Trust, str] | None = None
 
 
 class Skipped(NamedTuple):
@@ -96,7 +101,7 @@ class Teller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Call[C]):
-    """A call on its way through the tiers. `heard` says that a listener gets the events.
+    """A call on its way through the tiers. `heard` says that a listener gets the events, `silent` that nobody does.
 
     `looks` has the entry that the persistent tier found, if it was asked, after the state that the book was in before.
     """
@@ -104,6 +109,7 @@ class Request(Call[C]):
     policy: AutotunePolicy
     tell: Teller
     heard: bool = False
+    silent: bool = False
     on_step: Callable[[Step], None] | None = None
     mode: Mode = "normal"
     looks: list[tuple[object, Trusted[C] | Refused[C]]] = field(default_factory=list)
@@ -269,9 +275,11 @@ class Persistent(Tier[C]):
         state = self._parts.book.state(request.problem)  # before the read, so that no change after it is missed
         entry = self._parts.book.find(request)
         request.looks[:] = [(state, entry)]
-        if isinstance(entry, Refused):
-            return Skipped(entry.reason)
-        return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
+        if not isinstance(entry, Refused):
+            return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
+        # A background tuning verifies the entry, while a later tier answers.
+        behind = request.mode == "normal" and request.policy.cache_miss_fallback == "background"
+        return Skipped(entry.reason) if behind else trusted_answer(self._parts.book, request) or Skipped(entry.reason)
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -282,6 +290,40 @@ class Persistent(Tier[C]):
         if entry.outdated:
             return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
         return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True)
+
+
+def _reach_of(request: Request[Any]) -> Trust:
+    """Return how far an entry may be from a call: by `TUNEBOOK_TRUST`, by the policy, or by the mode."""
+    given = trust_setting() or request.policy.trust
+    if given is not None:
+        return given
+    if request.mode in ("frozen", "replay"):
+        return "family"
+    # These do not measure in the call. Its own entry, outdated, is a better answer than a guess.
+    return "code" if request.policy.cache_miss_fallback in ("background", "heuristics", "nearest") else "exact"
+
+
+def trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
+    """Return the answer of an entry that was not made for this very call here, if such an entry is trusted."""
+    reach, entry = _reach_of(request), request.looks[-1][1] if request.looks else book.find(request)
+    if reach == "exact" or not isinstance(entry, Refused):
+        return None
+    from tunebook._selection.trust import climb  # noqa: PLC0415 - loaded late: for misses
+
+    found = climb(book, request, entry, reach)
+    if found is None:
+        return None
+    op, rung = request.problem.op, found.rung
+    if not request.silent:
+        warn_once(
+            "trust",
+            f"{op}:{rung}",
+            f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {found.reason}. To measure it here, "
+            "run `tunebook verify` or `tunebook tune`; to refuse such entries, set TUNEBOOK_TRUST=exact",
+        )
+    return Found(
+        config=found.config, event="cache_hit", level="persistent", guess=found.guess, trust=(rung, found.reason)
+    )
 
 
 class Heuristics(Tier[C]):
@@ -295,6 +337,9 @@ class Heuristics(Tier[C]):
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
+        behind = request.mode == "normal" and request.policy.cache_miss_fallback == "background"
+        if behind and (trusted := trusted_answer(self._parts.book, request)) is not None:
+            return trusted
         asks = request.policy.cache_miss_fallback == "nearest" and request.mode != "off"
         if asks and (near := self._parts.book.nearest(request)) is not None:
             found, guess = near

@@ -32,6 +32,7 @@ C = TypeVar("C")
 # entry that is tuned anew after every edit must not grow without end.
 KEPT_MEASUREMENTS: Final = 2000
 _INDEXES: Final = 64
+_LISTED_S: Final = 30.0
 
 
 class Trusted(NamedTuple, Generic[C]):
@@ -59,6 +60,7 @@ class EntryGuard(Generic[C]):
         self.writes: Final = writes and persistent is not None
         self._now_s = now_s
         self._indexes: dict[str, dict[str, C]] = {}
+        self._listed: dict[str, tuple[float, list[Record]]] = {}
 
     @property
     def persistent(self) -> PersistentCache[C]:
@@ -87,7 +89,7 @@ class EntryGuard(Generic[C]):
             # user vouches for it.
             if head.checksum and head.checksum != checksum:
                 return Refused("the entry was made by other code or other candidates, so it is tuned anew", record)
-            entry = self._match(call, record, checksum)
+            entry = self.match(call, record, checksum)
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
         environment = call.kernel.environment(call.inv)
@@ -96,7 +98,7 @@ class EntryGuard(Generic[C]):
             return Refused(reason, record, entry)
         return entry
 
-    def _match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
+    def match(self, call: Call[C], record: Record, checksum: str) -> Trusted[C] | Refused[C]:
         """Find the stored configuration among the live candidates: it keeps their class, and forged entries fail."""
         candidates = call.kernel.candidates(call.inv)
         if isinstance(candidates, Space):
@@ -151,12 +153,21 @@ class EntryGuard(Generic[C]):
         records = [] if self._given is None else self._given.records(call.problem.op)
         return search._replace(start=start_from(records, call.problem, search.space)) if records else search
 
-    def nearest(self, call: Call[C]) -> tuple[C, Nearest] | None:
-        """Return the candidate that was best for the nearest sizes, with how sure that is, or None."""
+    def records(self, op: str) -> list[Record]:
+        """Return the records of a kernel, as they were at most half a minute ago: listing a big book takes a while."""
+        if self._given is None:
+            return []
+        listed_s, records = self._listed.get(op, (-math.inf, []))
+        if time.monotonic() - listed_s > _LISTED_S:
+            records = self._given.records(op)
+            self._listed[op] = time.monotonic(), records
+        return records
+
+    def nearest(self, call: Call[C], records: Iterable[Record] | None = None) -> tuple[C, Nearest] | None:
+        """Return the candidate that was best for the nearest sizes (of `records`), with how sure that is, or None."""
         from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
-        records = [] if self._given is None else self._given.records(call.problem.op)
-        found = nearest(records, call.problem)
+        found = nearest(self.records(call.problem.op) if records is None else records, call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)
@@ -279,6 +290,7 @@ class EntryGuard(Generic[C]):
         kept = (*written, *known[: max(0, KEPT_MEASUREMENTS - len(written))])
         body = Body(measurements=kept, provenance=provenance, extra=before.extra)
         record = Record(head if earlier is None else replace(head, extra=earlier.head.extra), body)
+        self._listed.pop(head.problem.op, None)
         self.persistent.write(record.fitted())
 
 

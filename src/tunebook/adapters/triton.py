@@ -13,6 +13,9 @@ from triton.runtime.autotuner import Autotuner
 from tunebook.adapters._triton.attributes import MORE
 from tunebook.adapters._triton.engine import engine_of, watched
 from tunebook.adapters._triton.options import read_options
+from tunebook.adapters._triton.takeover import install, uninstall
+
+__all__ = ["TunedKernel", "autotune", "install", "uninstall"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +99,10 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         return self._engine.tune_together(calls, weights=weights, budget=budget, progress=progress)
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
-        """Return the configuration that a launch would get now, without running anything; None if it would be tuned."""
+        """Return the configuration that a launch gets, tuned first if need be; nothing is launched for the caller.
+
+        Without a grid nothing can be tuned: then the answer is None for a launch that would be tuned first.
+        """
         return self._engine.config_for(*args, grid=grid, **kwargs)
 
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:

@@ -94,7 +94,7 @@ class More(NamedTuple):
 
     store: Store = None
     policy: AutotunePolicy | None = None
-    heuristic: triton.Config | Callable[..., triton.Config] | None = None
+    heuristic: triton.Config | Callable[..., triton.Config] | Literal["first"] | None = None  # "first": candidate
     version: str = "0"
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
@@ -107,15 +107,22 @@ class More(NamedTuple):
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
-    """Return the engine of an autotuner; the first call builds it, with the options `more`."""
+    """Return the engine of an autotuner; the first call builds it, with the options `more`, and keeps the options."""
     engine: Engine | None = vars(autotuner).get(ENGINE)
     if engine is None or engine.autotuner is not autotuner:  # a copy of an autotuner has the engine of the original
         with _building:
             engine = vars(autotuner).get(ENGINE)
             if engine is None or engine.autotuner is not autotuner:
-                engine = Engine(autotuner, more or vars(autotuner).get(MORE) or More())
+                setattr(autotuner, MORE, more or vars(autotuner).get(MORE) or More())
+                engine = Engine(autotuner, vars(autotuner)[MORE])
                 setattr(autotuner, ENGINE, engine)
     return engine
+
+
+def drop_engine(autotuner: Autotuner) -> None:
+    """Take the engine off an autotuner, with all that goes with it."""
+    for name in (ENGINE, LAUNCHER, MORE):
+        vars(autotuner).pop(name, None)
 
 
 class Engine:
@@ -400,7 +407,9 @@ class Engine:
         return self.selector.tune_together(invs, self.kernel, weights, budget=budget, on_step=show)
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
-        """Return the configuration that a launch would get now, without running anything; None if it would be tuned."""
+        """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""
+        if grid is not None:
+            return self._select(((grid, args, kwargs),), None, None).config.config
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
         problem = self.kernel.problem(inv)
         found = self._fixed(problem, inv) or self.selector.preview(inv, self.kernel, problem)

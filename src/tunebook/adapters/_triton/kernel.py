@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.errors import CompilationError
@@ -13,8 +13,8 @@ from triton.runtime.autotuner import Heuristics
 from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
-from tunebook._arrays.device_fingerprint import environment_fingerprint, host_cpu, nvidia_driver
-from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
+from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -38,6 +38,16 @@ if TYPE_CHECKING:
 # A list of at most this many configurations is raced whole: a search would save little.
 RACED_WHOLE: Final = 64
 SCALARS: Final = (bool, int, float, str, type(None))
+
+
+def _keyed(value: object) -> object:
+    """Return a value for the book's key; Triton takes any object with a hash, and writes it down by its text."""
+    try:
+        call_key({"": value})
+    except UnkeyableError:
+        hash(value)
+        return f"{type(value).__qualname__}: {value}"
+    return value
 
 
 class Hooks(NamedTuple):
@@ -72,7 +82,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         self.interpreted: Final = type(self.chain[-2]).__name__ == "InterpretedFunction"
         # Other libraries may tune objects of their own, or put one autotuner inside another.
         self.compiles = isinstance(self.chain[-2], JITFunction) and len(self.heuristics) == len(self.chain) - 2
-        self._heuristic: triton.Config | Callable[..., triton.Config] | None = heuristic
+        self._heuristic: triton.Config | Callable[..., triton.Config] | Literal["first"] | None = heuristic
         self._pruning: Final = threading.RLock()  # Triton passes arguments to its pruning by an attribute
         self._known: dict[int, LaunchConfig] = {}
         self.refresh()
@@ -153,7 +163,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         launch: Launch = inv.args[0]
         device = host_cpu() if self.interpreted else device_name(current_device())
         arguments = launch.positional(self.names) | launch.kwargs
-        key = {name: arguments[name] for name in self.key if name in arguments}
+        key = {name: _keyed(arguments[name]) for name in self.key if name in arguments}
         dtypes = {
             f"{name}.dtype": str(argument.dtype)
             for name, argument in sorted(arguments.items())
@@ -167,9 +177,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             return environment_fingerprint(["triton"], {"target": "interpreter"})
         knobs = {f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()}
         target = driver.active.get_current_target()
-        # Unknown for other vendors, or in a container that hides it.
-        version = nvidia_driver().get("driver", "unknown").removeprefix("nvidia ")
-        facts = {"driver": version, "target": f"{target.backend}:{target.arch}", **knobs}
+        # Unknown in a container that hides it.
+        facts = {"driver": "unknown", **gpu_driver(), "target": f"{target.backend}:{target.arch}", **knobs}
         return environment_fingerprint(["triton"], facts)
 
     @computed_once
@@ -233,10 +242,12 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         return known if known is not None and known.is_current() else LaunchConfig(config)
 
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
-        """Return the configuration that the user gave as a heuristic."""
+        """Return the configuration that the user gave as a heuristic, or the first candidate if "first" was given."""
         given = self._heuristic
         if given is None:
             return super().heuristic_cfg(inv)
+        if isinstance(given, str):
+            return self.candidate_cfgs(inv)[0]
         made = self.candidate(heuristic_config(given, inv.args[0].named(self.names), self.names))
         return next((known for known in self.all_candidates() if known.meta == made.meta), made)
 

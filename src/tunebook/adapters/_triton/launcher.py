@@ -93,8 +93,7 @@ class Launcher:
             "_tb_call": self._call,
             "_tb_facts": LaunchFacts,
             "_tb_other": self._launch_other,
-            "_tb_exact": fast_key_of,
-            "_tb_general": self._general,
+            "_tb_value": value_of,
             "_tb_given": _given,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
@@ -138,8 +137,7 @@ class Launcher:
         kind = self._seen.get(name)
         if name in self._key:
             value = f"_tb_bucket_{name}({name})" if name in self._buckets else name
-            general = f"_tb_general({name!r}, {name})" if name in self._absent else f"_tb_exact({value})"
-            return value if kind is not None else general
+            return value if kind is not None else f"_tb_value({value})"
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
@@ -168,7 +166,7 @@ class Launcher:
     def _general(self, name: str, value: object) -> Hashable:
         if name in self._buckets:
             value = self._buckets[name](value)
-        return fast_key_of(value) if name in self._key and value is not _NOT_GIVEN else kind_of(value)
+        return value_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
         return tuple((name, self._general(name, value)) for name, value in kwargs.items())
@@ -180,6 +178,15 @@ def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
     while count and args[count - 1] is _NOT_GIVEN:
         count -= 1
     return args[:count]
+
+
+def value_of(value: Any) -> Hashable:
+    """Return the fact about an argument in the key: equal only for arguments with the same key."""
+    try:
+        return fast_key_of(value)
+    except TypeError:  # a key of Triton's may hold any object that has a hash
+        hash(value)
+        return type(value), value
 
 
 def kind_of(value: Any) -> Hashable:

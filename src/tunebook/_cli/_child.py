@@ -1,0 +1,73 @@
+"""The part of `tunebook run` in the processes of its command; `_startup/sitecustomize.py` calls it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tunebook._base.environment_variables import RunOptions, run_options
+from tunebook._report.run_log import LOG, RunLog, recording_path
+from tunebook._selection.recording import record
+from tunebook._selection.selector import EVERYWHERE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tunebook._selection.recording import Recording
+
+
+def _nothing() -> None:
+    pass
+
+
+def _prepare_triton() -> Callable[[], object]:
+    from tunebook.adapters.triton import install  # noqa: PLC0415 - a program may have only one of the libraries
+
+    if (options := run_options()) is None:
+        return _nothing
+    return partial(install, options.packages, budget=options.budget, on_kernel=_log_of(options).note)
+
+
+def _prepare_ejkernel() -> Callable[[], object]:
+    from tunebook.adapters.ejkernel import install  # noqa: PLC0415 - as above
+
+    return install
+
+
+def _prepare_tunebook() -> Callable[[], object]:
+    options = run_options()
+    return _nothing if options is None else partial(_log_of, options)
+
+
+@cache
+def _log_of(options: RunOptions) -> RunLog:
+    """Report to the command from now on, and record calls if asked to."""
+    log = RunLog(Path(options.folder, LOG))
+    EVERYWHERE.listen_rarely(log.hear)
+    if options.record:
+        _record_until_exit(Path(options.folder))
+    return log
+
+
+def _record_until_exit(folder: Path) -> None:
+    block = ExitStack()
+    atexit.register(_save, block, block.enter_context(record()), folder, os.getpid())
+
+
+def _save(block: ExitStack, recording: Recording, folder: Path, process: int) -> None:
+    # A forked child has the calls of its parent, which saves them itself.
+    if os.getpid() == process and folder.is_dir():
+        with block:
+            recording.save(recording_path(folder))
+
+
+# By library: imports the adapter, and returns the function that takes the library over.
+PREPARE: Final[Mapping[str, Callable[[], Callable[[], object]]]] = {
+    "triton": _prepare_triton,
+    "ejkernel": _prepare_ejkernel,
+    "tunebook": _prepare_tunebook,
+}

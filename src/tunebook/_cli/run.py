@@ -1,0 +1,128 @@
+"""Run a command, and tune the Triton kernels of all its Python processes with tunebook, without an edit.
+
+Takes over the kernels of every library that uses triton.autotune, and the operations of ejkernel. Choices go to the
+book, where the next run finds them. Works for scripts, modules, console scripts, torchrun, pytest, shell scripts, and
+the processes that they start; not for Python processes with the options -E, -I or -S, nor for programs that replace
+PYTHONPATH. Prints a summary to standard error at the end. Exits with the exit code of the command, or with 128 plus
+the number of the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from argparse import REMAINDER
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from tunebook._base.environment_variables import Mode, RunOptions, environment_under
+from tunebook._cli._verb import ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._report.run_log import LOG, read_log, summary
+from tunebook._selection.recording import merge_recordings
+from tunebook._tuning.job import parse_budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_STARTUP: Final = Path(__file__).with_name("_startup")
+# Signals that somebody may send to this process and mean for the command.
+_PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FROM_KEYS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("command", metavar="-- COMMAND", nargs=REMAINDER, help="the command with its arguments")
+    text = "how the processes use the book, as TUNEBOOK_MODE; frozen tunes nothing (default: normal)"
+    parser.add_argument("--mode", choices=get_args(Mode), help=text)
+    text = "time that each process may tune for, e.g. 10m; unknown launches then run with the first configuration"
+    parser.add_argument("--budget", metavar="TIME", help=text)
+    text = "only kernels of these packages, e.g. fla,mylib (default: all)"
+    parser.add_argument("--packages", metavar="NAME,NAME", help=text)
+    parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
+    text = "write the calls to this file for `tunebook tune`, and tune nothing now"
+    parser.add_argument("--record", metavar="FILE", help=text)
+    parser.add_argument("--quiet", action="store_true", help="print no summary")
+
+
+def _run(options: Namespace, terminal: Terminal) -> int:
+    command = _command(options.command)
+    if options.budget is not None and parse_budget(options.budget).seconds is None:
+        raise UsageError(f"--budget {options.budget}: write a time, e.g. 30s or 10m")
+    packages = None if options.packages is None else tuple(filter(None, options.packages.split(",")))
+    home = None if options.book is None else str(Path(options.book).expanduser().absolute())
+    with TemporaryDirectory(prefix="tunebook-run-", ignore_cleanup_errors=True) as folder:
+        Path(folder, LOG).touch()
+        asked = RunOptions(folder, packages, options.budget, record=options.record is not None)
+        code = _execute(command, environment_under(asked, str(_STARTUP), mode=options.mode, home=home))
+        if options.record is not None:
+            count = merge_recordings(sorted(Path(folder).glob("calls-*.json")), options.record)
+            terminal.note(f"tunebook: recorded {count} calls in {options.record}")
+        if not options.quiet:
+            for number, line in enumerate(summary(read_log(Path(folder, LOG)))):
+                terminal.note(line if number else f"tunebook: {line}")
+    return code
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    command = [*words[1:]] if words[:1] == ["--"] else [*words]
+    if not command:
+        raise UsageError("the command is missing; e.g. tunebook run -- python train.py")
+    if shutil.which(command[0]) is None:
+        if command[0] in ("-m", "-c") or command[0].endswith(".py"):
+            return [sys.executable, *command]
+        raise UsageError(f"{command[0]}: command not found; e.g. tunebook run -- python train.py")
+    return command
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command and return its exit code. Signals to this process are sent to the command."""
+    waiting: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _frame: object) -> None:
+        if number in _FROM_KEYS and _is_in_foreground():
+            return  # the terminal has sent it to the command too
+        if process is None:
+            waiting.append(number)
+        else:
+            process.send_signal(number)
+
+    with _handled_by(pass_on):
+        try:
+            process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
+        except OSError as error:
+            raise UsageError(f"{command[0]}: {error.strerror}") from error
+        for number in waiting:
+            process.send_signal(number)
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _handled_by(handler: Any) -> Iterator[None]:
+    with ExitStack() as handled:
+        # Python allows handlers in the main thread only. An ignored signal, as under nohup, stays ignored.
+        for number in _PASSED_ON if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handled.callback(signal.signal, number, signal.signal(number, handler))
+        yield
+
+
+def _is_in_foreground() -> bool:
+    """Return whether keys of the terminal send signals to this process group, of which the command is a part."""
+    with suppress(OSError):
+        descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(descriptor) == os.getpgrp()
+        finally:
+            os.close(descriptor)
+    return False
+
+
+VERB = Verb("tunebook run -- python train.py", _run, (), _arguments, __doc__)

@@ -1,0 +1,188 @@
+"""The ladder of trust: which outdated or foreign entries answer a call, in which mode, and how that is told."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tunebook as tb
+from tunebook._arrays.device_families import family_of
+from tunebook._base.errors import TunebookWarning
+from tunebook._base.record_format import Body, Record
+
+BEST = 4
+
+
+def make_kernel(book, steps=(1, 2, BEST), *, code="same", policy=None):
+    """Return a kernel that is always called "scale"; another `code` makes it another version of the same kernel."""
+
+    @tb.tunable(
+        space=tb.Space(step=list(steps)), heuristic={"step": 1}, store=book, name="scale", policy=policy, check=False
+    )
+    def scale(x, *, config):
+        return config.step, code
+
+    return scale
+
+
+@pytest.fixture
+def book(tmp_path):
+    """A book with one entry of `make_kernel`, whose winner is not the heuristic's configuration."""
+    kernel = make_kernel(tmp_path)
+    kernel(np.ones(8))
+    _rewrite(kernel, lambda head: replace(head, config={**head.config, "v": {"step": BEST}}))
+    return tmp_path
+
+
+def _rewrite(kernel, change):
+    store = kernel.selector.persistent.store
+    (record,) = store.items("scale@v0")
+    store.delete(record.head.problem)
+    store.put(Record(change(record.head), Body()))  # without times, which would decide on the nearest entry
+
+
+def _other_versions(book, patch):
+    patch.setattr(np, "__version__", "99.0")
+    return make_kernel(book), np.ones(8)
+
+
+def _other_candidates(book, _patch):
+    return make_kernel(book, (1, 2, BEST, 8)), np.ones(8)
+
+
+def _other_code(book, _patch):
+    return make_kernel(book, code="edited"), np.ones(8)
+
+
+def _other_device(book, _patch):
+    kernel = make_kernel(book)
+    _rewrite(kernel, lambda head: replace(head, problem=head.problem._replace(device=_sibling(head.problem.device))))
+    return kernel, np.ones(8)
+
+
+def _sibling(device):
+    return device.replace(" cores ", "0 cores ")
+
+
+def _other_size(book, _patch):
+    return make_kernel(book), np.ones(16)
+
+
+def _other_size_and_device(book, patch):
+    kernel, _ = _other_device(book, patch)
+    _rewrite(kernel, lambda head: replace(head, problem=head.problem._replace(device="gpu:Another")))
+    return kernel, np.ones(16)
+
+
+CHANGES = {
+    "versions": _other_versions,
+    "candidates": _other_candidates,
+    "code": _other_code,
+    "family": _other_device,
+    "near": _other_size,
+    "any": _other_size_and_device,
+}
+RUNGS = ["exact", *CHANGES]
+
+
+@pytest.mark.parametrize("rung", CHANGES)
+@pytest.mark.parametrize("reach", RUNGS)
+def test_an_entry_answers_exactly_when_trust_reaches_its_rung(rung, reach, book, monkeypatch):
+    kernel, x = CHANGES[rung](book, monkeypatch)
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    monkeypatch.setenv("TUNEBOOK_TRUST", reach)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TunebookWarning)
+        step, _ = kernel(x)
+    assert step == (BEST if RUNGS.index(rung) <= RUNGS.index(reach) else 1)
+
+
+@pytest.mark.promise("frozen-serves-the-stored-winner")
+@pytest.mark.parametrize("mode", ["frozen", "replay"])
+@pytest.mark.parametrize("rung", ["versions", "candidates", "code", "family"])
+def test_frozen_serving_keeps_the_stored_winner_and_says_its_rung(mode, rung, book, monkeypatch):
+    kernel, x = CHANGES[rung](book, monkeypatch)
+    monkeypatch.setenv("TUNEBOOK_MODE", mode)
+    heard = []
+    kernel.selector.listen(lambda event, **data: heard.append((event, data.get("trust"))))
+    with pytest.warns(TunebookWarning, match=f"trusted as '{rung}'") as told:
+        answers = {kernel(x)[0] for _ in range(5)}
+    assert answers == {BEST}
+    assert len(told) == 1
+    assert heard == [("cache_hit", rung)] * 5
+    assert f"trusted     as '{rung}': " in str(kernel.explain(x))
+
+
+def test_a_configuration_that_the_kernel_does_not_have_any_more_is_not_served(book, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    monkeypatch.setenv("TUNEBOOK_TRUST", "any")
+    assert make_kernel(book, (1, 2))(np.ones(8))[0] == 1
+
+
+def test_normal_mode_measures_an_outdated_entry_unless_the_policy_trusts_it(book):
+    trusting = make_kernel(book, (1, 2, BEST, 8), policy=tb.AutotunePolicy(trust="candidates"))
+    with pytest.warns(TunebookWarning, match="trusted as 'candidates'"):
+        assert trusting(np.ones(8))[0] == BEST
+    kernel = make_kernel(book, (1, 2, BEST, 8))
+    events = []
+    kernel.selector.listen(lambda event, **_: events.append(event))
+    kernel(np.ones(8))
+    assert "autotune_start" in events
+
+
+def test_the_nearest_size_does_not_answer_for_an_outdated_entry_of_the_call_itself(book):
+    make_kernel(book)(np.ones(9))  # a neighbour, whose winner is another configuration
+    kernel = make_kernel(book, code="edited", policy=tb.AutotunePolicy(cache_miss_fallback="nearest"))
+    with pytest.warns(TunebookWarning, match="trusted as 'code'"):
+        assert kernel(np.ones(8))[0] == BEST
+
+
+def test_while_a_background_tuning_runs_the_outdated_entry_answers(book):
+    kernel = make_kernel(book, code="edited", policy=tb.AutotunePolicy(cache_miss_fallback="background"))
+    with pytest.warns(TunebookWarning, match="trusted as 'code'"):
+        assert kernel(np.ones(8))[0] == BEST
+
+
+def test_turning_trust_off_takes_effect_at_the_next_call(book, monkeypatch):
+    kernel = make_kernel(book, code="edited")
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    with pytest.warns(TunebookWarning, match="trusted as 'code'"):
+        assert kernel(np.ones(8))[0] == BEST
+    monkeypatch.setenv("TUNEBOOK_TRUST", "exact")
+    assert kernel(np.ones(8))[0] == 1
+
+
+def test_an_alias_makes_two_devices_relatives(monkeypatch):
+    monkeypatch.setattr("tunebook._arrays.device_families._alike", {})
+    assert family_of("gpu:ACME H100-like") == "NVIDIA Hopper"
+    assert family_of("gpu:ACME 1") != family_of("gpu:NVIDIA H200")
+    tb.device_alias("ACME 1", "gpu:NVIDIA H100 80GB HBM3")
+    assert family_of("gpu:ACME 1") == family_of("gpu:NVIDIA H200")
+    with pytest.raises(tb.DefinitionError, match="tunebook ls"):
+        tb.device_alias("", "NVIDIA H200")
+
+
+@pytest.mark.parametrize("wrong", ["version", "EXACT"])
+def test_a_wrong_rung_is_an_error_that_lists_the_rungs(wrong, monkeypatch, tmp_path):
+    with pytest.raises(tb.DefinitionError, match="'versions'"):
+        tb.AutotunePolicy(trust=wrong)
+    monkeypatch.setenv("TUNEBOOK_TRUST", wrong)
+    with pytest.raises(tb.DefinitionError, match="versions, candidates"):
+        make_kernel(tmp_path)(np.ones(8))
+
+
+def test_metrics_count_answers_by_rung(book, monkeypatch):
+    from tunebook._report.metrics import Counts
+
+    counts = Counts()
+    kernel = make_kernel(book, code="edited")
+    kernel.selector.listen(counts.hear)
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    with pytest.warns(TunebookWarning, match="trusted"):
+        kernel(np.ones(8))
+    kernel(np.ones(8))
+    assert 'rung="code"} 2' in counts.text()
+    assert "tunebook_hits_total" in counts.text()
