@@ -140,6 +140,13 @@ def test_the_nearest_size_does_not_answer_for_an_outdated_entry_of_the_call_itse
         assert kernel(np.ones(8))[0] == BEST
 
 
+@pytest.mark.parametrize("policy", [{"cache_miss_fallback": "heuristics"}, {"allow_autotune": False}])
+def test_where_nothing_is_tuned_the_outdated_entry_beats_the_heuristic(policy, book):
+    kernel = make_kernel(book, code="edited", policy=tb.AutotunePolicy(**policy))
+    with pytest.warns(TunebookWarning, match="trusted as 'code'"):
+        assert kernel(np.ones(8))[0] == BEST
+
+
 def test_while_a_background_tuning_runs_the_outdated_entry_answers(book):
     kernel = make_kernel(book, code="edited", policy=tb.AutotunePolicy(cache_miss_fallback="background"))
     with pytest.warns(TunebookWarning, match="trusted as 'code'"):

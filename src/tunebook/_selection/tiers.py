@@ -299,8 +299,9 @@ def _reach_of(request: Request[Any]) -> Trust:
         return given
     if request.mode in ("frozen", "replay"):
         return "family"
-    # These do not measure in the call. Its own entry, outdated, is a better answer than a guess.
-    return "code" if request.policy.cache_miss_fallback in ("background", "heuristics", "nearest") else "exact"
+    policy = request.policy
+    in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental")
+    return "exact" if in_call else "code"  # the call's own entry, outdated, is a better answer than a guess
 
 
 def trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
