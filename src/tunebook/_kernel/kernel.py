@@ -225,10 +225,6 @@ class KernelOperations(Generic[Cfg, Out]):
         """Whether the author says how arguments are made up."""
         return getattr(type(self), "make_inputs", None) is not Kernel.make_inputs
 
-    def search_cfgs(self, inv: Invocation[Cfg, Out], strategy: StrategyLike | None) -> Any:
-        """Return a `Search` over the candidates of a call, for candidates that only the kernel can compare, or None."""
-        return None
-
     def comparison(self, inv: Invocation[Cfg, Out]) -> Compare:
         """Return how outputs of a call are compared: by `compare`, if the author defines it."""
         own: Compare | None = getattr(self, "compare", None)
