@@ -172,6 +172,11 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
 def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> Search | None:
     """Return the search over the candidates of a call; None if they are few enough to race all of them."""
     asked = strategy or kernel.strategy
+    # Only the kernel knows the values of candidates that are not mappings, as Triton's.
+    search_cfgs: Callable[..., Search | None] = getattr(kernel, "search_cfgs", lambda _inv, _asked: None)
+    own = search_cfgs(inv, asked)
+    if own is not None:
+        return own
     candidates = kernel.candidates(inv)
     if asked is None and not (isinstance(candidates, Space) and candidates.size > RACED_WHOLE):
         return None  # without a look at the candidates, which may be a generator

@@ -65,6 +65,12 @@ def _decode(encoded: dict[str, Any]) -> LaunchConfig:
     return LaunchConfig(triton.Config(kwargs, **options))
 
 
+def from_values(values: Mapping[str, Any]) -> triton.Config:
+    """Return the configuration with these values by name; Triton's own options may be among them."""
+    kwargs = {name: value for name, value in values.items() if name not in _OPTIONS}
+    return triton.Config(kwargs, **{name: value for name, value in values.items() if name in _OPTIONS})
+
+
 register_codec(LaunchConfig, _encode, _decode)
 # Constants in a kernel's module: without these codecs, editing a constant would leave the kernel's checksum unchanged.
 register_codec(tl.constexpr, lambda constant: constant.value, tl.constexpr)
@@ -77,11 +83,17 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "candidates", "grid", "kwargs")
+    __slots__ = ("args", "candidates", "grid", "kwargs", "stand_in")
 
     def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
         self.candidates: list[LaunchConfig] | None = None  # those that pruning left: it is asked once per launch
+        self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
+
+    @property
+    def measured(self) -> Launch:
+        """The launch that is compiled and measured to tune this one."""
+        return self.stand_in or self
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.grid, self.args, self.kwargs))
@@ -119,6 +131,8 @@ class SavedTensors:
             # Not where two elements share a place in memory.
             and all(stride or size <= 1 for size, stride in zip(value.shape, value.stride(), strict=True))
         }
+        self.tensors: Final = tensors
+        self.declared: Final = frozenset({*zeroed, *restored} & tensors.keys())
         framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
         self._zeroed = [tensors[name] for name in zeroed if name in tensors]
         self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
@@ -126,6 +140,11 @@ class SavedTensors:
         affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes
         self._others = Restorer(others if affordable else ())
         self._compared = False
+
+    def written(self) -> list[str]:
+        """Return the names of the tensors that the last run has written to, and of all that are declared."""
+        changed = set(map(id, self._others.changed()))
+        return [name for name, tensor in self.tensors.items() if id(tensor) in changed or name in self.declared]
 
     def restore(self) -> None:
         """Put back the tensors that are known to be written to."""

@@ -17,9 +17,11 @@ from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._hotpath.dispatcher import Dispatcher
-from tunebook._keys.buckets import unknown_name
+from tunebook._keys.buckets import Buckets, unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
+from tunebook._selection.autotune_tier import WOULD_TUNE
+from tunebook._selection.deferred_tuning import DEFERRED
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
@@ -34,6 +36,7 @@ from tunebook.adapters._triton.attributes import (
     WatchedCache,
     state_without_engine,
 )
+from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
@@ -42,13 +45,14 @@ from tunebook.adapters._triton.tuner import DeviceTuner
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    from tunebook._base.vocabulary import Problem
+    from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy, Invocation
+    from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 
@@ -95,6 +99,11 @@ class More(NamedTuple):
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
     worker_setup: str = ""
+    bucket: Mapping[str, object] | None = None  # of arguments that are not in the key of this kernel too
+    output_check: OutputCheck | None = None
+    search: StrategyLike = "auto"
+    on_event: Callable[..., None] | None = None
+    representative: bool = True
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -122,6 +131,10 @@ class Engine:
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
+        own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
+        self.kernel.buckets = kernel_buckets(own, self.kernel.key)
+        self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
+        self.kernel.strategy = None if more.search == "auto" else more.search
         tuner = DeviceTuner(
             self.kernel,
             graph=autotuner.use_cuda_graph,
@@ -138,6 +151,7 @@ class Engine:
             tuner,
             open_persistent(self.kernel.op_id, more.store),
             forbid_reautotune=False,  # `kernel.cache.clear()` tunes again, as with Triton
+            on_event=more.on_event,
         )
         self._dispatcher: Final = Dispatcher(
             self._implementation(),
@@ -148,7 +162,7 @@ class Engine:
             observe=lambda _problem, _arguments, _seconds: None,  # a launch's tensors cannot be made up again
             as_config=lambda config: config,
         )
-        self._launchers: Final[dict[bool, Launcher]] = {}
+        self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
         self._pruned: Final[BoundedDict[Problem, list[LaunchConfig]]] = BoundedDict(CAPACITY)
         self.look_again = False  # whether the program may have written to the configurations
         self._stored: Problem | None = None  # the problem whose answer was found in the book last
@@ -173,9 +187,10 @@ class Engine:
             self.look_again = False
             if self.kernel.refresh():
                 self._start_over()
-        exact = exact or self.kernel.sees_calls or bool(self.autotuner.cache.written)
-        if exact not in self._launchers:
-            self._launchers[exact] = Launcher(
+        written = bool(self.autotuner.cache.written)
+        exact = exact or self.kernel.sees_calls or written
+        if (exact, written) not in self._launchers:
+            self._launchers[exact, written] = Launcher(
                 self.kernel.function,
                 self.kernel.names,
                 key=self.kernel.key,
@@ -183,8 +198,10 @@ class Engine:
                 call=self._dispatcher.function,
                 device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
                 exact=exact,
+                # The program writes configurations for single sizes, which then do not share their bucket's.
+                buckets=fact_readers(Buckets() if written else self.kernel.buckets),
             )
-        return self._launchers[exact]
+        return self._launchers[exact, written]
 
     def forget(self, *, tuned: bool = False) -> None:
         """Select anew at the next launch of each kind; with `tuned`, from the book, or by tuning again."""
@@ -238,6 +255,8 @@ class Engine:
         inv = self.kernel.invocation(launch)
         known = problem or self.kernel.problem(inv)
         selection = self._fixed(known, inv)
+        if selection is None:
+            refuse_deferred_tuning(self.selector.policy)
         # While launches go into a CUDA graph, nothing may be measured or waited for.
         if selection is None and not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, known)
@@ -368,6 +387,36 @@ class Engine:
         show = progress_for(progress, self.kernel.op_id)
         return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
 
+    def tune_together(
+        self,
+        calls: Iterable[Sequence[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Tuned[LaunchConfig]:
+        """Find the configuration with the least mean time over several launches, and use it for each of them."""
+        launches = []
+        for call in calls:
+            grid, args, *kwargs = call
+            if not isinstance(args, (tuple, list)) or len(kwargs) > 1:
+                raise DefinitionError(f"write a launch as (grid, arguments), as in (grid, (x, n)); got {call!r:.200}")
+            launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
+        show = progress_for(progress, self.kernel.op_id)
+        invs = [self.kernel.invocation(launch) for launch in launches]
+        return self.selector.tune_together(invs, self.kernel, weights, budget=budget, on_step=show)
+
+    def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
+        """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""
+        if grid is not None:
+            return self._select(((grid, args, kwargs),), None, None).config.config
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        problem = self.kernel.problem(inv)
+        found = self._fixed(problem, inv) or self.selector.preview(inv, self.kernel, problem)
+        if not isinstance(found, Selection) or ("autotune", WOULD_TUNE) in found.tried:
+            return None
+        return found.config.config
+
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
@@ -378,6 +427,15 @@ class Engine:
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
+
+
+def refuse_deferred_tuning(policy: AutotunePolicy) -> None:
+    """Raise `DefinitionError` for a policy that tunes after the call, when its tensors may hold something else."""
+    if policy.cache_miss_fallback in DEFERRED:
+        raise DefinitionError(
+            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
+            "hold the user's own tensors; use 'autotune', 'nearest', or 'heuristics' with a heuristic="
+        )
 
 
 def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
@@ -63,6 +64,7 @@ class Launcher:
         supplied: frozenset[str],
         call: Callable[..., Any],
         device: Callable[[], Hashable],
+        buckets: Mapping[str, Callable[[Any], Hashable]] = MappingProxyType({}),
         exact: bool = False,
     ) -> None:
         self._exact = exact
@@ -79,7 +81,7 @@ class Launcher:
             self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
             self._names = [p.name for p in parameters]
         self._key = frozenset(key)
-        self._call, self._device = call, device
+        self._call, self._device, self._buckets = call, device, buckets
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
         self._typed: set[str] = set()  # arguments with a dtype
         self._absent: set[str] = set()  # arguments that a call did not pass by position
@@ -99,6 +101,7 @@ class Launcher:
             "_tb_device": self._device,
             **{f"_tb_default_{name}": default for name, default in self._defaults.items()},
             **{f"_tb_class_{name}": kind for name, kind in self._seen.items()},
+            **{f"_tb_bucket_{name}": read for name, read in self._buckets.items()},
         }
         exec(compile(self._source(), "<tunebook launch>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return namespace["bind"]
@@ -134,7 +137,8 @@ class Launcher:
         """Return the code that reads an argument: a key's value, or a tensor's dtype; guards check other classes."""
         kind = self._seen.get(name)
         if name in self._key:
-            return name if kind is not None else f"_tb_value({name})"
+            value = f"_tb_bucket_{name}({name})" if name in self._buckets else name
+            return value if kind is not None else f"_tb_value({value})"
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
@@ -161,6 +165,8 @@ class Launcher:
         return self._call((grid, _given(args) if self._exact else args, kwargs), every)
 
     def _general(self, name: str, value: object) -> Hashable:
+        if name in self._buckets:
+            value = self._buckets[name](value)
         return value_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
