@@ -198,6 +198,10 @@ class KernelOperations(Generic[Cfg, Out]):
         except Unsupported:
             return None
 
+    def baseline(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
+        """Return the configuration that is measured beside the candidates, whose output theirs are compared with."""
+        return self.heuristic(inv)
+
     def candidates(self, inv: Invocation[Cfg, Out]) -> Iterable[Cfg]:
         """Return the candidates for a call. The author's function is called once per invocation."""
         known = inv._listed  # noqa: SLF001 - written here only
