@@ -250,3 +250,20 @@ def test_the_selector_of_an_executor_explains_itself():
     selector = adapter.selector_of(run)
     assert isinstance(selector, tb.ConfigSelectorChain)
     assert [problem.op for problem in list(selector.cache.keys())] == ["doubled@v0"]
+
+
+class WithoutGradient(Doubled):
+    def run(self, x, *, cfg):
+        return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def test_where_gradients_are_asked_for_and_missing_the_heuristic_answers_and_stays():
+    events = []
+    run = executor(events, validate_backward=True)
+    with pytest.warns(tb.TunebookWarning, match="doubled@v0 is not tuned: .*no gradient"):
+        assert run.choose_config(WithoutGradient(), X) == Block(1)
+    told = names(events)
+    assert "autotune_start" not in told, "nothing is measured, as in ejkernel"
+    run.choose_config(WithoutGradient(), X)
+    assert names(events)[len(told) :] == ["heuristics"]
+    assert len(adapter._answerer(run.chooser)._memo._answers.known) == 1

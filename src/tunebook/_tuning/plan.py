@@ -79,6 +79,9 @@ def job_for(
     if site is not None and policy.validate_backward and not is_forward_only():
         bind = partial(site.bind, kernel, inv)
         forward = not job.candidates or not site.differentiable(bind, job.candidates[0])
+        if forward and not kernel.measures_without_gradient():
+            error = DefinitionError("the candidates have no gradient to measure")
+            raise TuningFailed("no gradient", [error])
     check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads

@@ -114,6 +114,9 @@ class _Answerer:
         )
         with nullcontext() if gradients else forward_autotune_only():
             config, _ = self._memo.choose(ours, adapted)
+            if adapted.lacks_gradient:
+                # Asked again, the heuristic answers at once, and the answer is memoised: a failure is not.
+                config, _ = self._memo.choose(ours, adapted)
         return config
 
     def _policy(self) -> AutotunePolicy:
@@ -135,6 +138,7 @@ class _Adapted(Kernel[Any, Any]):
     def __init__(self, theirs: Any, *, may_guess: bool, compares: bool) -> None:
         super().__init__(theirs.op_id, theirs.version, theirs.key_builder)
         self._theirs, self._may_guess, self._compares = theirs, may_guess, compares
+        self.lacks_gradient = False
 
     @property
     def module(self) -> str:
@@ -160,7 +164,12 @@ class _Adapted(Kernel[Any, Any]):
     def candidates(self, inv: Invocation[Any, Any]) -> Iterable[Any]:
         found = tuple(super().candidates(inv))
         # With one candidate there is nothing to measure. The heuristic gives the same answer, if it is asked.
-        return () if self._may_guess and found == (self.heuristic(inv),) else found
+        nothing = self.lacks_gradient or found == (self.heuristic(inv),)
+        return () if self._may_guess and nothing else found
+
+    def measures_without_gradient(self) -> bool:
+        self.lacks_gradient = True
+        return False  # as in ejkernel: such a candidate fails
 
     def baseline(self, inv: Invocation[Any, Any]) -> Any:
         heuristic = self.heuristic(inv)
