@@ -267,3 +267,28 @@ def test_where_gradients_are_asked_for_and_missing_the_heuristic_answers_and_sta
     run.choose_config(WithoutGradient(), X)
     assert names(events)[len(told) :] == ["heuristics"]
     assert len(adapter._answerer(run.chooser)._memo._answers.known) == 1
+
+
+@pytest.mark.parametrize("name", ["attention", "scaled_dot_product_attention"])
+def test_a_warm_call_under_grad_makes_fewer_calls_than_ejkernels(name):
+    bench = bench_operations()
+    function, args = bench.program(name, "grad"), bench.arrays()
+    counts = {}
+    for side in bench.SIDES:
+        bench.use(side)
+        for _ in range(4):
+            function(*args)
+        calls = []
+
+        def note(frame, event, _arg, calls=calls):
+            module = frame.f_globals.get("__name__", "").partition(".")[0]
+            if event == "call" and module in ("ejkernel", "tunebook"):
+                calls.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            function(*args)
+        finally:
+            sys.setprofile(None)
+        counts[side] = len(calls)
+    assert 0 < counts["tunebook"] < counts["ejkernel"]
