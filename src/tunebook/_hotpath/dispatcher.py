@@ -170,7 +170,7 @@ class Dispatcher:
         """
         names = {f"_tb_class_{name}": kind for name, kind in self._classes.items()} | hot_names()
         if self._pack is not None:
-            names |= {"_tb_pack": self._pack, "_tb_find": finder_of(self._pack, self._answers.fast, self.known)}
+            names |= {"_tb_pack": self._pack, "_tb_find": finder_of(self._pack, self._answers, self.known)}
         return names
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:

@@ -198,6 +198,14 @@ class KernelOperations(Generic[Cfg, Out]):
         except Unsupported:
             return None
 
+    def baseline(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
+        """Return the configuration that is measured beside the candidates, whose output theirs are compared with."""
+        return self.heuristic(inv)
+
+    def measures_without_gradient(self) -> bool:
+        """Whether a call is tuned by its forward pass where its gradient is asked for, and jax finds none."""
+        return True
+
     def candidates(self, inv: Invocation[Cfg, Out]) -> Iterable[Cfg]:
         """Return the candidates for a call. The author's function is called once per invocation."""
         known = inv._listed  # noqa: SLF001 - written here only

@@ -77,7 +77,11 @@ def job_for(
     job = outline(call, policy, history)
     forward = job.conditions.mode == "forward"
     if site is not None and policy.validate_backward and not is_forward_only():
-        forward = not job.candidates or not site.differentiable(site.bind(kernel, inv, job.candidates[0]))
+        bind = partial(site.bind, kernel, inv)
+        forward = not job.candidates or not site.differentiable(bind, job.candidates[0])
+        if forward and not kernel.measures_without_gradient():
+            error = DefinitionError("the candidates have no gradient to measure")
+            raise TuningFailed("no gradient", [error])
     check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
@@ -208,7 +212,7 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
     return Job(
         parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
         candidates=candidates,
-        heuristic=kernel.heuristic(inv),
+        heuristic=kernel.baseline(inv),
         search=search,
         history=history,
         conditions=Conditions(
