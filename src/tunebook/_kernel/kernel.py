@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._base.errors import TuningFailed
-    from tunebook._base.vocabulary import StrategyLike, ValuesFrom
+    from tunebook._base.vocabulary import CallRecorder, StrategyLike, ValuesFrom
     from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
@@ -305,6 +305,8 @@ class Kernel(KernelOperations[Cfg, Out]):
     """The search strategy. None races all candidates, unless they are a `Space` too big for that."""
     prunes: bool = False
     """Whether `prune_cfgs` drops candidates. It then gets the whole list."""
+    recorder: CallRecorder | None = None
+    """How calls are recorded, if the specs of their arrays do not say enough."""
 
     def __init__(
         self, op_id: str, version: str = "0", key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None
