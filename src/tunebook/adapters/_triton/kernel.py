@@ -44,6 +44,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     The options are read from the autotuner each time, because a program may write to its attributes.
     """
 
+    selector: Any = None  # of its engine
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
