@@ -314,9 +314,7 @@ class Kernel(KernelOperations[Cfg, Out]):
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
         refuse_deferred(type(self).run, op_id)
-        self.op_id = op_id
-        self.version = version
-        self.key_builder = key_builder
+        self.op_id, self.version, self.key_builder = op_id, version, key_builder
         LIVE[self.op_id_v] = self
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -153,7 +154,10 @@ def _compile_all(limit_s: float | None) -> list[str | None]:
     # Processes, because the largest part of Triton's work is Python, which runs one thread at a time.
     count = min(os.cpu_count() or 1, len(_work))
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _start_fork)
-    futures = [pool.submit(_compile, number) for number in range(len(_work))]
+    with warnings.catch_warnings():
+        # Python 3.12 warns of other threads, and JAX of its own; forks that hang are given up.
+        warnings.simplefilter("ignore")
+        futures = [pool.submit(_compile, number) for number in range(len(_work))]
     pending = {*futures}
     while pending and (left_s := min(_PATIENCE_S, ends_s - time.monotonic())) > 0:
         done, pending = wait(pending, left_s, FIRST_COMPLETED)
