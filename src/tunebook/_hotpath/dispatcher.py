@@ -128,7 +128,7 @@ class Dispatcher:
         layout: bool,
         select: Callable[..., Selection[Any]],
         selector: ConfigSelectorChain[Any],
-        observe: Callable[..., None],
+        observe: Callable[..., Callable[[float], None]],
         as_config: Callable[[object], object],
     ) -> None:
         """`names` are the parameters that count; the callables take one argument per parameter of the function."""
@@ -243,7 +243,7 @@ class Dispatcher:
         # A program has one configuration, so candidates cannot be tried in its calls.
         selection = self._select(arguments, None, None)
         if recordings():
-            self._observe(selection.problem, arguments, 0.0)
+            self._observe(selection.problem, arguments)(0.0)
         return self._keep(selection.config)
 
     def given(self, config: object) -> str:
@@ -320,7 +320,8 @@ class Dispatcher:
 
     def _run_recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
         selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))
+        ran = self._observe(selection.problem, arguments)  # before the run, which may write to its arguments
         start = time.perf_counter()
         result = self._generated.run(*arguments, selection.config)
-        self._observe(selection.problem, arguments, time.perf_counter() - start)
+        ran(time.perf_counter() - start)
         return result

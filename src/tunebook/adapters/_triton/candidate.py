@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # All tensors are copied until it is known which of them are written to. The copies may take this part of free memory.
 _PART_OF_FREE: Final = 0.25
+# The errors that functions of a kernel's author may raise on values which the author did not think of.
+OF_AUTHORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # The fields that the installed version has: they differ from version to version.
 _OPTIONS: Final = frozenset(inspect.signature(triton.Config).parameters) - {"kwargs", "pre_hook"}
 
@@ -83,10 +85,11 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "candidates", "grid", "kwargs", "stand_in")
+    __slots__ = ("args", "candidates", "grid", "kwargs", "spec", "stand_in")
 
-    def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any = None) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
+        self.spec = spec  # of a launch that was made from a recording: see `launch_specs`
         self.candidates: list[LaunchConfig] | None = None  # those that pruning left: it is asked once per launch
         self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
 

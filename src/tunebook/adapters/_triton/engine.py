@@ -23,6 +23,7 @@ from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.autotune_tier import WOULD_TUNE
 from tunebook._selection.deferred_tuning import DEFERRED
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
+from tunebook._selection.recording import observing
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
@@ -40,6 +41,7 @@ from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
+from tunebook.adapters._triton.launch_recorder import LaunchRecorder
 from tunebook.adapters._triton.launcher import Launcher
 from tunebook.adapters._triton.tuner import DeviceTuner
 
@@ -153,13 +155,14 @@ class Engine:
             forbid_reautotune=False,  # `kernel.cache.clear()` tunes again, as with Triton
             on_event=more.on_event,
         )
+        self.kernel.selector, self.kernel.recorder = self.selector, LaunchRecorder(self.kernel)
         self._dispatcher: Final = Dispatcher(
             self._implementation(),
             names=("facts",),
             layout=False,
             select=self._select,
             selector=self.selector,
-            observe=lambda _problem, _arguments, _seconds: None,  # a launch's tensors cannot be made up again
+            observe=self._observe,
             as_config=lambda config: config,
         )
         self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
@@ -269,6 +272,11 @@ class Engine:
                     self._tell_listener(key, selection.config, cached=True)
             shown.publish(key, selection.config.config)
         return selection
+
+    def _observe(self, problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:
+        if len(self.kernel.configs) <= 1:  # nothing to tune
+            return lambda _seconds: None
+        return observing(problem, self.kernel, (Launch(*arguments[0]),))
 
     def _fixed(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> Selection[LaunchConfig] | None:
         """Return the only configuration that a launch may have; None if it is to be selected."""

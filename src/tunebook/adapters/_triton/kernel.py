@@ -66,6 +66,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     buckets = Buckets()
     representative = True  # whether a bucket is tuned at its representative size
     output_check: OutputCheck | None = None
+    selector: Any = None  # of its engine
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
