@@ -6,7 +6,7 @@ runs in processes of its own, with caches that are empty at first:
     python bench/triton_programs.py --packages .compat-packages            all of them; Triton's side takes 10 minutes
     python bench/triton_programs.py --only gemlite,mlstm                   some of them; other results are kept
     python bench/triton_programs.py --only fla_gla --sides tunebook        one side; the other side's results are kept
-    python bench/triton_programs.py --tables                               the tables of earlier results
+    python bench/triton_programs.py --tables                               the tables of earlier results, and README.md
 
 Results go to bench/results/triton_programs.json after every process, so that a killed run keeps what it has. A side
 that has results is not run again without `--again`.
@@ -27,20 +27,19 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import tables
 import torch
 from gpu_kernels import small
-from tables import RESULTS, report
 from torch.profiler import ProfilerActivity, profile
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
 from triton_library_ops import PROGRAMS
 
 import tunebook as tb
-from tunebook._arrays.device_fingerprint import nvidia_driver
+from tunebook._arrays.device_fingerprint import gpu_driver
 
 HERE = Path(__file__).parent
-RAW = RESULTS / "triton_programs.json"
-PAGE = RESULTS / "triton_programs.md"
+NAME = "triton_programs"
 SIDES = ("tunebook", "triton")
 SECOND = {"tunebook": "tunebook, second process", "triton": "triton, second process"}
 RECORDED = {  # a recording of gated linear attention at one problem, and what it is worth at another
@@ -86,7 +85,7 @@ class Kernels:
 
     def __init__(self):
         self.made, self.launched, self.taken, self.left = 0, set(), [], []
-        self._class, self._run, init = Autotuner, Autotuner.run, Autotuner.__init__
+        self._run, init = Autotuner.run, Autotuner.__init__
 
         def count(autotuner, *args, **kwargs):
             init(autotuner, *args, **kwargs)
@@ -106,11 +105,12 @@ class Kernels:
 
         install(on_kernel=note)
 
-    def count_launches(self):
-        self._class.run = self._launch
-
-    def stop_counting(self):  # a wrapped method costs time
-        self._class.run = self._run
+    @contextlib.contextmanager
+    def counted_launches(self):
+        """Count the kernels that Triton tunes; not longer than needed, because a wrapped method costs time."""
+        Autotuner.run = self._launch
+        yield
+        Autotuner.run = self._run
 
     def facts(self):
         launched = len(self.launched) or len(self.taken) + len(self.left)
@@ -188,10 +188,8 @@ def child(options):
         usual, _ = launches_of(step)
         notes.add(first_s=first_s, benchmark_launches=launches - usual)
     else:
-        if options.tuner == "triton":
-            kernels.count_launches()
-        notes.add(first_s=seconds(lambda: results.update(step())))
-        kernels.stop_counting() if options.tuner == "triton" else None
+        with kernels.counted_launches() if options.tuner == "triton" else contextlib.nullcontext():
+            notes.add(first_s=seconds(lambda: results.update(step())))
     notes.add(kernels=kernels.facts())
     keep_samples(results, options.samples)
     if program.other and not options.second and not sizes:
@@ -221,7 +219,7 @@ class Run:
 
     def __init__(self, options):
         self._options = options
-        self.raw = json.loads(RAW.read_text())["raw"] if RAW.exists() else {}
+        self.raw = earlier().get("raw", {})
         self._work = Path(options.work).resolve()
         self._work.mkdir(parents=True, exist_ok=True)
 
@@ -319,18 +317,22 @@ class Run:
             publish(self.raw)
 
 
+def earlier():
+    """Return the content of the file of results, or nothing."""
+    path = tables.RESULTS / f"{NAME}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def publish(raw):
     """Write results and tables; return the exit status."""
-    status = report(
-        "triton_programs", table(raw), raw, quick=False, **facts(sorted({p.package for p in PROGRAMS.values()}))
-    )
-    PAGE.write_text(page(raw))
+    status = tables.report(NAME, table(raw), raw, quick=False, **facts())
+    tables.PROGRAMS.write_text(page(raw))
     return status
 
 
 def facts():
     """Return what the numbers were taken on; a machine without a GPU keeps what was said."""
-    before = json.loads(RAW.read_text()) if RAW.exists() else {}
+    before = earlier()
     if not torch.cuda.is_available() and before:
         return {key: before[key] for key in ("gpu", "driver", "versions") if key in before}
     versions = {}
@@ -340,7 +342,7 @@ def facts():
         except metadata.PackageNotFoundError:
             versions[package] = before.get("versions", {}).get(package, "not installed")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {"gpu": gpu, "driver": nvidia_driver().get("driver", "unknown"), "versions": versions}
+    return {"gpu": gpu, "driver": gpu_driver().get("driver", "unknown"), "versions": versions}
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
@@ -474,7 +476,9 @@ def main():
     sys.path.append(str(options.packages))  # the versions are read there
     run = Run(options)
     if options.tables:
-        return publish(run.raw)
+        status = publish(run.raw)
+        tables.write(tables.read())
+        return status
     for name in names:
         if name == "recorded":
             run.recorded()

@@ -196,9 +196,8 @@ def pruned_by_triton(autotuner, positional, keywords):
 
 
 def pruned_by_us(autotuner, positional, keywords):
-    from tunebook.adapters._triton.engine import engine_of
-
     from tunebook.adapters._triton.candidate import Launch
+    from tunebook.adapters._triton.engine import engine_of
 
     kernel = engine_of(autotuner).kernel
     call = kernel.invocation(Launch((1,), tuple(positional), keywords))
