@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,20 +18,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# The calls of a tuner in the source code of each package.
-PACKAGES = {
-    "attn_gym": 10,
-    "conch": 2,
-    "cut_cross_entropy": 3,
-    "fla": 261,
-    "fused_turboquant": 1,
-    "gemlite": 23,
-    "liger_kernel": 13,
-    "mlstm_kernels": 18,
-    "rotary_embedding_torch": 4,
-    "stk": 3,
-    "torchao": 54,
-}
+PAGE = (TESTS.parent / "docs" / "triton.md").read_text()
+ROWS = re.findall(r"^\| ([\w.-]+ [\w.]+) \| `(\w+)` \| (\d+) \|$", PAGE, re.MULTILINE)
+PACKAGES = {module: int(calls) for _, module, calls in ROWS}  # the calls of a tuner in the source code
 # Kernels that Triton does not make here either, and why.
 NOT_MADE = {
     "fla.ops.delta_rule.parallel": "imports a function that the package does not have",
@@ -43,13 +33,18 @@ NOT_MADE = {
     "torchao.prototype.moe_training.nvfp4_training.quantize_2d_triton": "the same",
 }
 
-pytestmark = [
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "triton", *PACKAGES)),
-        reason="the packages are not installed; `make compat` runs these tests with them",
-    ),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(900)
+installed = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton", *PACKAGES)),
+    reason="the packages are not installed; `make compat` runs these tests with them",
+)
+each_package = lambda test: installed(pytest.mark.parametrize("package", PACKAGES)(test))
+
+
+def test_the_page_names_the_releases_that_are_tested():
+    required = (TESTS / "compat_triton_requirements.txt").read_text()
+    assert len(ROWS) >= 10
+    assert [name for name, *_ in ROWS if f"\n{name.replace(' ', '==')}\n" not in required] == []
 
 
 @cache
@@ -74,6 +69,7 @@ def by_place(kernels):
 def differences(package, part):
     """Return the kernels whose part differs between the tuners, with both parts."""
     theirs, ours = (side["kernels"] for side in described(package))
+    assert len(theirs) > 0
     return {
         kernel["name"]: (kernel[part], other[part])
         for kernel, other in zip(theirs, ours, strict=True)
@@ -81,7 +77,7 @@ def differences(package, part):
     }
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_a_package_imports_as_with_triton(package):
     theirs, ours = described(package)
     assert ours["failed"] == theirs["failed"]
@@ -89,7 +85,7 @@ def test_a_package_imports_as_with_triton(package):
     assert by_place(ours["kernels"]) == by_place(theirs["kernels"])
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_every_kernel_that_the_source_code_decorates_is_there(package):
     theirs, _ = described(package)
     made = {(kernel["path"], kernel["line"]) for kernel in theirs["kernels"]}
@@ -100,28 +96,29 @@ def test_every_kernel_that_the_source_code_decorates_is_there(package):
     assert len(made - set(decorated)) >= others or not others
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_every_kernel_is_taken_over(package):
     _, ours = described(package)
     assert ours["left"] == []
     assert ours["taken"] == len(ours["kernels"]) > 0
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_kernels_have_the_same_options(package):
     assert differences(package, "options") == {}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_launches_have_the_same_keys(package):
     assert differences(package, "key") == {}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_package
 def test_the_same_configurations_are_left_after_pruning(package):
     assert differences(package, "pruned") == {}
 
 
+@installed
 def test_pruners_are_compared_where_they_succeed():
     """A made-up argument that every pruner refuses would compare nothing."""
     pruning = [
