@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+PROGRAMS = RESULTS / "triton_programs.md"  # written by triton_programs.py
 README = HERE.parent / "README.md"
 START, END = "<!-- numbers: written by make bench -->\n", "<!-- end of numbers -->"
 
@@ -116,6 +117,8 @@ def summary(tables: Tables) -> str:
     for name, rows in tables.items():
         lines.append(f"| **{name.replace('_', ' ')}** | | | |")
         lines.extend(_line(row, row["what"]) for row in rows)
+    if "triton_programs" in tables:
+        lines += ["", "Programs of other libraries, a line for each:", "", PROGRAMS.read_text().rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
