@@ -467,3 +467,20 @@ def text_of(function: object) -> str:
     if isinstance(node, ast.Lambda):
         return ast.unparse(node)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+# Editing these, or their variants per platform, leaves every measurement valid.
+_NOT_MEASURED: Final = (
+    "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
+    "roofline",
+)  # fmt: skip
+
+
+def measured_names(kernel: object, base: type) -> tuple[str, ...]:
+    """Return the operations that a kernel's classes below `base` define, and that a measurement depends on."""
+    names: set[str] = set()
+    for kind in type(kernel).__mro__:
+        if kind is base:
+            break
+        names.update(name for name, value in vars(kind).items() if name[:2] != "__" and callable(value))
+    return tuple(sorted(name for name in names if not name.startswith(_NOT_MEASURED)))

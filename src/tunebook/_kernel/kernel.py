@@ -20,6 +20,7 @@ from tunebook._base.errors import DefinitionError, Unsupported, did_you_mean
 from tunebook._base.vocabulary import Problem, Trust, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._code.deferred import refuse_deferred
+from tunebook._code.values import measured_names
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._memo.answer_memo import MEMO
@@ -53,11 +54,6 @@ _LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is lon
 # takes 30 us), and the problem of each kind of call so far (making one takes 40 us).
 _VARIED: Final[weakref.WeakKeyDictionary[type, frozenset[str]]] = weakref.WeakKeyDictionary()
 _PROBLEMS: Final[weakref.WeakKeyDictionary[type, dict[Hashable, Problem]]] = weakref.WeakKeyDictionary()
-# Editing these, or their variants per platform, leaves every measurement valid.
-_NOT_MEASURED: Final = (
-    "heuristic_cfg", "candidate_cfgs", "prune_cfgs", "cfg_group", "cfg_priority", "enough_s", "objective", "strategy",
-    "roofline",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +267,6 @@ class KernelOperations(Generic[Cfg, Out]):
 
 def _names_below_kernel(kernel: object, _: None) -> tuple[str, ...]:
     return measured_names(kernel, Kernel)
-
-
-def measured_names(kernel: object, base: type) -> tuple[str, ...]:
-    """Return the operations that a kernel's classes below `base` define, and that a measurement depends on."""
-    names: set[str] = set()
-    for kind in type(kernel).__mro__:
-        if kind is base:
-            break
-        names.update(name for name, value in vars(kind).items() if name[:2] != "__" and callable(value))
-    return tuple(sorted(name for name in names if not name.startswith(_NOT_MEASURED)))
 
 
 def _run_with_gradient(kernel: Any, inv: Invocation[Any, Any], cfg: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,8 +19,9 @@ from tunebook._base.environment_variables import book_root
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import members_checksum
+from tunebook._code.values import measured_names
 from tunebook._hotpath.kernel_memo import KernelMemo
-from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel, measured_names
+from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.selector import ConfigSelectorChain
