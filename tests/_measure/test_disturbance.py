@@ -355,8 +355,8 @@ def make(path, *reasons, costs=COSTS, versions="driver 1", **options):
     return chain, kernel, events
 
 
-def tune(chain, kernel):
-    return chain.tune(invocation(kernel, 1), kernel)
+def tune(chain, kernel, **options):
+    return chain.tune(invocation(kernel, 1), kernel, **options)
 
 
 def stored(chain, kernel):
@@ -395,6 +395,15 @@ def test_a_decision_on_a_disturbed_machine_does_not_replace_one_from_a_quiet_mac
     assert chain.persistent.read(kernel.problem(invocation(kernel, 1))) == before
     (told,) = [data for event, data in events if event == "disturbed"]
     assert (told["cfg"], told["measured"]) == (FAST, SLOW)
+
+
+def test_a_decision_on_a_disturbed_machine_replaces_one_that_a_budget_cut_short(tmp_path):
+    tune(*make(tmp_path)[:2], budget="1 trials")
+    chain, kernel, _ = make(tmp_path, BUSY)
+    tune(chain, kernel)
+    record = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
+    assert record.body.provenance["complete"], "or each later tuning would begin again"
+    assert stored(chain, kernel) == (FAST, [BUSY])
 
 
 @pytest.mark.parametrize("change", [{"versions": "driver 2"}, {"costs": {**OTHER, Tiles(1): 3.0}}])

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,6 +155,15 @@ def known(cost, every=1):
 def shifted(c):
     """As here, but for a device on which twice the stages are best."""
     return 3 * seconds_of(c) * (1 + 0.2 * abs(c.stages - 4))
+
+
+def test_the_many_products_of_long_axes_share_places_on_the_line(monkeypatch):
+    decomposed = []
+    eigh = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: decomposed.append(len(matrix)) or eigh(matrix))
+    strategy = Guided(Space(a=range(1, 60), b=range(1, 60)), seed=0)
+    assert 0 < max(decomposed) <= 513
+    assert len(strategy.propose(4)) == 4
 
 
 def test_hopeless_points_are_still_told_apart():

@@ -140,7 +140,7 @@ class EntryGuard(Generic[C]):
         if record is None:
             return History()
         body = record.body
-        complete = body.provenance.get("complete") is not False and not disturbances_of(body)
+        complete = _is_finished(body)
         known = tuple(filter(is_believed, body.measurements))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
@@ -213,8 +213,8 @@ class EntryGuard(Generic[C]):
         """Write the result of a tuning, and return the configuration that stands.
 
         The configuration of `entry`, which was there before, stands if it is pinned, if it was chosen on a caller's
-        arguments and this tuning had made-up ones, or if something disturbed this tuning and nothing disturbed the
-        earlier one. `verified` is the entry whose choice was found to hold here too.
+        arguments and this tuning had made-up ones, or if something disturbed this tuning and the earlier one was
+        undisturbed and complete. `verified` is the entry whose choice was found to hold here too.
         `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
         so comes out below the next holder, and the store refuses its late record.
         """
@@ -228,7 +228,7 @@ class EntryGuard(Generic[C]):
             beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and not disturbances_of(entry.record.body):
+        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and _is_finished(entry.record.body):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -368,6 +368,11 @@ def disturbances_of(body: Body) -> tuple[str, ...]:
     """Return the disturbances of the tuning that chose; empty if it was quiet."""
     reasons = body.provenance.get("disturbances")
     return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
+
+
+def _is_finished(body: Body) -> bool:
+    """Return whether no budget cut the tuning that chose short, and nothing disturbed it."""
+    return body.provenance.get("complete") is not False and not disturbances_of(body)
 
 
 def environments_verified(body: Body) -> tuple[str, ...]:
