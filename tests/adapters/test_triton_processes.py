@@ -56,6 +56,7 @@ def compiled_here(monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **facts: found.append(facts["cache_hit"]))
     monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
     monkeypatch.setattr(compile_ahead, "COLD_S", 0.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(compile_ahead, "SLOWEST_FORK_S", 600.0)  # however busy the machine is
     monkeypatch.setattr(compile_ahead, "_PATIENCE_S", 600.0)
     return found
@@ -67,9 +68,25 @@ MANY = [triton.Config({"BLOCK": 32 << i}, num_warps=w) for i in range(4) for w i
 def test_many_candidates_are_compiled_in_forks_and_loaded_here(gpu, compiled_here):
     kernel = autotune(MANY, key=["n"])(scale)
     kernel[grid](torch.ones(256), 256)
-    assert compiled_here.count(False) == 1  # the one that told that they are not in the cache
-    assert compiled_here.count(True) == len(MANY) - 1
+    assert compiled_here == [True] * len(MANY)
     assert kernel.best_config.num_warps == 1
+
+
+def test_each_fork_begins_a_candidate_at_once_and_keeps_the_order(gpu, compiled_here, tmp_path):
+    made, me = tmp_path / "compiled", os.getpid()
+    made.mkdir()
+
+    def compiles(config):
+        if os.getpid() != me:
+            (made / f"{MANY.index(config)}").touch()
+
+    with compile_ahead.compile_forks(compiles, MANY) as compile_in_fork:
+        while len(list(made.iterdir())) < 8:  # as many as cores, before any is asked for
+            pass
+        assert sorted(int(path.name) for path in made.iterdir()) == list(range(8))
+        for config in reversed(MANY):  # in any order, each is compiled in a fork
+            compile_in_fork(config)
+        assert len(list(made.iterdir())) == len(MANY)
 
 
 def test_processes_false_forks_nothing(gpu, compiled_here):
@@ -92,14 +109,25 @@ def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
 def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, monkeypatch):
     running = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch.distributed", running)
-    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
+    assert not compile_ahead.may_fork(len(MANY))
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_available=lambda: False))
-    assert compile_ahead.is_worth_it(lambda _config: None, MANY)
+    assert compile_ahead.may_fork(len(MANY))
 
 
-def test_candidates_in_the_cache_are_not_compiled_in_forks(gpu, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
-    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
+def test_one_fork_finds_that_the_candidates_are_in_the_cache(gpu, compiled_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_ahead, "COLD_S", 600.0)
+    made = tmp_path / "compiled"
+
+    def compiles(_config):
+        with made.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    with compile_ahead.compile_forks(compiles, MANY) as compile_in_fork:
+        for config in MANY:
+            compile_in_fork(config)
+    pids = made.read_text().split()
+    assert len(set(pids)) == 2  # the fork's and this process'
+    assert len(pids) == 2 * len(MANY)  # each in the fork, and then loaded here
 
 
 # ----------------------------------------------------------------------------------------------------------- isolation

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 from triton import knobs
 from triton.runtime import driver
 
+from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.job import Budget, Job, Tuned
@@ -19,7 +20,7 @@ from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
-from tunebook.adapters._triton.compile_ahead import FEWEST, compile_forks, is_worth_it
+from tunebook.adapters._triton.compile_ahead import compile_forks, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 
 if TYPE_CHECKING:
@@ -105,12 +106,17 @@ class DeviceTuner(Tuner):
             device.use_device(index)
             return compile_on(candidate)
 
-        unknown = len(job.candidates) - sum(m.code == job.code for m in job.known)
-        if self._processes and unknown >= FEWEST and is_worth_it(compile_one, job.candidates):
-            extra = [] if job.heuristic is None else [job.heuristic]
-            with compile_forks(compile_one, [*job.candidates, *extra]) as compile_in_fork:
-                return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork)), launch)
-        return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
+        done = {m.fingerprint for m in job.known if m.code == job.code}
+        unknown = [c for c in job.candidates if fingerprint_of(encode(c)) not in done]
+        if not self._processes or not may_fork(len(unknown)):
+            return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
+        first = [] if job.heuristic is None else [job.heuristic]
+        needed = [*first, *unknown]
+        self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
+        place = {id(candidate): -number for number, candidate in enumerate(needed)}
+        order = setup.order._replace(priority=lambda candidate: place.get(id(candidate), 0))
+        with compile_forks(compile_one, [*needed, *(c for c in job.candidates if id(c) not in place)]) as compile_in_fork:
+            return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork, order=order)), launch)
 
     def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
