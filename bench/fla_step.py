@@ -145,7 +145,7 @@ def run_child(part, sizes, place):
     """Run a part in a process of its own, with caches in a place, and return its times."""
     variables = {
         "TRITON_CACHE_DIR": f"{place}/triton",
-        "TUNEBOOK_DIR": f"{place}/book",
+        "TUNEBOOK_HOME": f"{place}/book",
         "TRITON_CACHE_AUTOTUNING": "1",
         "FLA_CACHE_RESULTS": "1",
     }
