@@ -45,29 +45,17 @@ def step_of(size):
 
 
 def take_over(log):
-    """Give every autotuner of Triton's, of any subclass, a tuned kernel of ours; log each tuning."""
+    """Tune the launches of every autotuner of Triton's, of any subclass; log each tuning."""
     from triton.runtime.autotuner import Autotuner
 
+    from tunebook.adapters._triton import key_ahead
+    from tunebook.adapters._triton.engine import engine_of
     from tunebook.adapters._triton.tuner import DeviceTuner
-    from tunebook.adapters.triton import TunedKernel, autotune
 
-    tritons_run = Autotuner.run
+    key_ahead.begin()
 
-    def run(self, *args, **kwargs):
-        if isinstance(self, TunedKernel):
-            return tritons_run(self, *args, **kwargs)
-        ours = self.__dict__.get("_ours")
-        if ours is None:
-            pruning = {
-                "early_config_prune": self.early_config_prune,
-                "perf_model": self.perf_model,
-                "top_k": self.configs_top_k,
-            }
-            known = [name for name in self.keys if name in self.fn.arg_names]
-            ours = autotune(self.configs, known, pruning, self.reset_to_zero, self.restore_value)(self.fn)
-            self.__dict__["_ours"] = ours
-        kwargs.pop("warmup", None)
-        return ours.run(*args, **kwargs)
+    def run(self, *args, grid, warmup=False, **kwargs):  # noqa: ARG001 - Triton passes it
+        return engine_of(self).launcher.bind(grid)(*args, **kwargs)
 
     Autotuner.run = run
     tune = DeviceTuner.tune

@@ -25,6 +25,7 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
+from tunebook.adapters._triton import key_ahead
 from tunebook.adapters._triton.attributes import (
     ENGINE,
     LAUNCHER,
@@ -121,6 +122,8 @@ class Engine:
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
+        if not self.kernel.interpreted:
+            key_ahead.begin()
         tuner = DeviceTuner(
             self.kernel,
             graph=autotuner.use_cuda_graph,
@@ -248,6 +251,7 @@ class Engine:
                 if key not in shown:
                     self._tell_listener(key, selection.config, cached=True)
             shown.publish(key, selection.config.config)
+        key_ahead.finish()
         return selection
 
     def _fixed(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> Selection[LaunchConfig] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -21,6 +22,7 @@ from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
+from tunebook.adapters._triton.kept_checksum import kept_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,7 +164,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
-        return code_checksum(self.function, version=self.version, extra=self.heuristics)
+        work_out = partial(code_checksum, self.function, version=self.version, extra=self.heuristics)
+        # Triton's key for the code does not have the heuristics in it.
+        keep = self.compiles and not self.heuristics
+        return kept_checksum(self.chain[-2], self.version, work_out) if keep else work_out()
 
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""

@@ -20,7 +20,7 @@ from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
-from tunebook.adapters._triton.compile_ahead import compile_forks, may_fork
+from tunebook.adapters._triton.compile_ahead import compile_forks, longest_first, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class DeviceTuner(Tuner):
         if not self._processes or not may_fork(len(unknown)):
             return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
         first = [] if job.heuristic is None else [job.heuristic]
-        needed = [*first, *unknown]
+        needed = [*first, *longest_first(unknown)]
         self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
         place = {id(candidate): -number for number, candidate in enumerate(needed)}
         order = setup.order._replace(priority=lambda candidate: place.get(id(candidate), 0))
