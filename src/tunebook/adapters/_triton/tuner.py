@@ -115,7 +115,8 @@ class DeviceTuner(Tuner):
         self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
         place = {id(candidate): -number for number, candidate in enumerate(needed)}
         order = setup.order._replace(priority=lambda candidate: place.get(id(candidate), 0))
-        with compile_forks(compile_one, [*needed, *(c for c in job.candidates if id(c) not in place)]) as compile_in_fork:
+        others = (c for c in job.candidates if id(c) not in place)  # known: asked for if they are measured again
+        with compile_forks(compile_one, [*needed, *others]) as compile_in_fork:
             return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork, order=order)), launch)
 
     def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
