@@ -122,6 +122,7 @@ def as_row(op, candidates, seconds, tuned):
         "measured": len(measured),
         "ran": tuned.ran,
         "failed": len(tuned.measurements) - len(measured),
+        "left out": [repr(tuned.configs[name]) for name in tuned.left_out],
         "seconds": seconds,
         "waiting for compilers": tuned.waiting_s,
         "compilation": sum(m.compile_s or 0.0 for m in measured),
@@ -158,7 +159,7 @@ def show(part, name, facts):
     for t in facts["tunings"]:
         print(
             f"    {t['op'].rpartition('.')[2][:42]:42} {t['candidates']:3} candidates, {t['measured']:3} measured, "
-            f"{t['seconds']:6.2f} s: waiting {t['waiting for compilers']:6.2f}, other "
+            f"{len(t['left out']):2} left out, {t['seconds']:6.2f} s: waiting {t['waiting for compilers']:6.2f}, other "
             f"{t['seconds'] - t['waiting for compilers']:6.2f}; compilers {t['compilation']:6.1f}, longest "
             f"{t['longest']:5.2f}"
         )

@@ -20,7 +20,11 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._measure.forked_worker import Reply  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
+from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
+from tunebook.adapters._triton.kernel import TritonKernel  # noqa: E402 - as above
 from tunebook.adapters._triton.remote_runs import SpawnedWorker  # noqa: E402 - as above
+from tunebook.adapters._triton.spills import Spills  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -87,6 +91,58 @@ def test_each_fork_begins_a_candidate_at_once_and_keeps_the_order(gpu, compiled_
         for config in reversed(MANY):  # in any order, each is compiled in a fork
             compile_in_fork(config)
         assert len(list(made.iterdir())) == len(MANY)
+
+
+def test_a_candidate_that_would_spill_many_registers_is_left_out_and_its_compiler_stopped(
+    gpu, compiled_here, monkeypatch
+):
+    me, compile_cfg = os.getpid(), TritonKernel.compile_cfg
+
+    def compiles(kernel, inv, cfg):
+        if os.getpid() != me and cfg.meta["num_warps"] < 4:
+            signal.pause()  # until it is killed
+        return compile_cfg(kernel, inv, cfg)
+
+    monkeypatch.setattr(TritonKernel, "compile_cfg", compiles)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(MANY))  # or this process would compile those that find no fork
+    monkeypatch.setattr(gpu, "load_binary", lambda *_: (object(), 1, 255, 100, 1024))
+    tuned = autotune(MANY, key=["n"])(scale).tune(torch.ones(256), 256, grid=grid)
+    assert [c.meta["num_warps"] for c, _ in tuned.ranking] == [4] * 4
+    assert sorted(tuned.configs[name].meta["num_warps"] for name in tuned.left_out) == [1] * 4 + [2] * 4
+    assert all("spill" in reason for reason in tuned.left_out.values())
+    assert tuned.complete
+
+
+def spilling(warps, regs=255, spills=1, block=64, **more):
+    return LaunchConfig(triton.Config({"BLOCK": block}, num_warps=warps, **more)), regs, spills
+
+
+@pytest.mark.parametrize(
+    ("ran", "block", "warps", "left_out"),
+    [
+        (spilling(4), 64, 2, True),
+        (spilling(4), 64, 1, True),
+        (spilling(4, num_stages=4), 64, 2, True),
+        (spilling(4), 64, 4, False),  # it may have another number of stages, and spills as much
+        (spilling(4), 64, 8, False),
+        (spilling(4), 128, 2, False),
+        (spilling(4, spills=0), 64, 2, False),
+        (spilling(16, regs=128), 64, 8, False),  # which have twice the registers per thread
+        (spilling(4, maxnreg=255), 64, 2, False),
+    ],
+)
+def test_fewer_warps_are_left_out_only_where_the_same_blocks_spill_with_all_registers(ran, block, warps, left_out):
+    spills, (candidate, regs, spilled) = Spills(), ran
+    spills.note(candidate, SimpleNamespace(n_regs=regs, n_spills=spilled))
+    asked, _, _ = spilling(warps, block=block)
+    assert (spills.reason_against(asked) is not None) == left_out
+
+
+def test_the_longest_candidates_are_compiled_first():
+    candidates = [spilling(*pair)[0] for pair in ((8, 1), (1, 1), (4, 1))]
+    candidates += [spilling(8, block=256, num_stages=4)[0], spilling(8, block=256, num_stages=2)[0]]
+    ordered = [(c.meta["BLOCK"], c.meta["num_warps"], c.meta["num_stages"]) for c in longest_first(candidates)]
+    assert ordered == [(64, 1, 3), (256, 8, 4), (256, 8, 2), (64, 4, 3), (64, 8, 3)]
 
 
 def test_processes_false_forks_nothing(gpu, compiled_here):

@@ -109,6 +109,11 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         """Wait for a moment, and return whether the child has answered the request that was begun, or ended."""
         return self._child is None or self._child.has_answered(within_s)
 
+    def interrupt(self) -> None:
+        """Kill the child, while another thread waits for its reply: that thread gets a failure."""
+        if self._child is not None:
+            self._child.interrupt()
+
     def _fork_if_needed(self) -> _Child:
         # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
         if self._child is not None and self._child.waits_for is None and self._child.has_ended():
@@ -261,6 +266,12 @@ class _Child:
                 if pid:
                     self._ended, self.status = True, os.waitstatus_to_exitcode(status)
         return self._ended
+
+    def interrupt(self) -> None:
+        """Kill the child, and leave the rest to the thread that waits for it."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End the child with its process group, collect it, and close the pipes."""

@@ -21,6 +21,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
+from tunebook._base.errors import CompileError
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 from tunebook.adapters._triton import key_ahead
 
@@ -70,15 +71,12 @@ def longest_first(candidates: Iterable[LaunchConfig]) -> list[LaunchConfig]:
 @contextmanager
 def compile_forks(
     compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]
-) -> Iterator[Callable[[LaunchConfig], object]]:
-    """Yield a function that compiles a candidate in a fork of this process if one is free, and loads the program here.
+) -> Iterator[CompileForks]:
+    """Yield a pool of as many forks as cores; each starts with a candidate at once.
 
-    There are as many forks as cores, and each starts with a candidate at once: the candidates come in the order in
-    which they are needed. If the first one is done in a moment, the programs are on disk already, and there is no other
-    fork. Several threads may call the function; each of them gets a fork of its own.
+    The candidates come in the order in which they are needed. If the first one is done in a moment, the programs are on
+    disk already, and there is no other fork.
     """
-    index_of = {id(candidate): index for index, candidate in enumerate(candidates)}
-    forks = _Forks()
     device, target = driver.active.get_current_device(), driver.active.get_current_target()
     # Worked out once per process: in each fork they would take longer than many a candidate.
     key_ahead.finish()
@@ -94,24 +92,14 @@ def compile_forks(
         compile_one(candidates[index])
         return ()
 
-    def compile_in_fork(candidate: LaunchConfig) -> object:
-        index = index_of[id(candidate)]
-        worker = forks.claim(index)
-        if worker is None:
-            return compile_one(candidate)
-        failure = worker.prepare(index).failure
-        if failure is not None and failure.kind == "timeout":
-            _hung.set()
-        # A lost worker would fork again, from this thread and while others compile. It is not used again.
-        if failure is None or failure.kind not in ("crash", "timeout", "memory"):
-            forks.give_back(worker)
-        return compile_one(candidate)
-
     job = ChildTask(first=first, sample=lambda _index, _number: ())
-    with ExitStack() as stack:
+    forks = CompileForks(compile_one, candidates)
+    with ExitStack() as stack, ExitStack() as ending:
         for index in range(min(os.cpu_count() or 1, len(candidates))):
             start = time.perf_counter()
             worker = stack.enter_context(ForkedWorker(job, _PATIENCE_S))
+            # All are killed before any is waited for: taking a copy of a big process apart takes 20 ms.
+            ending.callback(worker.interrupt)
             try:
                 worker.begin(index)
             except OSError:  # too many processes
@@ -120,26 +108,62 @@ def compile_forks(
             forks.begun[index] = worker
             if took_s > SLOWEST_FORK_S or (index == 0 and worker.has_answered(COLD_S)):
                 break
-        yield compile_in_fork
+        yield forks
 
 
-class _Forks:
-    """The forks that no thread has: those that have begun a candidate, by its number, and the others."""
+class CompileForks:
+    """Compiles a candidate in a fork of this process if one is free, and loads the program here.
 
-    def __init__(self) -> None:
-        self.begun: dict[int, ForkedWorker] = {}
+    Several threads may call it; each of them gets a fork of its own.
+    """
+
+    def __init__(self, compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]) -> None:
+        self._compile_one = compile_one
+        self._index_of = {id(candidate): index for index, candidate in enumerate(candidates)}
+        self.begun: dict[int, ForkedWorker] = {}  # forks that no thread has, by the candidate that each has begun
         self._free: list[ForkedWorker] = []
+        self._busy: dict[int, ForkedWorker] = {}
+        self._left_out: set[int] = set()
+        self._coming = len(candidates)
         self._lock = threading.Lock()
 
-    def claim(self, index: int) -> ForkedWorker | None:
+    def __call__(self, candidate: LaunchConfig) -> object:
+        index = self._index_of[id(candidate)]
+        worker = self._claim(index)
+        failure = None if worker is None else worker.prepare(index).failure
+        if failure is not None and failure.kind == "timeout":
+            _hung.set()
+        with self._lock:
+            self._busy.pop(index, None)
+            # A lost worker would fork again, from this thread and while others compile. It is not used again.
+            if worker is not None and (failure is None or failure.kind not in ("crash", "timeout", "memory")):
+                if self._coming:
+                    self._free.append(worker)
+                else:  # it has nothing left to do, and ends while others compile, or the race is on
+                    worker.interrupt()
+            if index in self._left_out:
+                raise CompileError("left out while it was compiled")
+        return self._compile_one(candidate)
+
+    def _claim(self, index: int) -> ForkedWorker | None:
         """Return the fork that has begun a candidate, or a free one, or any; None if threads have them all."""
         with self._lock:
-            if index in self.begun:
-                return self.begun.pop(index)
-            if self._free:
-                return self._free.pop()
-            return self.begun.popitem()[1] if self.begun else None
+            self._coming -= 1
+            if index in self._left_out:
+                return None
+            worker = self.begun.pop(index, None)
+            if worker is None and self._free:
+                worker = self._free.pop()
+            elif worker is None and self.begun:
+                worker = self.begun.popitem()[1]
+            if worker is not None:
+                self._busy[index] = worker
+            return worker
 
-    def give_back(self, worker: ForkedWorker) -> None:
+    def leave_out(self, candidate: LaunchConfig) -> None:
+        """Compile a candidate no further, and do not start it."""
+        index = self._index_of[id(candidate)]
         with self._lock:
-            self._free.append(worker)
+            self._left_out.add(index)
+            if index in self._busy:
+                self._busy[index].interrupt()

@@ -20,8 +20,9 @@ from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
-from tunebook.adapters._triton.compile_ahead import compile_forks, longest_first, may_fork
+from tunebook.adapters._triton.compile_ahead import CompileForks, compile_forks, longest_first, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
+from tunebook.adapters._triton.spills import Spills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ class DeviceTuner(Tuner):
         self._must_isolate = must_isolate
         self._lock = threading.RLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
+        self._spills = Spills()
         if do_bench is None and not kernel.interpreted:
             self._timer = device.event_timer("graph" if graph else "launch")
         super().__init__(
@@ -116,8 +118,21 @@ class DeviceTuner(Tuner):
         place = {id(candidate): -number for number, candidate in enumerate(needed)}
         order = setup.order._replace(priority=lambda candidate: place.get(id(candidate), 0))
         others = (c for c in job.candidates if id(c) not in place)  # known: asked for if they are measured again
-        with compile_forks(compile_one, [*needed, *others]) as compile_in_fork:
-            return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork, order=order)), launch)
+        with compile_forks(compile_one, [*needed, *others]) as forks:
+            self._spills = Spills()
+            on_nvidia = driver.active.get_current_target().backend == "cuda"  # the number of registers is theirs
+            reason_against = partial(self._reason_against, forks, job.heuristic) if on_nvidia else None
+            setup = setup._replace(compile=forks, order=order, reason_against=reason_against)
+            return self._measure(job._replace(setup=setup), launch)
+
+    def _reason_against(
+        self, forks: CompileForks, heuristic: LaunchConfig | None, candidate: LaunchConfig
+    ) -> str | None:
+        """Return why a candidate is left out, after others have run, and stop its compiler; None if it is not."""
+        reason = None if candidate is heuristic else self._spills.reason_against(candidate)
+        if reason is not None:
+            forks.leave_out(candidate)
+        return reason
 
     def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
@@ -161,7 +176,7 @@ class DeviceTuner(Tuner):
             run = Replay(run, device.interface())
         arguments = {**named, **candidate.meta}
         before, after = self._kernel.hooks
-        timer = self._timer
+        timer, spills = self._timer, self._spills
 
         def once() -> None:
             saved.restore()
@@ -173,7 +188,7 @@ class DeviceTuner(Tuner):
             try:
                 if timer is not None:
                     timer.begin()
-                run()
+                program = run()
                 if timer is not None:
                     timer.end()
                 finished = True
@@ -181,6 +196,7 @@ class DeviceTuner(Tuner):
                 if after is not None:
                     after(arguments, exception=None if finished else sys.exception())
             saved.notice()
+            spills.note(candidate, program)
 
         return once if self._do_bench is None else _benched(once, self._do_bench)
 
