@@ -18,7 +18,7 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook._measure.forked_worker import Reply  # noqa: E402 - as above
+from tunebook._measure.forked_worker import ForkedWorker, Reply  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
 from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
@@ -172,6 +172,7 @@ def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, mo
 
 def test_one_fork_finds_that_the_candidates_are_in_the_cache(gpu, compiled_here, monkeypatch, tmp_path):
     monkeypatch.setattr(compile_ahead, "COLD_S", 600.0)
+    monkeypatch.setattr(ForkedWorker, "has_answered", lambda _worker, _within_s: True)
     made = tmp_path / "compiled"
 
     def compiles(_config):

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # With fewer candidates forks gain nothing: each takes 0.02 s to make.
 FEWEST: Final = 4
 FEWEST_CORES: Final = 4
-# Reading a compiled program takes 5 ms, compiling the smallest one 100.
-COLD_S: Final = 0.05
+# A fork that reads a compiled program answers sooner; compiling the smallest one takes 100 ms.
+COLD_S: Final = 0.07
 # A process so big that a fork takes this long is not forked again.
 SLOWEST_FORK_S: Final = 0.2
 # A fork hangs if another thread held a lock when it was made. A candidate that takes longer is compiled here instead.
@@ -75,7 +75,7 @@ def compile_forks(
     """Yield a pool of as many forks as cores; each starts with a candidate at once.
 
     The candidates come in the order in which they are needed. If the first one is done in a moment, the programs are on
-    disk already, and there is no other fork.
+    disk already, and no further forks are made.
     """
     device, target = driver.active.get_current_device(), driver.active.get_current_target()
     # Worked out once per process: in each fork they would take longer than many a candidate.
@@ -95,18 +95,19 @@ def compile_forks(
     job = ChildTask(first=first, sample=lambda _index, _number: ())
     forks = CompileForks(compile_one, candidates)
     with ExitStack() as stack, ExitStack() as ending:
+        began_s = time.perf_counter()
         for index in range(min(os.cpu_count() or 1, len(candidates))):
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             worker = stack.enter_context(ForkedWorker(job, _PATIENCE_S))
-            # All are killed before any is waited for: taking a copy of a big process apart takes 20 ms.
+            # All are killed before any is waited for: taking a copy of a big process apart takes 30 ms.
             ending.callback(worker.interrupt)
             try:
                 worker.begin(index)
             except OSError:  # too many processes
                 break
-            took_s = time.perf_counter() - start
             forks.begun[index] = worker
-            if took_s > SLOWEST_FORK_S or (index == 0 and worker.has_answered(COLD_S)):
+            on_disk = forks.begun[0].has_answered(0.0) and time.perf_counter() - began_s < COLD_S
+            if on_disk or time.perf_counter() - start_s > SLOWEST_FORK_S:
                 break
         yield forks
 
