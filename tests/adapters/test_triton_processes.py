@@ -113,6 +113,28 @@ def test_a_candidate_that_would_spill_many_registers_is_left_out_and_its_compile
     assert tuned.complete
 
 
+def test_the_heuristic_and_the_candidates_are_compiled_once_each_and_at_once(gpu, compiled_here, monkeypatch, tmp_path):
+    made, me, compile_cfg = tmp_path / "compiled", os.getpid(), TritonKernel.compile_cfg
+    made.mkdir()
+
+    def compiles(kernel, inv, cfg):
+        if os.getpid() != me:
+            with (made / f"{cfg.meta['BLOCK']}-{cfg.meta['num_warps']}").open("a") as file:
+                file.write("x")
+            while len(list(made.iterdir())) < len(MANY):  # the last one cannot wait for the first
+                pass
+        return compile_cfg(kernel, inv, cfg)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: len(MANY))
+    monkeypatch.setattr(TritonKernel, "compile_cfg", compiles)
+    again = triton.Config({"BLOCK": 64}, num_warps=4)  # equal to a candidate, and another object
+    kernel = autotune(MANY, key=["n"], heuristic=again)(scale)
+    tuned = kernel.tune(torch.ones(256), 256, grid=grid)
+    assert [path.read_text() for path in made.iterdir()] == ["x"] * len(MANY)
+    assert len(tuned.measurements) == len(MANY)
+    assert tuned.default is not None
+
+
 def spilling(warps, regs=255, spills=1, block=64, **more):
     return LaunchConfig(triton.Config({"BLOCK": block}, num_warps=warps, **more)), regs, spills
 

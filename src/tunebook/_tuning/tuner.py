@@ -357,12 +357,15 @@ class JobRun(Generic[Cfg]):
     def _groups(self, todo: list[str]) -> Iterator[list[str]]:
         """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
         group, configs = self.job.setup.order.group, self.candidates.configs
-        # These go first: if the budget ends early, they at least have been measured.
-        ahead = {name: None for name in (self.job.incumbent, self.candidates.heuristic) if name in todo}
-        yield [name for name in ahead if name is not None]
+        # These go first: if the budget ends early, they at least have been measured. Their group is built meanwhile.
+        ahead = [name for name in dict.fromkeys((self.job.incumbent, self.candidates.heuristic)) if name in todo]
         rest = [name for name in todo if name not in ahead]
+        if {group(configs[name]) for name in ahead} != {group(configs[name]) for name in rest[:1]}:
+            yield ahead
+            ahead = []
         for _, members in groupby(rest, key=lambda name: group(configs[name])):
-            yield [name for name in members if self.is_wanted(name)]
+            yield [*ahead, *filter(self.is_wanted, members)]
+            ahead = []
 
     def _start_compiling(self, names: list[str]) -> None:
         if self.compiling is None:
@@ -387,13 +390,11 @@ class JobRun(Generic[Cfg]):
         return self.compiling.in_turn(names, self._patience_s, lambda name: against(configs[name]))
 
     def _wait_for(self, name: str) -> Compiled | Exception | None:
-        """Return the outcome of a build; None if it takes too long."""
         return None if self.compiling is None else self.compiling.result(name, self._patience_s())
 
     def _patience_s(self) -> float | None:
         """Return how long to wait for a build: the first of a job may take any time."""
-        unlimited = self.job.budget.seconds is None or not self.ran
-        return None if unlimited else max(self.left_s(TRYING), 0.0)
+        return None if self.job.budget.seconds is None or not self.ran else max(self.left_s(TRYING), 0.0)
 
     def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
         if isinstance(compiled, Exception):

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Budget, Job, Tuned
+from tunebook._tuning.job import Budget, CandidateSet, Job, Tuned
 from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
@@ -109,16 +108,19 @@ class DeviceTuner(Tuner):
             return compile_on(candidate)
 
         done = {m.fingerprint for m in job.known if m.code == job.code}
-        unknown = [c for c in job.candidates if fingerprint_of(encode(c)) not in done]
+        named = CandidateSet(job.conditions, "", job.heuristic)
+        for candidate in job.candidates:
+            named.admit(candidate)
+        unknown = longest_first(candidate for name, candidate in named.configs.items() if name not in done)
         if not self._processes or not may_fork(len(unknown)):
             return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
-        first = [] if job.heuristic is None else [job.heuristic]
-        needed = [*first, *longest_first(unknown)]
         self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
+        # In the order of the tuner; known candidates at the end, because they are rarely measured again.
+        first = [] if job.heuristic is None else [job.heuristic]
+        needed = list(dict.fromkeys([*first, *unknown, *named.configs.values()]))
         place = {id(candidate): -number for number, candidate in enumerate(needed)}
-        order = setup.order._replace(priority=lambda candidate: place.get(id(candidate), 0))
-        others = (c for c in job.candidates if id(c) not in place)  # known: asked for if they are measured again
-        with compile_forks(compile_one, [*needed, *others]) as forks:
+        order = setup.order._replace(priority=lambda candidate: place[id(candidate)])
+        with compile_forks(compile_one, needed) as forks:
             self._spills = Spills()
             on_nvidia = driver.active.get_current_target().backend == "cuda"  # the number of registers is theirs
             reason_against = partial(self._reason_against, forks, job.heuristic) if on_nvidia else None
