@@ -113,6 +113,13 @@ def test_a_candidate_that_would_spill_many_registers_is_left_out_and_its_compile
     assert tuned.complete
 
 
+def test_thorough_tuning_leaves_no_candidate_out(gpu, compiled_here, monkeypatch):
+    monkeypatch.setattr(gpu, "load_binary", lambda *_: (object(), 1, 255, 100, 1024))
+    tuned = autotune(MANY, key=["n"], thorough=True)(scale).tune(torch.ones(256), 256, grid=grid)
+    assert len(tuned.measurements) == len(MANY)
+    assert tuned.left_out == {}
+
+
 def test_the_heuristic_and_the_candidates_are_compiled_once_each_and_at_once(gpu, compiled_here, monkeypatch, tmp_path):
     made, me, compile_cfg = tmp_path / "compiled", os.getpid(), TritonKernel.compile_cfg
     made.mkdir()

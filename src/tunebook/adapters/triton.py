@@ -113,6 +113,7 @@ def autotune(
     processes: bool = True,
     devices: Sequence[int] | Literal["all"] = (),
     worker_setup: str = "",
+    thorough: bool = False,
 ) -> Callable[[Any], TunedKernel]:
     """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
@@ -124,7 +125,8 @@ def autotune(
     while a CUDA graph is captured, or where the policy says so. `processes=False` compiles in threads only, without
     forks. `policy=AutotunePolicy(isolate="always")` runs candidates in a worker process, so that an illegal access or a
     hang costs one candidate; `worker_setup` names a "module:function" to call there first. `devices` are the indices of
-    GPUs that share the candidates, or "all"; GPUs of another model are not used.
+    GPUs that share the candidates, or "all"; GPUs of another model are not used. `thorough=True` measures every
+    candidate; otherwise those that would spill many registers may be left out.
     """
     if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
         raise DefinitionError(
@@ -145,5 +147,5 @@ def autotune(
         "do_bench": do_bench,
         "cache_results": cache_results,
     }
-    more = More(store, policy, heuristic, version, processes, devices, worker_setup)
+    more = More(store, policy, heuristic, version, processes, devices, worker_setup, thorough)
     return lambda fn: TunedKernel(fn, given, more)

@@ -96,6 +96,7 @@ class More(NamedTuple):
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
     worker_setup: str = ""
+    thorough: bool = False
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -132,6 +133,7 @@ class Engine:
             devices=more.devices,
             must_isolate=lambda: self.selector.policy.isolate == "always",
             worker_setup=more.worker_setup,
+            thorough=more.thorough,
             on_tuned=self._publish,
         )
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(

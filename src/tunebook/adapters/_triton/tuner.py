@@ -51,7 +51,8 @@ class DeviceTuner(Tuner):
     """Measures candidates on the launch's device, by device events or by the user's `do_bench`.
 
     `processes` allows forks that compile. `devices` share the candidates. `must_isolate()` says whether a kernel that
-    cannot run in a worker process is an error. `on_tuned(launch, tuned)` gets every result.
+    cannot run in a worker process is an error. `thorough` leaves no candidate out. `on_tuned(launch, tuned)` gets every
+    result.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class DeviceTuner(Tuner):
         devices: Sequence[int] | Literal["all"] = (),
         must_isolate: Callable[[], bool] = lambda: True,
         worker_setup: str = "",
+        thorough: bool = False,
         on_tuned: Callable[[Launch, Tuned[LaunchConfig]], object] = lambda _launch, _tuned: None,
     ) -> None:
         self._kernel, self._graph, self._do_bench, self._on_tuned = kernel, graph, do_bench, on_tuned
         self._processes, self._devices, self._worker_setup = processes, devices, worker_setup
-        self._must_isolate = must_isolate
+        self._must_isolate, self._thorough = must_isolate, thorough
         self._lock = threading.RLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
         self._spills = Spills()
@@ -122,8 +124,9 @@ class DeviceTuner(Tuner):
         order = setup.order._replace(priority=lambda candidate: place[id(candidate)])
         with compile_forks(compile_one, needed) as forks:
             self._spills = Spills()
-            on_nvidia = driver.active.get_current_target().backend == "cuda"  # the number of registers is theirs
-            reason_against = partial(self._reason_against, forks, job.heuristic) if on_nvidia else None
+            # The number of registers that a thread can have is that of NVIDIA's GPUs.
+            leave_out = not self._thorough and driver.active.get_current_target().backend == "cuda"
+            reason_against = partial(self._reason_against, forks, job.heuristic) if leave_out else None
             setup = setup._replace(compile=forks, order=order, reason_against=reason_against)
             return self._measure(job._replace(setup=setup), launch)
 
