@@ -14,10 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import triton
 from triton.runtime.cache import get_cache_manager
 
-import tunebook
+from tunebook._arrays.device_fingerprint import library_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,7 @@ def kept_checksum(jitted: Any, version: str, work_out: Callable[[], str]) -> str
     code = jitted.cache_key
     # After the key: Triton finds the globals while it works the key out. It does not have the value of each in it.
     values = sorted(f"{name}={value!r}" for (name, _), (value, _) in jitted.used_global_vals.items())
-    facts = [code, *values, version, tunebook.__version__, triton.__version__, sys.version]
+    facts = [code, *values, version, *map(library_version, ("tunebook", "triton")), sys.version]
     with suppress(OSError):  # a cache that cannot be read or written costs time, and never a launch
         cache = get_cache_manager(sha256("\0".join(facts).encode()).hexdigest())
         path = cache.get_file(_FILE)
