@@ -47,19 +47,11 @@ def step_of(size):
 
 
 def take_over(log):
-    """Tune the launches of every autotuner of Triton's, of any subclass; log each tuning."""
-    from triton.runtime.autotuner import Autotuner
-
-    from tunebook.adapters._triton import key_ahead
-    from tunebook.adapters._triton.engine import engine_of
+    """Tune the launches of every autotuner of Triton's, and log each tuning."""
     from tunebook.adapters._triton.tuner import DeviceTuner
+    from tunebook.adapters.triton import install
 
-    key_ahead.begin()
-
-    def run(self, *args, grid, warmup=False, **kwargs):
-        return engine_of(self).launcher.bind(grid)(*args, **kwargs)
-
-    Autotuner.run = run
+    install()
     tune = DeviceTuner.tune
 
     def timed(self, job):
