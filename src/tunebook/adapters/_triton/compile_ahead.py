@@ -63,7 +63,7 @@ def longest_first(candidates: Iterable[LaunchConfig]) -> list[LaunchConfig]:
     def work(candidate: LaunchConfig) -> tuple[float, int]:
         config = candidate.config
         sizes = (value for value in config.kwargs.values() if isinstance(value, int) and value > 0)
-        return math.prod(sizes) / config.num_warps, config.num_stages
+        return math.prod(sizes) / (config.num_warps or 4), config.num_stages or 0  # None: given by the call
 
     return sorted(candidates, key=work, reverse=True)
 

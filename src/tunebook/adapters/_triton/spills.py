@@ -27,13 +27,13 @@ class Spills:
     def note(self, candidate: LaunchConfig, program: Any) -> None:
         """Note the registers of a program that has been loaded onto the GPU."""
         if getattr(program, "n_spills", 0) and program.n_regs >= ALL_REGISTERS:
-            blocks = _blocks(candidate)
-            self._warps[blocks] = max(self._warps.get(blocks, 0), candidate.config.num_warps)
+            blocks, warps = _blocks(candidate), candidate.config.num_warps or 0  # None: given by the call
+            self._warps[blocks] = max(self._warps.get(blocks, 0), warps)
 
     def reason_against(self, candidate: LaunchConfig) -> str | None:
         """Return why a candidate is not worth its compilation, or None."""
         warps = self._warps.get(_blocks(candidate), 0)
-        if 2 * candidate.config.num_warps > warps:
+        if not candidate.config.num_warps or 2 * candidate.config.num_warps > warps:
             return None
         return f"the same blocks with {warps} warps spill registers already, so {candidate!r} would spill many more"
 
