@@ -1,5 +1,5 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak nightly bench docs ray compat clean compiler services
+.PHONY: demo test lint unit soak nightly bench docs ray compat compat-packages clean compiler services
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -8,6 +8,8 @@ RUN := $(VENV)/bin/python
 BENCH := .venv-bench
 RAY := .venv-ray
 COMPAT := .venv-compat
+COMPAT_TRITON := .venv-compat-triton
+COMPAT_PACKAGES := .compat-packages
 PIP := -m pip --disable-pip-version-check install --quiet
 
 help:
@@ -46,6 +48,12 @@ $(RAY)/ready: pyproject.toml $(ACCELERATOR) | compiler
 $(COMPAT)/ready: pyproject.toml tests/compat_requirements.txt $(ACCELERATOR) | compiler
 	$(PYTHON) -m venv $(COMPAT)
 	$(COMPAT)/bin/python $(PIP) --requirement tests/compat_requirements.txt --editable .
+	touch $@
+
+$(COMPAT_TRITON)/ready: pyproject.toml constraints.txt tests/compat_triton_requirements.txt $(ACCELERATOR) | compiler
+	$(PYTHON) -m venv $(COMPAT_TRITON)
+	$(COMPAT_TRITON)/bin/python $(PIP) --constraint constraints.txt torch triton numpy scipy pytest pytest-timeout --editable .
+	$(COMPAT_TRITON)/bin/python $(PIP) --no-deps --requirement tests/compat_triton_requirements.txt
 	touch $@
 
 compiler:
@@ -92,11 +100,21 @@ docs: $(VENV)/ready
 ray: $(RAY)/ready services
 	$(RAY)/bin/python -m pytest -m ray tests/fleet/test_farm_ray.py
 
-compat: $(COMPAT)/ready
+compat: $(COMPAT)/ready $(COMPAT_TRITON)/ready
 	$(COMPAT)/bin/python -m pytest tests/adapters/test_ejkernel.py
+	$(COMPAT_TRITON)/bin/python -m pytest tests/adapters/test_triton_packages.py
+
+# The same libraries in a folder to take along to a machine with a GPU: bench/triton_programs.py. The programs that some
+# of them bring for old GPUs and other versions of torch are left out.
+compat-packages: tests/compat_triton_requirements.txt
+	rm -rf $(COMPAT_PACKAGES)
+	$(PYTHON) $(PIP) --no-deps --no-compile --target $(COMPAT_PACKAGES) --requirement tests/compat_triton_requirements.txt
+	find $(COMPAT_PACKAGES) -name '*.so' -delete
+	rm -rf $(COMPAT_PACKAGES)/test $(COMPAT_PACKAGES)/bin
+	du -sh $(COMPAT_PACKAGES)
 
 bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(RAY) $(COMPAT) site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so
+	rm -rf $(VENV) $(BENCH) $(RAY) $(COMPAT) $(COMPAT_TRITON) $(COMPAT_PACKAGES) .compat-work site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so

@@ -1,11 +1,12 @@
 """Run ejkernel's own operations on its selector and on tunebook's, in the same program: results, cold and warm times.
 
-    python bench/ejkernel_ops.py [--rounds 21] [--ops mean_pooling gla_attention]
+    python bench/ejkernel_ops.py [--rounds 21] [--samples 3] [--ops mean_pooling gla_attention]
 
-Every operation is called as its users call it: a new kernel object in each call, eager, under jit and under grad. A
-cold call is timed in a process of its own, in turn for both, because a second tuning in one process finds compiled
-programs. Warm calls are timed in one process, in turn, as CPU time of the process. Writes
-bench/results/ejkernel_ops.json.
+Every operation is called as its users call it: a new kernel object in each call, eager, under jit and under grad. Each
+cold call is timed in a process of its own with empty caches, in turn for both, because a second tuning in one process
+finds compiled programs; the ratio is the median over the samples. These processes are forks of one that has imported
+jax and both libraries, and used neither. Importing tunebook has a row of its own: ejkernel is imported either way. Warm
+calls are timed in one process, in turn, as CPU time of the process. Writes bench/results/ejkernel_ops.json; 10 minutes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ import tempfile
 import time
 import warnings
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ejkernel.ops import ConfigSelectorChain
+from ejkernel.ops import ConfigSelectorChain, Tuner
 from interleaved import Row, save, show
 from jax import random
 
+import tunebook
 from tunebook.adapters import ejkernel
 
 SIDES = "ejkernel", "tunebook"
@@ -89,23 +92,123 @@ def use(side):
 
 
 def cold(name, way, side):
-    """Return the seconds of the first call in this process, and the result."""
+    """Return the seconds of the first call in this process, whether it tuned, and the result."""
     use(side)
-    function, args = program(name, way), arrays()
-    start = time.perf_counter()
+    tuned = []
+    kind, method = (Tuner, "autotune") if side == "ejkernel" else (tunebook.Tuner, "tune")
+    tune = getattr(kind, method)
+    setattr(kind, method, lambda *args, **kwargs: tuned.append(tune(*args, **kwargs)) or tuned[-1])
+    function, args = program(name, way), jax.block_until_ready(arrays())
+    start, start_cpu = time.perf_counter(), time.process_time()
     out = jax.block_until_ready(function(*args))
-    return {"seconds": time.perf_counter() - start, "result": np.asarray(out, np.float64).ravel().tolist()}
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    tuned = any(each is not None for each in tuned)  # ejkernel returns None if every candidate failed
+    return {"seconds": seconds, "cpu_s": cpu_s, "tuned": tuned, "result": np.asarray(out, np.float64).ravel().tolist()}
 
 
-def in_a_new_process(*args):
-    """Return the outcome of `cold` in a fresh process with empty caches of both kinds."""
+def in_a_fork(*case):
+    """Return the outcome of `cold` in a fork of this process, which has not used jax."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(write, "w") as pipe:
+            try:
+                outcome = cold(*case)
+            except Exception as error:  # noqa: BLE001 - an operation of ejkernel may fail in any way
+                outcome = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            json.dump(outcome, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        outcome = json.load(pipe)
+    os.waitpid(child, 0)
+    return outcome
+
+
+def print_cold(names, samples):
+    """Print a line per cold call: all operations once, then all of them again."""
+    operations()
+    for number in range(samples):
+        for name in names:
+            for way in WAYS:
+                for side in SIDES if number % 2 else SIDES[::-1]:
+                    for path in Path(os.environ["BENCH_CACHES"]).rglob("*"):
+                        if path.is_file():
+                            path.unlink()
+                    print(json.dumps([name, way, side, in_a_fork(name, way, side)]), flush=True)
+
+
+def caches_in(folder):
+    """Return the environment that puts the caches of both libraries, and of compiled programs, into a folder."""
+    return {
+        "BENCH_CACHES": folder,
+        "EJKERNEL_PERSISTENT_CACHE_DIR": f"{folder}/theirs",
+        "COMPILE_FUNC_DIR": f"{folder}/programs",
+        "TUNEBOOK_HOME": f"{folder}/ours",
+    }
+
+
+def measure_cold(names, samples):
+    """Return the outcomes of cold calls by operation, way and side: a list of samples each."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        places = {"EJKERNEL_PERSISTENT_CACHE_DIR": f"{folder}/theirs", "TUNEBOOK_HOME": f"{folder}/ours"}
-        done = subprocess.run(
-            [sys.executable, __file__, "--cold", *args],
-            env={**os.environ, **places}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
+        line = [sys.executable, __file__, "--cold", "--samples", str(samples), "--ops", *names]
+        env = {**os.environ, **caches_in(folder)}
+        with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as process:
+            for said in filter(lambda said: said.startswith("["), process.stdout):
+                name, way, side, outcome = json.loads(said)
+                found.setdefault((name, way), {}).setdefault(side, []).append(outcome)
+        if process.returncode:
+            raise SystemExit("the process that times cold calls failed: see above")
+    return found
+
+
+IMPORT = """
+import time, ejkernel.modules
+start = time.perf_counter()
+import tunebook.adapters.ejkernel
+tunebook.adapters.ejkernel.install()
+print(time.perf_counter() - start)
+"""
+
+
+def import_s(samples):
+    """Return the seconds of importing tunebook, and of installing it, into programs that have imported ejkernel."""
+    took = []
+    for _ in range(samples):
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, **caches_in(folder)}
+            done = subprocess.run([sys.executable, "-c", IMPORT], env=env, capture_output=True, text=True, check=True)
+        took.append(float(done.stdout.splitlines()[-1]))
+    return took
+
+
+def cold_rows(name, way, outcomes):
+    """Return the rows of a cold call: the results, and the times where both libraries did the same work."""
+    failed = {side: outcome["error"] for side in SIDES for outcome in outcomes[side] if "error" in outcome}
+    if failed:
+        print(f"{name}, {way}: {failed}")
+        what = f"{name}, {way}: computed by tunebook, and not by ejkernel"
+        return [Row(what=what, measured=float("tunebook" not in failed), unit="", at_least=1.0)]
+    results = [outcomes[side][0].pop("result") for side in SIDES]
+    same = len(results[0]) == len(results[1]) and all(
+        abs(a - b) <= 1e-5 + 1e-4 * abs(b) for a, b in zip(*results, strict=True)
+    )
+    for outcome in (outcome for side in SIDES for outcome in outcomes[side]):
+        outcome.pop("result", None)
+    theirs, ours = (any(outcome["tuned"] for outcome in outcomes[side]) for side in SIDES)
+    beside = ratio({side: [outcome["seconds"] for outcome in outcomes[side]] for side in SIDES})
+    what, at_most = {
+        (True, True): ("cold, tuned by both", 1.0),
+        # The same work: compiling the call itself. What remains is noise.
+        (False, False): ("cold, nothing to tune", 1.05),
+        (False, True): ("cold, tuned by tunebook alone", None),
+        (True, False): ("cold, measured by ejkernel alone", 1.0),
+    }[theirs, ours]
+    return [
+        Row(what=f"{name}, {way}: same result", measured=float(same), unit="", at_least=1.0),
+        Row(what=f"{name}, {way}: {what}, beside ejkernel", measured=beside, unit="x", at_most=at_most),
+    ]
 
 
 def warm(name, way, rounds):
@@ -157,24 +260,21 @@ def ratio(times):
     return statistics.median(ours / theirs for theirs, ours in zip(*(times[side] for side in SIDES), strict=True))
 
 
-def measure(names, rounds):
-    raw, rows = {}, []
+def measure(names, rounds, samples):
+    raw, rows = {"import": import_s(samples)}, []
+    took_ms = statistics.median(raw["import"]) * 1e3
+    rows.append(Row(what="import tunebook.adapters.ejkernel, and install()", measured=took_ms, unit="ms"))
+    show(rows)
+    outcomes = measure_cold(names, samples)
     for name in names:
         for way in WAYS:
-            outcomes = {side: in_a_new_process(name, way, side) for side in SIDES}
-            results = [outcomes[side].pop("result") for side in SIDES]
-            same = len(results[0]) == len(results[1]) and all(
-                abs(a - b) <= 1e-5 + 1e-4 * abs(b) for a, b in zip(*results, strict=True)
-            )
+            first = cold_rows(name, way, outcomes[name, way])
             times = warm(name, way, rounds)
-            raw[f"{name}, {way}"] = {"cold": outcomes, "warm": times, "same": same}
-            cold_ratio = outcomes["tunebook"]["seconds"] / outcomes["ejkernel"]["seconds"]
-            rows += [
-                Row(what=f"{name}, {way}: same result", measured=float(same), unit="", at_least=1.0),
-                Row(what=f"{name}, {way}: cold, beside ejkernel", measured=cold_ratio, unit="x", at_most=1.0),
-                Row(what=f"{name}, {way}: warm, beside ejkernel", measured=ratio(times), unit="x", at_most=1.0),
-            ]
-            show(rows[-3:])
+            raw[f"{name}, {way}"] = {"cold": outcomes[name, way], "warm": times}
+            what = f"{name}, {way}: warm, beside ejkernel"
+            first.append(Row(what=what, measured=ratio(times), unit="x", at_most=1.0))
+            rows += first
+            show(first)
         chosen = choosing(name, rounds)
         if chosen is not None:
             raw[f"{name}, choosing"] = chosen
@@ -191,16 +291,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--ops", nargs="+")
-    parser.add_argument("--cold", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--samples", type=int, default=3, help="cold calls of each kind")
+    parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     if given.cold:
-        print(json.dumps(cold(*given.cold)))
+        print_cold(given.ops, given.samples)
         return
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"EJKERNEL_PERSISTENT_CACHE_DIR": f"{folder}/theirs", "TUNEBOOK_HOME": f"{folder}/ours"}
-        rows, raw = measure(given.ops or list(operations()), given.rounds)
+        os.environ |= caches_in(folder)
+        rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples)
     if not given.ops:
         save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
 

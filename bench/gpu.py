@@ -43,7 +43,7 @@ from gpu_kernels import (
 from tables import report
 
 from tunebook import AutotunePolicy, NoConfig
-from tunebook._arrays.device_fingerprint import nvidia_driver
+from tunebook._arrays.device_fingerprint import gpu_driver
 from tunebook.adapters._triton.candidate import Launch
 from tunebook.adapters.triton import autotune
 
@@ -471,7 +471,7 @@ def same_winners(raw):
 def facts():
     return {
         "gpu": torch.cuda.get_device_name(0),
-        "driver": nvidia_driver().get("driver", "").removeprefix("nvidia "),
+        "driver": gpu_driver().get("driver", "").removeprefix("nvidia "),
         "versions": {"triton": triton.__version__, "torch": torch.__version__},
     }
 

@@ -319,6 +319,9 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
         [
             Case("ejkernel", executor, [(kernel, *of_jax)]),
             Case("ejkernel, by keyword", executor, [(kernel, *of_jax)], by_name=names),
+            # As ejkernel's own operations call it.
+            Case("ejkernel, new object", lambda *args: executor(type(kernel)(), *args), [of_jax]),
+            Case("Executor, new object, jax", lambda *args: ours(Nothing("bench_nothing"), *args), [of_jax]),
             Case("hand-written", hand_written(), [of_numpy]),
             Case("numpy, layout=False", three_arrays(layout=False), [of_numpy]),
             Case("numpy, default", three_arrays(), [of_numpy]),
@@ -350,8 +353,19 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
             "numpy, by keyword",
             "ejkernel, by keyword",
         ),
-        faster("ejkernel's executor / tunebook, the same jax arrays", "jax", at_least=150),
-        faster("ejkernel's executor / tunebook's Executor, jax arrays", "Executor, jax"),
+        faster(
+            "a new kernel object per call, jax arrays: ejkernel's executor / tunebook's Executor",
+            "Executor, new object, jax",
+            "ejkernel, new object",
+            at_least=5,
+        ),
+        faster(
+            "ejkernel's executor with a new kernel object per call / a tunable function, the same jax arrays",
+            "jax",
+            "ejkernel, new object",
+            at_least=150,
+        ),
+        faster("one kernel object kept, jax arrays: ejkernel's executor / tunebook's Executor", "Executor, jax"),
         Row(
             what="tunebook's Executor, memory hit, numpy arrays",
             measured=median(measured, "Executor, numpy") / 1e3,

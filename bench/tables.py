@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+PROGRAMS = RESULTS / "triton_programs.md"  # written by triton_programs.py
 README = HERE.parent / "README.md"
 START, END = "<!-- numbers: written by make bench -->\n", "<!-- end of numbers -->"
 
@@ -36,8 +37,15 @@ SHOWN = {
     "warm hit, 12 arguments: all of them arrays": "a tuned call with 12 arrays",
     "an overlay elsewhere / plain warm hit": "while another thread has an overlay",
     "a listener / plain warm hit": "while somebody listens to every hit",
-    "ejkernel's executor / tunebook, the same jax arrays": "faster than ejkernel's executor, on the same jax arrays",
-    "ejkernel's executor / tunebook, numpy arrays, default": "the same on numpy arrays",
+    "a new kernel object per call, jax arrays: ejkernel's executor / tunebook's Executor": (
+        "an `Executor`, faster than ejkernel's, with a new kernel object in each call, on jax arrays"
+    ),
+    "ejkernel's executor with a new kernel object per call / a tunable function, the same jax arrays": (
+        "a tuned function, which needs no kernel object, faster than that executor of ejkernel"
+    ),
+    "ejkernel's executor / tunebook, numpy arrays, default": (
+        "a tuned function on numpy arrays, faster than ejkernel's executor with one kernel object, on jax arrays"
+    ),
     "ejkernel's executor / tunebook, numpy arrays, layout=False": "the same without the memory layout in the key",
     "ejkernel's executor / tunebook, numpy arrays, key=('a', 'flag')": "the same where the author names what matters",
     "pure Python: ejkernel's executor / tunebook, numpy arrays, default": "on numpy arrays in pure Python",
@@ -109,6 +117,8 @@ def summary(tables: Tables) -> str:
     for name, rows in tables.items():
         lines.append(f"| **{name.replace('_', ' ')}** | | | |")
         lines.extend(_line(row, row["what"]) for row in rows)
+    if "triton_programs" in tables:
+        lines += ["", "Programs of other libraries, a line for each:", "", PROGRAMS.read_text().rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 

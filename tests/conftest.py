@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +12,12 @@ from tunebook._base.errors import forget_warnings
 from tunebook._hotpath.codegen import find_pack
 
 pytest.register_assert_rewrite("shared_checks")
+# A busy machine may take any time over an example. The timeout of the whole test still holds.
+with suppress(ModuleNotFoundError):  # a GPU machine may not have it, and runs the tests without properties
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("patient")
 
 _FAILED = pytest.StashKey[bool]()
 

@@ -199,6 +199,13 @@ class TestSigningKey:
             environment_variables.signing_key()
 
 
+@pytest.mark.parametrize("text", ["1", "{", '["a", "b"]'])
+def test_options_that_tunebook_run_did_not_write_are_an_error(text, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_RUN", text)
+    with pytest.raises(tb.DefinitionError, match=r"invalid TUNEBOOK_RUN=.*; only `tunebook run` sets it: unset it"):
+        environment_variables.run_options()
+
+
 def test_every_variable_that_is_read_is_in_the_table():
     source = Path(environment_variables.__file__).read_text()
     read = set(re.findall(r"environ\.get\(\"(TUNEBOOK_\w+)\"", source)) | {environment_variables.HOME_VARIABLE}

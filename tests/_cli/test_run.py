@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from tunebook._cli import main
-from tunebook._report.run_log import RunEvent, RunLog, read_log, summary
+from tunebook._cli.run import summary
+from tunebook._report.run_log import RunEvent, RunLog, read_log
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -169,6 +170,28 @@ def test_a_triton_that_is_too_old_keeps_its_own_tuner_with_a_warning(place, run,
     done = run("--", sys.executable, "-c", code)
     assert done.stdout == "theirs theirs\n"
     assert done.stderr.count("RuntimeWarning: tunebook run: kernels of triton keep their own tuner in ") == 1
+
+
+def test_operations_of_ejkernel_are_taken_over(place, run):
+    files = {
+        "__init__": "from ejkernel import ops",
+        "ops/__init__": """
+            class ConfigSelectorChain:
+                def choose(self, inv, kernel): ...
+            class Executor:
+                def _choose_heuristics_only(self, inv, kernel): ...
+        """,
+        "ops/core": "",
+        "ops/config/__init__": "",
+        "ops/config/selection": "",
+        "ops/config/cache": "",
+    }
+    for name, text in files.items():
+        path = place / "ejkernel" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(textwrap.dedent(text))
+    code = "import ejkernel; print(ejkernel.ops.ConfigSelectorChain.choose.__module__)"
+    assert run("--", sys.executable, "-c", code).stdout == "tunebook.adapters.ejkernel\n"
 
 
 def test_tunable_functions_are_reported_and_recorded(place, run):

@@ -75,7 +75,7 @@ ACCELERATED = [
     ("accelerated:default", "hand-written-with-layout", 0.39),  # 0.36, 0.31, 0.33
     ("accelerated:two-shapes", "accelerated:default", 1.02),  # 0.99
     ("accelerated:overlay-elsewhere", "accelerated:default", 1.95),  # 1.72, 1.83, 1.80
-    ("accelerated:listener", "accelerated:default", 3.3),  # 3.16: an event has the platform and the method too
+    ("accelerated:listener", "accelerated:default", 2.7),  # 2.54
 ]
 
 

@@ -261,6 +261,23 @@ def test_a_finder_looks_up_the_packed_arguments_in_the_memo(packer):
         assert asked == [pack(x, 1), pack(x, 2)]
 
 
+def test_a_finder_tells_before_it_answers_where_nothing_is_scoped(packer):
+    pack, told, heard, asked, scopes = packer(None, True), {}, [], [], [None]
+    find = packer.__self__.finder(pack, {}, asked.append, told, lambda: scopes[0])
+    told[pack(1)] = "one", lambda: heard.append("one")
+    told[pack(2)] = "two", lambda: told.clear() or heard.append("two")  # a listener may change the kernel's answers
+    assert (find(1), find(2), find(1)) == ("one", "two", None)
+    told[pack(1)] = "one", lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        find(1)
+    scopes[0] = "an overlay"
+    assert find(1) is None
+    assert (heard, asked) == (["one", "two"], [pack(1), pack(1)])
+    scopes.clear()
+    with pytest.raises(IndexError):
+        find(1)
+
+
 def test_the_fallback_of_a_finder_answers_or_raises(packer):
     answers = {1: "one"}
     find = packer.__self__.finder(packer(None, True), {}, lambda key: answers[len(key) // 9])
@@ -276,6 +293,11 @@ def test_a_finder_takes_a_pack_function_a_dict_and_a_fallback(packer):
             finder(wrong, {}, len)
     with pytest.raises(TypeError, match="must be dict"):
         finder(packer(None, True), [], len)
+    with pytest.raises(TypeError, match="must be dict"):
+        finder(packer(None, True), {}, len, [], len)
+    pack = packer(None, True)
+    with pytest.raises(TypeError, match="a dict of pairs; got 7"):
+        finder(pack, {}, len, {pack(1): 7}, lambda: None)(1)
 
 
 def test_arguments_are_packed_by_position_only(pack):

@@ -17,6 +17,7 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner
 
 import tunebook as tb
+from tunebook._arrays.made_up import materialise
 
 
 def make(**options):
@@ -40,6 +41,32 @@ def test_a_recording_sees_every_call_and_tunes_nothing():
     assert runs == [2, 2, 2]
     assert sorted(call.count for call in calls) == [1, 2]
     assert all(call.seconds > 0 for call in calls)
+
+
+def fill_with_sevens(x, *, config=None, cfg=None):
+    x.fill(7)
+
+
+class FillWithSevens(tb.Kernel):
+    def run(self, x, *, cfg):
+        fill_with_sevens(x)
+
+    def candidate_cfgs(self, inv):
+        return [1]
+
+    def heuristic_cfg(self, inv):
+        return 1
+
+
+@pytest.mark.parametrize("call", [
+    tb.tunable(space=[1, 2], name="sevens", store=False)(fill_with_sevens),
+    lambda x: tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache()))(FillWithSevens("sevens"), x),
+])  # fmt: skip
+def test_integers_are_recorded_before_the_call_changes_them(call):
+    with tb.record() as calls:
+        call(np.arange(5))
+    (recorded,) = calls
+    assert materialise(recorded.args[0]).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_without_a_heuristic_the_first_candidate_keeps_the_program_running():

@@ -85,6 +85,43 @@ def test_a_new_object_per_call_is_tuned_once():
     assert names(events) == ["autotune_start", "autotune_finish", "cache_hit", "cache_hit", "cache_hit"]
 
 
+class Alone(Doubled):
+    def candidate_cfgs(self, inv):
+        return [Block(1)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ({}, ["heuristics"]),  # nothing is measured where nothing can be chosen
+        ({"allow_heuristics": False}, ["autotune_start", "autotune_finish"]),
+    ],
+)
+def test_a_single_candidate_that_is_the_heuristics_is_not_measured(policy, told):
+    events = []
+    assert executor(events, **policy).choose_config(Alone(), X) == Block(1)
+    assert names(events) == told
+
+
+class Elsewhere(Doubled):
+    def heuristic_cfg(self, inv):
+        return Block(7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "measured"),
+    [
+        ({"validate_backward": True}, {1, 2}),  # as ejkernel does
+        ({}, {1, 2, 7}),  # outputs are compared with the heuristic's
+    ],
+)
+def test_a_heuristic_that_is_not_among_the_candidates_is_measured_only_to_compare_with(policy, measured):
+    events = []
+    executor(events, **policy).choose_config(Elsewhere(), X)
+    steps = [data["step"].latest for event, data in events if event == "autotune_progress"]
+    assert {step.config["v"]["size"] for step in steps if step is not None} == measured
+
+
 def test_a_warm_call_reads_no_code(monkeypatch):
     run = executor()
     for _ in range(2):  # the call after a tuning finds the new entry, and is memoised
@@ -162,10 +199,12 @@ def test_uninstall_puts_the_selector_back():
 def test_it_may_be_installed_before_or_after_the_operations_are_imported(first, tmp_path):
     second = {"ejkernel.modules", "tunebook.adapters.ejkernel"} - {first}
     code = f"""
-import json, jax.numpy as jnp, {first}, {second.pop()}
+import json, sys, jax.numpy as jnp, {first}, {second.pop()}
 import tunebook.adapters.ejkernel as adapter
 adapter.install()
+loaded = set(sys.modules)
 ejkernel.modules.mean_pooling(jnp.ones((1, 8, 4)))
+assert not [name for name in set(sys.modules) - loaded if name.startswith("tunebook.adapters")]
 selector = adapter.selector_of(ejkernel.modules.operations.pooling._mean_pooling_executor)
 print(json.dumps([problem.op for problem in selector.cache.keys()]))
 """
@@ -211,3 +250,45 @@ def test_the_selector_of_an_executor_explains_itself():
     selector = adapter.selector_of(run)
     assert isinstance(selector, tb.ConfigSelectorChain)
     assert [problem.op for problem in list(selector.cache.keys())] == ["doubled@v0"]
+
+
+class WithoutGradient(Doubled):
+    def run(self, x, *, cfg):
+        return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def test_where_gradients_are_asked_for_and_missing_the_heuristic_answers_and_stays():
+    events = []
+    run = executor(events, validate_backward=True)
+    with pytest.warns(tb.TunebookWarning, match="doubled@v0 is not tuned: .*no gradient"):
+        assert run.choose_config(WithoutGradient(), X) == Block(1)
+    told = names(events)
+    assert "autotune_start" not in told, "nothing is measured, as in ejkernel"
+    run.choose_config(WithoutGradient(), X)
+    assert names(events)[len(told) :] == ["heuristics"]
+    assert len(adapter._answerer(run.chooser)._memo._answers.known) == 1
+
+
+@pytest.mark.parametrize("name", ["attention", "scaled_dot_product_attention"])
+def test_a_warm_call_under_grad_makes_fewer_calls_than_ejkernels(name):
+    bench = bench_operations()
+    function, args = bench.program(name, "grad"), bench.arrays()
+    counts = {}
+    for side in bench.SIDES:
+        bench.use(side)
+        for _ in range(4):
+            function(*args)
+        calls = []
+
+        def note(frame, event, _arg, calls=calls):
+            module = frame.f_globals.get("__name__", "").partition(".")[0]
+            if event == "call" and module in ("ejkernel", "tunebook"):
+                calls.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            function(*args)
+        finally:
+            sys.setprofile(None)
+        counts[side] = len(calls)
+    assert 0 < counts["tunebook"] < counts["ejkernel"]

@@ -317,6 +317,31 @@ def test_the_backward_pass_does_not_repeat_the_forward_pass():
     assert "exp" not in primitives
 
 
+def test_each_candidate_is_traced_once_and_equal_programs_are_compiled_once():
+    traced, compiled = [], []
+
+    class Alike(BackwardDecoy):
+        def fwd_with_residuals(self, x, *, cfg):
+            traced.append(cfg)
+            return x * 2, ()
+
+        def vjp(self, residuals, dy, x, *, cfg):
+            return (dy * 2,)
+
+    def note(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    run, _ = executor(validate_backward=True)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        run.choose_config(Alike("alike"), X)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert sorted(traced) == ["balanced", "forward"]
+    assert len(compiled) == 1
+
+
 def test_a_function_without_a_gradient_is_measured_forward():
     f = tb.tunable(
         lambda x, *, config: x + config.b, space=tb.Space(b=[1, 2]), name="integers", store=False, check=False,

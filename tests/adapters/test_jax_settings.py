@@ -71,6 +71,24 @@ print(k(X), SETTINGS.number[0] > 0)
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_block_that_was_entered_before_the_adapter_was_imported_is_noticed(others):
+    script = f"""
+import threading
+import jax, gc
+listed, gc.get_objects = [], lambda get=gc.get_objects: listed.append(1) or get()
+done = threading.Event()
+if {others}:
+    threading.Thread(target=done.wait).start()
+with jax.default_matmul_precision("highest"):
+    from tunebook.adapters._jax.settings import SETTINGS, HOOKED, Settings
+    print(HOOKED, bool(listed))
+print(Settings((jax.enable_x64,)).watch(), bool(listed))
+done.set()
+    """
+    assert python(script) == [f"False {others}", f"True {others}"]
+
+
 @WAYS
 def test_a_block_that_sets_the_present_value_does_not_follow_a_change_for_all(way):
     said = run(way, """

@@ -136,6 +136,18 @@ def test_candidates_run_under_the_callers_user_contexts():
     assert set(found) == {"special"}
 
 
+def test_a_program_without_user_contexts_is_not_searched_for_them(monkeypatch):
+    from tunebook.adapters._jax import staging
+
+    mode = jax.make_user_context("default")
+    monkeypatch.setattr(staging.gc, "get_objects", lambda: 1 / 0)
+    assert seen_by_candidates(lambda x: mode.value)
+    with tb.forward_autotune_only():  # a user context of our own
+        assert seen_by_candidates(lambda x: mode.value)
+    with mode("special"), pytest.raises(ZeroDivisionError):
+        seen_by_candidates(lambda x: mode.value)
+
+
 def test_a_weak_type_stays_weak():
     found = seen_by_candidates(lambda x: x.aval.weak_type, call=lambda f: jax.jit(f)(2.0))
     assert found

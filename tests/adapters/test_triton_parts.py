@@ -116,8 +116,9 @@ def facts_of(launcher, seen, call):
     return seen[-1][1]
 
 
-@given(st.lists(CALLS, min_size=2, max_size=6))
-def test_equal_facts_mean_equal_keys_and_the_same_launch_gives_the_same_facts(calls):
+@pytest.mark.parametrize("exact", [False, True])
+@given(calls=st.lists(CALLS, min_size=2, max_size=6))
+def test_equal_facts_mean_equal_keys_and_the_same_launch_gives_the_same_facts(exact, calls):
     seen = []
     launcher = Launcher(
         kernel,
@@ -126,6 +127,7 @@ def test_equal_facts_mean_equal_keys_and_the_same_launch_gives_the_same_facts(ca
         supplied=frozenset({"BLOCK"}),
         call=lambda call, facts: seen.append((call, facts)),
         device=lambda: None,
+        exact=exact,
     )
     found = [(call, facts_of(launcher, seen, call)) for call in [*calls, *calls]]
     for one, facts in found:
@@ -150,6 +152,31 @@ def test_arguments_may_be_passed_by_name_and_defaults_are_filled_in():
     assert seen == [("grid", (1, 7), {}), ("grid", (1, 8), {"other": 2})]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
         launcher.bind("grid")()
+
+
+def test_an_exact_launcher_passes_arguments_on_as_they_came():
+    seen = []
+    launcher = Launcher(
+        lambda x, n=7, BLOCK=1: None,
+        ["x", "n", "BLOCK"],
+        key=["n"],
+        supplied=frozenset({"BLOCK"}),
+        call=lambda call, facts: seen.append((*call, facts)),
+        device=lambda: None,
+        exact=True,
+    )
+    forms = [
+        ((1, 8), {}),
+        ((1,), {"n": 8}),
+        ((), {"n": 8, "x": 1}),
+        ((1,), {}),
+        ((1, 8, 2), {}),
+        ((1, 8), {"other": 2}),
+    ]
+    for args, kwargs in [*forms, *forms, *forms]:
+        launcher.bind("grid")(*args, **kwargs)
+    assert [(args, kwargs) for _grid, args, kwargs, _facts in seen] == [*forms, *forms, *forms]
+    assert len({facts for *_, facts in seen[-len(forms) :]}) == len(forms)
 
 
 def test_two_devices_never_share_facts():

@@ -58,6 +58,10 @@ def tensors(n=256, dtype=torch.float32):
     return torch.ones(n, dtype=dtype), torch.ones(n, dtype=dtype), torch.zeros(n, dtype=dtype), n
 
 
+class Odd(int):
+    """An argument of a class that nobody knows."""
+
+
 def ours(*given, **named):
     """Ours, which keeps results for another process only where Triton does."""
     store = None if named.get("cache_results") else False
@@ -180,6 +184,18 @@ def a_default_is_not_in_the_key_unless_it_is_passed(autotune, gpu):
     kernel[GRID](torch.ones(256), 256, 2)
     kernel[GRID](torch.ones(256), n=256, factor=3)
     return list(kernel.cache)
+
+
+@row
+def a_type_of_tritons_in_the_key(autotune, gpu):
+    kernel = autotune(blocks(128, 256), key=["UNUSED"])(scale)
+    for kind in (tl.float32, tl.float32, tl.float16, tl.float32):
+        kernel[GRID](torch.ones(256), 256, UNUSED=kind)
+    said = list(kernel.cache), launched(gpu)
+    positional = autotune(blocks(128, 256), key=["factor"])(scale)
+    for factor in (2, Odd(2), Odd(2), Odd(3), 2.5):
+        error_of(positional[GRID], torch.ones(256), 256, factor)  # some are not for the compiler
+    return said, len(positional.cache)
 
 
 @row
@@ -838,6 +854,15 @@ def test_an_autotuner_around_an_object_of_another_library_is_tuned_too(gpu):
     engine_of(kernel).run()
     assert sorted(set(ran)) == [16, 32]
     assert ran[-1] == 16
+
+
+def test_an_overlay_stands_before_a_written_configuration_and_leaves_it(gpu):
+    kernel = ours(blocks(128, 256), key=["n"])(add)
+    kernel.cache[256, *("torch.float32",) * 3] = blocks(64)[0]
+    with kernel.overlay(blocks(32)[0]):
+        kernel[GRID](*tensors())
+    kernel[GRID](*tensors())
+    assert [facts["BLOCK"] for facts in gpu.launches] == [32, 64]
 
 
 def test_explain_says_that_the_program_gave_the_configuration(gpu):

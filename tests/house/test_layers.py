@@ -53,6 +53,7 @@ BY_STRING = {
     ("_tuning/job", "_report"): "a notebook shows a result as a report",
     ("fleet/_agreement/agree", "adapters/_jax"): 'agree("jax") works without the adapter being imported first',
     ("adapters/_triton/remote_runs", "adapters/_triton"): "a spawned process loads this module by name",
+    ("adapters/_triton/launch_recorder", "adapters/_triton"): "a recording names the module that finds its kernels",
     ("_cli/demo", "_cli"): "a second process loads this module by name",
     ("formats/__init__", "formats"): "a format is loaded when it is named",
     ("formats/_triton", "adapters/_triton"): "the name of a class in stored configurations; not imported",

@@ -71,11 +71,15 @@ class Executor(Generic[Cfg, Out]):
         noted = (*recordings(), REGISTRY) if recording_wanted() else recordings()
         if not noted:
             return function(*inv.args, **inv.kwargs)  # type: ignore[no-any-return]
+        problem = kernel.problem(inv)
+        # Before the run, which may write to its arguments.
+        call = problem, kernel, inv.args, inv.kwargs, inv.placement()
+        new = [each.describe(*call, selector=self.chooser, latest=each is REGISTRY) for each in noted]
         start = time.perf_counter()
         out: Out = function(*inv.args, **inv.kwargs)
-        call = kernel.problem(inv), kernel, inv.args, inv.kwargs, time.perf_counter() - start, inv.placement()
-        for recording in noted:
-            recording.observe(*call, selector=self.chooser, latest=recording is REGISTRY)
+        seconds = time.perf_counter() - start
+        for recording, described in zip(noted, new, strict=True):
+            recording.count(problem, described, seconds, latest=recording is REGISTRY)
         return out
 
     def _choose(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> tuple[Any, Any]:

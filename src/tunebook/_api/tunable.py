@@ -13,10 +13,11 @@ from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
+from tunebook._keys.call_key import explain_difference
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.persistent_cache import open_persistent
-from tunebook._selection.recording import calls_in, how_to_give_values, make_up, problem_here, recordings
+from tunebook._selection.recording import calls_in, how_to_give_values, make_up, observing, problem_here
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
@@ -66,9 +67,8 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
     def select(arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
         return selector.select(kernel.invocation(arguments, override), kernel, problem)
 
-    def observe(problem: Problem, arguments: tuple[Any, ...], seconds: float) -> None:
-        for recording in recordings():
-            recording.observe(problem, kernel, arguments, {}, seconds)
+    def observe(problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:
+        return observing(problem, kernel, arguments)
 
     def problem(*args: Any, **kwargs: Any) -> Problem:
         return kernel.problem(kernel.call(args, kwargs))
@@ -286,12 +286,12 @@ def tune_recorded(
         reason = f"was noted with a {type(kernel).__name__}, not with a Kernel"
         reason = f"is not defined in this process; import {call.module} first" if kernel is None else reason
         return Outcome(call, "skipped", f"{call.problem.op} {reason}")
-    selector = kernel.selector if isinstance(kernel, FunctionKernel) else selector or call.selector
+    selector = getattr(kernel, "selector", None) or selector or call.selector
     if not isinstance(selector, ConfigSelectorChain):
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
-    inv = call.invocation(kernel)
     try:
-        known = _known_by(selector, inv, kernel, problem_here(kernel, inv))
+        inv = call.invocation(kernel)
+        known = _known_by(selector, inv, kernel, _same_problem(call, kernel, inv))
         if known is None and left.is_spent:
             return Outcome(call, "skipped", "the budget is spent")
         if known is None:
@@ -302,15 +302,28 @@ def tune_recorded(
             return Outcome(call, "known", known.source, config=known.config)
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
-        return Outcome(call, "failed", _reason(error, inv, kernel))
+        return Outcome(call, "failed", _reason(error, kernel))
     return Outcome(call, "tuned", f"{tuned.ran} measured", tuned, tuned.config)
 
 
-def _reason(error: TunebookError, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> str:
+def _same_problem(call: RecordedCall, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:
+    """Return the problem of a recorded call here; `DefinitionError` if its program would not find it any more."""
+    problem = problem_here(kernel, inv)
+    if call.finder and problem.call_key != call.problem.call_key:
+        changed = "; ".join(explain_difference(call.problem.call_key, problem.call_key))
+        raise DefinitionError(
+            f"{call.problem.op} has another key than when it was recorded ({changed}). Record it again: its key= or "
+            "its arguments have changed"
+        )
+    return problem
+
+
+def _reason(error: TunebookError, kernel: Kernel[Any, Any]) -> str:
     """Return why a recorded call could not be tuned; the first line says it all."""
     if not isinstance(error, TuningFailed):
         return str(error)
-    hint = f" (on {MADE_UP[inv.values_from]}). {how_to_give_values(kernel)}" if error.on_made_up else ""
+    made_up = MADE_UP[error.measurements[0].values_from] if error.on_made_up else ""
+    hint = f" (on {made_up}). {how_to_give_values(kernel)}" if made_up else ""
     return f"{error.summary}{hint}\n{error}"
 
 

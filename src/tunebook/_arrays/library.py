@@ -166,9 +166,10 @@ class TuningSite(NamedTuple):
     call is batched. `bind(kernel, inv, config)` returns a function that runs the call. `programs(bind, backward)`
     takes a function from configurations to runnable functions; it returns a function from configurations to the
     functions that are measured, and one that compiles them ahead, or None if the kernel compiles.
-    `differentiable(function)` says whether a backward pass can be measured, and `passes` names the passes that are then
-    measured. `one_of(output)` returns the part of an output that `inv` would give. `with_inputs(args, kwargs)` returns
-    the site with other arguments for the call; None where its arguments are the user's own.
+    `differentiable(bind, config)` says whether a backward pass can be measured, as one configuration shows, and
+    `passes` names the passes that are then measured. `one_of(output)` returns the part of an output that `inv` would
+    give. `with_inputs(args, kwargs)` returns the site with other arguments for the call; None where its arguments are
+    the user's own.
     """
 
     inv: Any
@@ -178,7 +179,7 @@ class TuningSite(NamedTuple):
     programs: Callable[
         [Callable[[Any], Callable[..., Any]], bool], tuple[Callable[[Any], Any], Callable[[Any], Any] | None]
     ]
-    differentiable: Callable[[Callable[..., Any]], bool]
+    differentiable: Callable[[Callable[[Any], Callable[..., Any]], Any], bool]
     passes: str = "forward+backward"
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None

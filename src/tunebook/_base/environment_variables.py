@@ -131,7 +131,10 @@ def run_options() -> RunOptions | None:
     given = os.environ.get("TUNEBOOK_RUN")
     if not given:
         return None
-    folder, packages, budget, record = json.loads(given)
+    try:
+        folder, packages, budget, record = json.loads(given)
+    except (TypeError, ValueError) as error:
+        raise DefinitionError(f"invalid TUNEBOOK_RUN={given!r}; only `tunebook run` sets it: unset it") from error
     return RunOptions(folder, None if packages is None else tuple(packages), budget, record)
 
 

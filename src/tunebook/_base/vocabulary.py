@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,6 +56,22 @@ class Problem(NamedTuple):
     device: str
     op: str
     call_key: str
+
+
+class CallRecorder(Protocol):
+    """Records the calls of a kernel as plain values."""
+
+    @property
+    def finder(self) -> str:
+        """The module of tunebook whose `find_kernel(op_id_v, module)` finds the kernel after its module is imported."""
+
+    def describe(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, samples: bool
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the arguments of a call that is about to run; with `samples`, integers may be kept."""
+
+    def recall(self, inv: Any, seed: int | None = None) -> Any:
+        """Return a recorded invocation on made-up arguments, or without a seed on arguments without memory."""
 
 
 class Failure(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.environment_variables import RunOptions, run_options
+from tunebook._base.errors import StoreError, warn_once
 from tunebook._report.run_log import LOG, RunLog, recording_path
 from tunebook._selection.recording import record
 from tunebook._selection.selector import EVERYWHERE
@@ -59,10 +60,14 @@ def _record_until_exit(folder: Path) -> None:
 
 
 def _save(block: ExitStack, recording: Recording, folder: Path, process: int) -> None:
-    # A forked child has the calls of its parent, which saves them itself.
-    if os.getpid() == process and folder.is_dir():
-        with block:
+    if os.getpid() != process:
+        return  # a forked child has the calls of its parent, which saves them itself
+    with block:
+        try:
             recording.save(recording_path(folder))
+        except StoreError as error:
+            # On another host, or after the end of the command.
+            warn_once("not recorded", str(folder), f"tunebook run lost {len(recording)} recorded calls: {error}")
 
 
 # By library: imports the adapter, and returns the function that takes the library over.

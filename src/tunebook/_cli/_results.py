@@ -22,6 +22,7 @@ STYLES: Final = {
     "tuned": "green",
     "known": "dim",
     "new": "cyan",
+    "compiled": "green",
     "holds": "green",
     "changed": "yellow",
     "kept": "yellow",

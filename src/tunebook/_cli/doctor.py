@@ -191,6 +191,7 @@ def _settings() -> Iterator[Finding]:
         "TUNEBOOK_MODE": settings.mode,
         "TUNEBOOK_PIN": lambda: parse_pins(settings.pins_text()),
         "TUNEBOOK_SIGNING_KEY": settings.signing_key,
+        "TUNEBOOK_RUN": settings.run_options,
     }
     given = settings.settings_given()
     for name, value in given.items():

@@ -22,17 +22,22 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tunebook._base.environment_variables import Mode, RunOptions, environment_under
+from tunebook._base.errors import clean
+from tunebook._cli._terminal import count_text
 from tunebook._cli._verb import ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._report.run_log import LOG, read_log, summary
+from tunebook._report.run_log import LOG, RunEvent, read_log
 from tunebook._selection.recording import merge_recordings
 from tunebook._tuning.job import parse_budget
+from tunebook._tuning.progress import seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _STARTUP: Final = Path(__file__).with_name("_startup")
 # Signals that somebody may send to this process and mean for the command.
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ID_DIGITS: Final = 12  # of an id that a person types
+_SHOWN: Final = 3  # lines of one kind in the summary
 _FROM_KEYS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 
 
@@ -62,7 +67,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         code = _execute(command, environment_under(asked, str(_STARTUP), mode=options.mode, home=home))
         if options.record is not None:
             count = merge_recordings(sorted(Path(folder).glob("calls-*.json")), options.record)
-            terminal.note(f"tunebook: recorded {count} calls in {options.record}")
+            terminal.note(f"tunebook: recorded {count_text(count, 'call', 'calls')} in {options.record}")
         if not options.quiet:
             for number, line in enumerate(summary(read_log(Path(folder, LOG)))):
                 terminal.note(line if number else f"tunebook: {line}")
@@ -123,6 +128,48 @@ def _is_in_foreground() -> bool:
         finally:
             os.close(descriptor)
     return False
+
+
+def summary(events: Iterable[RunEvent]) -> Iterator[str]:
+    """Yield the lines for the user: kernels and problems of all processes, and which command shows more.
+
+    >>> for line in summary([RunEvent("tuned", 1, "fla.gla@v0", "1f2e", 2.5, "")]):
+    ...     print(line)
+    1 kernel ran on tunebook, in 1 process
+      tuned    1 problem in 2.5 s; slowest: fla.gla@v0 2.5 s
+      more     tunebook explain 1f2e; tunebook ls
+    """
+    told = list(events)
+    by: dict[str, dict[str, RunEvent]] = {}
+    for event in told:
+        by.setdefault(event.what, {})[event.problem or event.kernel] = event
+    kernels = {event.kernel for event in told if event.what != "left"}
+    if not told:
+        yield "no kernel ran on tunebook; `tunebook run --help` says which programs can be taken over"
+        return
+    processes = count_text(len({event.process for event in told}), "process", "processes")
+    yield f"{count_text(len(kernels), 'kernel', 'kernels')} ran on tunebook, in {processes}"
+    tunings = sorted((e for e in told if e.what == "tuned"), key=lambda event: -event.seconds)
+    tuned, failed, left = by.get("tuned", {}), by.get("failed", {}), by.get("left", {})
+    if tunings:
+        spent = seconds_text(sum(e.seconds for e in told))
+        slowest = ", ".join(f"{clean(e.kernel)} {seconds_text(e.seconds)}" for e in tunings[:_SHOWN])
+        yield f"  tuned    {_problems(tuned)} in {spent}; slowest: {slowest}"
+    if found := by.get("found", {}).keys() - tuned:
+        yield f"  found    {_problems(found)} in the book"
+    if guessed := by.get("guessed", {}).keys() - tuned:
+        yield f"  guessed  {_problems(guessed)}: not tuned, ran with the first configuration"
+    for title, those in (("failed", failed), ("left", left)):
+        for event in list(those.values())[:_SHOWN]:
+            yield f"  {title:<8} {clean(event.kernel)}: {clean(event.why)}"
+        if len(those) > _SHOWN:
+            yield f"  {title:<8} and {len(those) - _SHOWN} more"
+    example = f"tunebook explain {tunings[0].problem[:_ID_DIGITS]}; " if tunings else ""
+    yield f"  more     {example}tunebook ls"
+
+
+def _problems(found: Collection[str]) -> str:
+    return count_text(len(found), "problem", "problems")
 
 
 VERB = Verb("tunebook run -- python train.py", _run, (), _arguments, __doc__)

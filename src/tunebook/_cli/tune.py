@@ -4,17 +4,20 @@ Skips calls that are tuned already, takes expensive calls first, and measures on
 inputs= function, or else recorded integers and random floats. Workers import the modules that the calls name. Results
 are merged into the book as they arrive, so that an interrupted run continues where it stopped. Exits with 1 unless
 every call is tuned at the end.
+
+The candidates of all Triton kernels are compiled first, on all cores. With --target this is all that happens, and it
+needs no GPU: it fills Triton's cache for a machine with one.
 """
 
 from __future__ import annotations
 
-from tunebook._base.errors import Unsupported, clean
+from tunebook._base.errors import DefinitionError, Unsupported, clean
 from tunebook._cli._entries import key_text, named
 from tunebook._cli._filters import open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._tuning.progress import seconds_text
-from tunebook.fleet import FarmStep, tune_recording
+from tunebook.fleet import FarmReport, FarmStep, compile_recording, tune_recording
 from tunebook.stores import problem_id
 
 
@@ -28,7 +31,17 @@ def _arguments(parser: ArgumentParser) -> None:
     add_import(parser, "module that workers import first; only for kernels whose calls do not name their module")
     text = "problems per device at a time; with 2, one compiles while the other measures (default: 1)"
     parser.add_argument("--at-once", metavar="N", type=int, default=1, help=text)
+    text = "only compile the candidates of Triton kernels, for e.g. cuda:90 (H100, H200) or hip:gfx942; needs no GPU"
+    parser.add_argument("--target", metavar="TARGET", help=text)
     parser.add_argument("--watch", action="store_true", help="print progress while tuning")
+
+
+def _compile(options: Namespace) -> FarmReport:
+    given = ("--over", "--budget", "--dry-run"), (options.over != "local", options.budget, options.dry_run)
+    if unused := [name for name, value in zip(*given, strict=True) if value]:
+        raise UsageError(f"--target measures nothing, and takes no {', '.join(unused)}")
+    names = {"modules": options.modules, "kernel": options.kernel, "device": options.device}
+    return compile_recording(options.recording, options.target, **names)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
@@ -41,19 +54,23 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
     find_modules_here()
     try:
-        report = tune_recording(
-            options.recording,
-            over=options.over,
-            budget=options.budget,
-            modules=options.modules,
-            kernel=options.kernel,
-            device=options.device,
-            book=open_book(options.book) if "://" in (options.book or "") else options.book,
-            at_once=options.at_once,
-            dry_run=options.dry_run,
-            on_step=show if options.watch else None,
+        report = (
+            _compile(options)
+            if options.target
+            else tune_recording(
+                options.recording,
+                over=options.over,
+                budget=options.budget,
+                modules=options.modules,
+                kernel=options.kernel,
+                device=options.device,
+                book=open_book(options.book) if "://" in (options.book or "") else options.book,
+                at_once=options.at_once,
+                dry_run=options.dry_run,
+                on_step=show if options.watch else None,
+            )
         )
-    except Unsupported as error:
+    except (DefinitionError, Unsupported) as error:
         raise UsageError(str(error)) from None
     if not report.results:
         terminal.note("no call of the recording matches")
@@ -68,8 +85,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     else:
         counts = ", ".join(f"{count} {status}" for status, count in report.counts.items())
         results = ((r.problem, r.status, r.seconds, r.detail) for r in report.results)
-        write_table(results, f"{counts}, in {seconds_text(report.seconds)}", terminal)
-    good = {"tuned", "known", "new"} if options.dry_run else {"tuned", "known"}
+        programs, seconds = report.compilation.programs, report.compilation.seconds
+        compiled = f"; {programs} programs compiled in {seconds_text(seconds)} of it" if programs else ""
+        if options.target:
+            compiled = f"; {programs} programs for {options.target} are in Triton's cache, and nothing was measured"
+        write_table(results, f"{counts}, in {seconds_text(report.seconds)}{compiled}", terminal)
+    good = {"tuned", "known", "new"} if options.dry_run else {"tuned", "known", "compiled"}
     return DONE if report.counts.keys() <= good else NO
 
 

@@ -23,7 +23,8 @@ from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._filters import FILTERS, book_of, filters_of
 from tunebook._cli._results import STYLES, add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.recording import Recording, how_to_give_values, live_kernel, make_up, with_inputs
+from tunebook._selection.recording import how_to_give_values, live_kernel, make_up, saved_calls, with_inputs
+from tunebook.fleet._farm.task import Task, find_task_kernel
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._selection.recording import SavedCall
 
     # A problem, and the call that has it here or the reason why it cannot run here.
     _LiveCall: TypeAlias = tuple[Problem, tuple[Kernel[Any, Any], Invocation[Any, Any]] | str]
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 
 def _arguments(parser: ArgumentParser) -> None:
     add_import(parser, "module that defines the kernels; may be given several times")
-    parser.add_argument("--recording", metavar="FILE", help="verify the calls of a recording, not of the book")
+    parser.add_argument("--recording", metavar="FILE", help="verify calls of a recording; their modules are imported")
     parser.add_argument("--budget", metavar="BUDGET", help="limit for each call, e.g. 30s or '200 trials'")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    if not options.modules:
+    if not options.modules and not options.recording:
         raise UsageError("name the module that defines the kernels, e.g. --import mykernels")
     find_modules_here()
     for name in options.modules:
@@ -71,14 +73,18 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
     filters = filters_of(options)
-    for call in Recording.load(options.recording):
-        problem, kernel = call.problem, call.kernel
-        if not filters.takes_kernel(problem.op, problem.device):
-            continue
-        if kernel is None:
-            yield problem, f"no module defines it; try --import {call.module or 'MODULE'}"
-        else:
-            yield problem, _made(kernel, partial(make_up, kernel, call.invocation(kernel)))
+    for call in saved_calls(options.recording):
+        if filters.takes_kernel(call.problem.op, call.problem.device):
+            try:
+                kernel = find_task_kernel(Task(call))
+            except TunebookError as error:
+                yield call.problem, str(error)
+            else:
+                yield call.problem, _made(kernel, partial(_made_up, kernel, call))
+
+
+def _made_up(kernel: Kernel[Any, Any], call: SavedCall) -> Invocation[Any, Any]:
+    return make_up(kernel, call.restored().invocation(kernel))
 
 
 def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:

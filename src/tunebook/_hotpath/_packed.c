@@ -267,6 +267,29 @@ static PyObject *or_none(PyObject *found)
     return found;
 }
 
+/* An answer that comes with a function to call first, as all do while somebody listens: `told` has pairs of the two.
+ * NULL without an error if there is no such answer, or if `scoped` says that another one may be in force here. */
+static PyObject *find_told(PyObject *told, PyObject *scoped, PyObject *key)
+{
+    if (told == Py_None || PyDict_Size(told) == 0)
+        return NULL;
+    PyObject *answer = PyDict_GetItemWithError(told, key);
+    if (answer == NULL)
+        return NULL;
+    if (!PyTuple_Check(answer) || PyTuple_Size(answer) != 2)
+        return PyErr_Format(PyExc_TypeError, "finder takes a dict of pairs; got %R", answer);
+    Py_IncRef(answer); /* the functions may make the memo forget it */
+    PyObject *scope = PyObject_CallNoArgs(scoped);
+    PyObject *said = scope == Py_None ? PyObject_CallNoArgs(PyTuple_GetItem(answer, 1)) : NULL;
+    PyObject *found = said == NULL ? NULL : PyTuple_GetItem(answer, 0);
+    if (found != NULL)
+        Py_IncRef(found);
+    Py_DecRef(said); /* which does nothing with NULL; and so below */
+    Py_DecRef(scope);
+    Py_DecRef(answer);
+    return found;
+}
+
 /* What a memo has for a call, or else what a function says about its key. The lookup is in here because calling `memo.get`
  * from Python takes another 30 ns. */
 static inline PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count, int layout)
@@ -275,8 +298,11 @@ static inline PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssiz
     PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(PyTuple_GetItem(self, 2), key);
     if (found != NULL)
         Py_IncRef(found);
-    else if (key != NULL && PyErr_Occurred() == NULL)
-        found = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 3), key, NULL);
+    else if (key != NULL && PyErr_Occurred() == NULL) {
+        found = find_told(PyTuple_GetItem(self, 4), PyTuple_GetItem(self, 5), key);
+        if (found == NULL && PyErr_Occurred() == NULL)
+            found = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 3), key, NULL);
+    }
     Py_DecRef(key); /* which does nothing with NULL */
     return found;
 }
@@ -325,15 +351,17 @@ static PyObject *packer(PyObject *module, PyObject *arguments)
 static PyObject *finder(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *packing, *memo, *otherwise;
-    if (!PyArg_ParseTuple(arguments, "OO!O:finder", &packing, &PyDict_Type, &memo, &otherwise))
+    PyObject *packing, *memo, *otherwise, *told = Py_None, *scoped = Py_None;
+    if (!PyArg_ParseTuple(arguments, "OO!O|O!O:finder", &packing, &PyDict_Type, &memo, &otherwise, &PyDict_Type, &told,
+                          &scoped))
         return NULL;
     PyCFunction function = Py_TYPE(packing) == &PyCFunction_Type ? PyCFunction_GetFunction(packing) : NULL;
     int layout = function == WITH_LAYOUT.ml_meth;
     if (!layout && function != WITHOUT_LAYOUT.ml_meth)
         return PyErr_Format(PyExc_TypeError, "finder takes what packer returned; got %R", packing);
     PyObject *of = PyCFunction_GetSelf(packing);
-    PyObject *self = PyTuple_Pack(4, PyTuple_GetItem(of, 0), PyTuple_GetItem(of, 1), memo, otherwise);
+    PyObject *self = PyTuple_Pack(
+        6, PyTuple_GetItem(of, 0), PyTuple_GetItem(of, 1), memo, otherwise, told, scoped);
     return function_of(layout ? &FIND_WITH_LAYOUT : &FIND_WITHOUT_LAYOUT, self);
 }
 
@@ -343,8 +371,9 @@ static PyMethodDef FUNCTIONS[] = {
                "or not. jax is (array class, tracer class, 'aval', 'value', [number], *settings); the settings have a "
                "`value`, and are read where the number is 0.")},
     {"finder", finder, METH_VARARGS,
-     PyDoc_STR("finder(pack, memo, otherwise) returns the function that looks arguments up by what pack makes of them: in "
-               "a dict, or else by calling the last argument.")},
+     PyDoc_STR("finder(pack, memo, otherwise, told, scoped) returns the function that looks arguments up by what pack "
+               "makes of them: in a dict, or else by calling otherwise. told has pairs (entry, tell): where scoped() is "
+               "None, it calls tell and returns the entry.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -128,7 +128,7 @@ class Dispatcher:
         layout: bool,
         select: Callable[..., Selection[Any]],
         selector: ConfigSelectorChain[Any],
-        observe: Callable[..., None],
+        observe: Callable[..., Callable[[float], None]],
         as_config: Callable[[object], object],
     ) -> None:
         """`names` are the parameters that count; the callables take one argument per parameter of the function."""
@@ -170,7 +170,7 @@ class Dispatcher:
         """
         names = {f"_tb_class_{name}": kind for name, kind in self._classes.items()} | hot_names()
         if self._pack is not None:
-            names |= {"_tb_pack": self._pack, "_tb_find": finder_of(self._pack, self._answers.fast, self.known)}
+            names |= {"_tb_pack": self._pack, "_tb_find": finder_of(self._pack, self._answers, self.known)}
         return names
 
     def _specialise(self, arguments: tuple[Any, ...]) -> None:
@@ -243,7 +243,7 @@ class Dispatcher:
         # A program has one configuration, so candidates cannot be tried in its calls.
         selection = self._select(arguments, None, None)
         if recordings():
-            self._observe(selection.problem, arguments, 0.0)
+            self._observe(selection.problem, arguments)(0.0)
         return self._keep(selection.config)
 
     def given(self, config: object) -> str:
@@ -320,7 +320,8 @@ class Dispatcher:
 
     def _run_recorded(self, config: object | None, arguments: tuple[Any, ...]) -> Any:
         selection = self._select(arguments, config, self._answers.problems.get(self._key(arguments)))
+        ran = self._observe(selection.problem, arguments)  # before the run, which may write to its arguments
         start = time.perf_counter()
         result = self._generated.run(*arguments, selection.config)
-        self._observe(selection.problem, arguments, time.perf_counter() - start)
+        ran(time.perf_counter() - start)
         return result

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._base.errors import TuningFailed
-    from tunebook._base.vocabulary import StrategyLike, ValuesFrom
+    from tunebook._base.vocabulary import CallRecorder, StrategyLike, ValuesFrom
     from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
@@ -198,6 +198,14 @@ class KernelOperations(Generic[Cfg, Out]):
         except Unsupported:
             return None
 
+    def baseline(self, inv: Invocation[Cfg, Out]) -> Cfg | None:
+        """Return the configuration that is measured beside the candidates, whose output theirs are compared with."""
+        return self.heuristic(inv)
+
+    def measures_without_gradient(self) -> bool:
+        """Whether a call is tuned by its forward pass where its gradient is asked for, and jax finds none."""
+        return True
+
     def candidates(self, inv: Invocation[Cfg, Out]) -> Iterable[Cfg]:
         """Return the candidates for a call. The author's function is called once per invocation."""
         known = inv._listed  # noqa: SLF001 - written here only
@@ -305,6 +313,8 @@ class Kernel(KernelOperations[Cfg, Out]):
     """The search strategy. None races all candidates, unless they are a `Space` too big for that."""
     prunes: bool = False
     """Whether `prune_cfgs` drops candidates. It then gets the whole list."""
+    recorder: CallRecorder | None = None
+    """How calls are recorded, if the specs of their arrays do not say enough."""
 
     def __init__(
         self, op_id: str, version: str = "0", key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None
@@ -312,9 +322,7 @@ class Kernel(KernelOperations[Cfg, Out]):
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
         refuse_deferred(type(self).run, op_id)
-        self.op_id = op_id
-        self.version = version
-        self.key_builder = key_builder
+        self.op_id, self.version, self.key_builder = op_id, version, key_builder
         LIVE[self.op_id_v] = self
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -223,9 +223,15 @@ class Restorer:
 
     def written(self) -> dict[int, Any]:
         """Return copies of the arguments that the last run changed, by number."""
+        return {i: saved.way.copy(saved.value) for i, saved in self._changed_now().items()}
+
+    def changed(self) -> list[Any]:
+        """Return the arguments that the last run changed."""
+        return [saved.value for saved in self._changed_now().values()]
+
+    def _changed_now(self) -> dict[int, _SavedValue]:
         self._find_changes()
-        changed = {i: self._saved[i] for i in sorted(self._changed) if not self._saved[i].is_same}
-        return {i: saved.way.copy(saved.value) for i, saved in changed.items()}
+        return {i: self._saved[i] for i in sorted(self._changed) if not self._saved[i].is_same}
 
     def restore(self) -> None:
         """Put back the arguments that runs change."""

@@ -78,6 +78,10 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         self._task, self._timeout_s, self._calm = task, timeout_s, calm
         self._child: _Child | None = None
 
+    def start(self) -> None:
+        """Fork now, and not at the first request."""
+        self._fork_if_needed()
+
     def begin(self, index: int) -> None:
         """Let the child call `first` for a candidate while this process does other work; `prepare` gets the reply."""
         self._fork_if_needed().send(index, 0)

@@ -49,28 +49,30 @@ class BoundedDict(dict[K, V]):
 class Answers:
     """The memoised answers of a kernel: `fast` is read by the hot path, `known` by the path that checks its context.
 
-    `explored` holds the session that runs a call. `problems` holds the problem of each call, which depends on the call
-    alone and never becomes wrong. All are read without a lock, and written under the memo's.
+    `told` has those of `known` that come with listeners to tell. `explored` holds the session that runs a call.
+    `problems` holds the problem of each call, which depends on the call alone and never becomes wrong. All are read
+    without a lock, and written under the memo's.
     """
 
-    __slots__ = ("__weakref__", "explored", "fast", "keys_of", "known", "problems")
+    __slots__ = ("__weakref__", "explored", "fast", "keys_of", "known", "problems", "told")
 
     def __init__(self) -> None:
         self.fast: Final[dict[Hashable, Any]] = {}
         self.known: Final[dict[Hashable, Any]] = {}
+        self.told: Final[dict[Hashable, Any]] = {}
         self.explored: Final[dict[Hashable, Any]] = {}
         self.problems: Final[dict[Hashable, Problem]] = {}
         self.keys_of: Final[dict[Problem, list[Hashable]]] = {}
 
     def clear(self) -> None:
         """Forget every answer."""
-        for memo in (self.fast, self.known, self.explored, self.keys_of):
+        for memo in (self.fast, self.known, self.told, self.explored, self.keys_of):
             memo.clear()
 
     def drop(self, problem: Problem) -> None:
         """Forget the answers to one problem."""
         for key in self.keys_of.pop(problem, ()):
-            for memo in (self.known, self.explored, self.fast):
+            for memo in (self.known, self.told, self.explored, self.fast):
                 memo.pop(key, None)
 
 
@@ -138,7 +140,7 @@ class AnswerMemo:
             answers.problems[key] = problem
 
     def remember(
-        self, answers: Answers, problem: Problem, key: Hashable, answer: object, *, epoch: int, explored: bool = False
+        self, answers: Answers, problem: Problem, key: Hashable, answer: Any, *, epoch: int, explored: bool = False
     ) -> None:
         """Memoise an answer (or, `explored`, a session), unless something changed since `epoch` was read before it."""
         with self.lock:
@@ -148,6 +150,8 @@ class AnswerMemo:
             if len(memo) >= CAPACITY:
                 answers.clear()
             memo[key] = answer
+            if answer.tell is not None and not explored:
+                answers.told[key] = answer
             answers.keys_of.setdefault(problem, []).append(key)
 
     def open_fast(self, answers: Answers, key: Hashable, answer: Any) -> None:

@@ -11,18 +11,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from tunebook._base.errors import clean
 from tunebook._base.vocabulary import Problem
-from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 LOG: Final = "log"  # the file in the folder of a run
-_ID_DIGITS: Final = 12  # of an id that a person types
-_SHOWN: Final = 3
 
 
 def recording_path(folder: Path) -> Path:
@@ -111,46 +107,3 @@ def read_log(path: Path) -> list[RunEvent]:
         with suppress(ValueError, TypeError):
             events.append(RunEvent(*json.loads(line)))
     return events
-
-
-def summary(events: Iterable[RunEvent]) -> Iterator[str]:
-    """Yield the lines for the user: kernels and problems of all processes, and which command shows more.
-
-    >>> for line in summary([RunEvent("tuned", 1, "fla.gla@v0", "1f2e", 2.5, "")]):
-    ...     print(line)
-    1 kernel ran on tunebook, in 1 process
-      tuned    1 problem in 2.5 s; slowest: fla.gla@v0 2.5 s
-      more     tunebook explain 1f2e; tunebook ls
-    """
-    told = list(events)
-    by: dict[str, dict[str, RunEvent]] = {}
-    for event in told:
-        by.setdefault(event.what, {})[event.problem or event.kernel] = event
-    kernels = {event.kernel for event in told if event.what != "left"}
-    if not told:
-        yield "no kernel ran on tunebook; `tunebook run --help` says which programs can be taken over"
-        return
-    processes = _count({event.process for event in told}, "process", "processes")
-    yield f"{_count(kernels, 'kernel')} ran on tunebook, in {processes}"
-    tunings = sorted((e for e in told if e.what == "tuned"), key=lambda event: -event.seconds)
-    tuned, failed, left = by.get("tuned", {}), by.get("failed", {}), by.get("left", {})
-    if tunings:
-        spent = seconds_text(sum(e.seconds for e in told))
-        slowest = ", ".join(f"{clean(e.kernel)} {seconds_text(e.seconds)}" for e in tunings[:_SHOWN])
-        yield f"  tuned    {_count(tuned, 'problem')} in {spent}; slowest: {slowest}"
-    if found := by.get("found", {}).keys() - tuned:
-        yield f"  found    {_count(found, 'problem')} in the book"
-    if guessed := by.get("guessed", {}).keys() - tuned:
-        yield f"  guessed  {_count(guessed, 'problem')}: not tuned, ran with the first configuration"
-    for title, those in (("failed", failed), ("left", left)):
-        for event in list(those.values())[:_SHOWN]:
-            yield f"  {title:<8} {clean(event.kernel)}: {clean(event.why)}"
-        if len(those) > _SHOWN:
-            yield f"  {title:<8} and {len(those) - _SHOWN} more"
-    example = f"tunebook explain {tunings[0].problem[:_ID_DIGITS]}; " if tunings else ""
-    yield f"  more     {example}tunebook ls"
-
-
-def _count(things: Iterable[object], one: str, many: str = "") -> str:
-    count = len(list(things))
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

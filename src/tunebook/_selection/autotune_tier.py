@@ -40,6 +40,7 @@ C = TypeVar("C")
 _LOOK_AGAIN_S: Final = 60.0
 # After so many tunings, the keys of a kernel show whether an argument makes a new one each time.
 _LOOK_AT_KEYS: Final = 8
+WOULD_TUNE: Final = "would tune now"  # in a preview
 
 
 class _BookLookup(Generic[C]):
@@ -118,7 +119,7 @@ class AutotuneTier(Tier[C]):
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
         put_off = self.deferred.ask(request, silent=True) if request.policy.cache_miss_fallback in DEFERRED else None
-        return put_off or self.known(request) or Skipped("would tune now")
+        return put_off or self.known(request) or Skipped(WOULD_TUNE)
 
     def at_once(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""

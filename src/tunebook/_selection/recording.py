@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,7 +40,7 @@ from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
 CAPACITY: Final = 10_000
@@ -63,6 +64,7 @@ class RecordedCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     module: str = ""
+    finder: str = ""
     count: int = 1
     seconds: float = 0.0
     surroundings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +73,9 @@ class RecordedCall:
 
     def invocation(self, kernel: Kernel[Any, Any]) -> Invocation[Any, Any]:
         """Return the call as an invocation of a kernel, with specs in place of arrays."""
-        return Invocation(kernel.op_id, self.args, self.kwargs, surroundings=self.surroundings, **self.placement)
+        inv: Invocation[Any, Any]
+        inv = Invocation(kernel.op_id, self.args, self.kwargs, surroundings=self.surroundings, **self.placement)
+        return inv if kernel.recorder is None else kernel.recorder.recall(inv)
 
 
 class Recording:
@@ -104,21 +108,42 @@ class Recording:
         latest: bool = False,
     ) -> None:
         """Count one call; of calls of the same problem the first is kept, or else the `latest`."""
-        new: RecordedCall | None = None
-        if latest or (problem not in self._calls and len(self._calls) < self._capacity):
-            # Without the lock: to read integers from a GPU waits for its work.
-            specs = abstract((tuple(args), dict(kwargs)), samples=self._sampled < _MOST_SAMPLED)
-            new = RecordedCall(
-                problem=problem,
-                kernel=kernel,
-                args=specs[0],
-                kwargs=specs[1],
-                module=_module_of(kernel),
-                count=0,
-                surroundings=surroundings_of((args, kwargs)),
-                placement=placement,
-                selector=selector,
-            )
+        new = self.describe(problem, kernel, args, kwargs, placement, selector=selector, latest=latest)
+        self.count(problem, new, seconds, latest=latest)
+
+    def describe(
+        self,
+        problem: Problem,
+        kernel: Kernel[Any, Any] | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        placement: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        selector: Any = None,
+        latest: bool = False,
+    ) -> RecordedCall | None:
+        """Return the description of a call that is about to run and may write to its arguments; None if it has one."""
+        if not latest and (problem in self._calls or len(self._calls) >= self._capacity):
+            return None
+        # Without the lock: to read integers from a GPU waits for its work.
+        given, samples = (tuple(args), dict(kwargs)), self._sampled < _MOST_SAMPLED
+        recorder = kernel.recorder if isinstance(kernel, Kernel) else None
+        specs = abstract(given, samples=samples) if recorder is None else recorder.describe(*given, samples=samples)
+        return RecordedCall(
+            problem=problem,
+            kernel=kernel,
+            args=specs[0],
+            kwargs=specs[1],
+            module=_module_of(kernel),
+            finder="" if recorder is None else recorder.finder,
+            count=0,
+            surroundings=surroundings_of(given),
+            placement=placement,
+            selector=selector,
+        )
+
+    def count(self, problem: Problem, new: RecordedCall | None, seconds: float, *, latest: bool = False) -> None:
+        """Count a call that has run; `new` is its description, from before it ran."""
         with MEMO.lock:
             seen = self._calls.get(problem)
             if seen is None and (new is None or len(self._calls) >= self._capacity):
@@ -147,7 +172,8 @@ class Recording:
 
 def _sampled(call: RecordedCall) -> int:
     """Return how many values of arrays a call keeps."""
-    return sum(len(x.values) for x in walk((call.args, call.kwargs)) if isinstance(x, ArraySpec))
+    texts = (x.values if isinstance(x, ArraySpec) else x for x in walk((call.args, call.kwargs)))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _module_of(kernel: object) -> str:
@@ -192,6 +218,7 @@ class SavedCall(NamedTuple):
 
     problem: Problem
     module: str
+    finder: str
     times: int
     seconds: float
     text: str
@@ -209,7 +236,7 @@ def saved_calls(recording: Recording | str | os.PathLike[str]) -> list[SavedCall
     for entry in entries:
         try:
             problem = Problem(*map(str, entry["problem"]))
-            facts = str(entry["module"]), int(entry["count"]), float(entry["seconds"])
+            facts = str(entry["module"]), str(entry.get("finder", "")), int(entry["count"]), float(entry["seconds"])
         except (KeyError, TypeError, ValueError) as error:
             raise CodecError(f"{recording} holds a call that cannot be read ({error}): {repr(entry)[:200]}") from error
         calls.append(SavedCall(problem, *facts, json.dumps(entry)))
@@ -247,6 +274,8 @@ def values_in(value: Any) -> ValuesFrom:
 
 def make_up(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], seed: int = 0) -> Invocation[Any, Any]:
     """Return a recorded call on arrays: by the author's function, else from recorded samples and random values."""
+    if kernel.recorder is not None:
+        return with_inputs(kernel, kernel.recorder.recall(inv, seed))
     given = inv.args, dict(inv.kwargs)
     args, kwargs = concrete(given, seed)
     return with_inputs(kernel, replace(inv, args=args, kwargs=kwargs, values_from=values_in(given)))
@@ -293,6 +322,7 @@ def _to_json(call: RecordedCall) -> Json:
     return {
         "problem": list(call.problem),
         "module": call.module,
+        **({"finder": call.finder} if call.finder else {}),
         "args": args,
         "kwargs": kwargs,
         "count": call.count,
@@ -305,7 +335,8 @@ def _to_json(call: RecordedCall) -> Json:
 def _from_json(entry: Any, path: str) -> RecordedCall:
     try:
         problem = Problem(*map(str, entry["problem"]))
-        kernel = live_kernel(problem.op, str(entry["module"]))
+        finder = str(entry.get("finder", ""))
+        kernel = live_kernel(problem.op, str(entry["module"]), finder)
         classes = classes_of([ArraySpec, *(() if kernel is None else kernel.argument_classes)])
         classes |= dict.fromkeys(_OLD_NAMES, ArraySpec)
         placement = entry.get("placement")
@@ -315,6 +346,7 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
             args=tuple(decode(entry["args"], classes)),
             kwargs=dict(decode(entry["kwargs"], classes)),
             module=str(entry["module"]),
+            finder=finder,
             count=int(entry["count"]),
             seconds=float(entry["seconds"]),
             surroundings=dict(entry.get("surroundings", {})),
@@ -328,13 +360,16 @@ def _from_json(entry: Any, path: str) -> RecordedCall:
 # ------------------------------------------------------------------------------------ the kernels of this process
 
 
-def live_kernel(op_id_v: str, module: str = "") -> Kernel[Any, Any] | None:
-    """Return the kernel that this process defines under a name, or None."""
+def live_kernel(op_id_v: str, module: str = "", finder: str = "") -> Kernel[Any, Any] | None:
+    """Return the kernel that this process defines under a name, or None; `finder` is of its `CallRecorder`."""
     # One that is alive; else one of a class in `module`, if the class needs no arguments: a program may make a kernel
     # anew for every call.
     kernel = LIVE.get(op_id_v)
     if kernel is not None or module not in sys.modules:
         return kernel
+    if finder.startswith("tunebook."):  # a recording must not choose the code that runs
+        found: Kernel[Any, Any] | None = import_module(finder).find_kernel(op_id_v, module)
+        return found
     kinds = [kind for kind in vars(sys.modules[module]).values() if _is_plain_kernel(kind, module)]
     return next((made for made in (kind() for kind in kinds) if made.op_id_v == op_id_v), None)
 
@@ -379,6 +414,17 @@ def recordings() -> tuple[Recording, ...]:
     """Return the recordings that are on here."""
     apart = None if INNERMOST.get() is None else next(scoped(Apart), None)
     return tuple(_active) if apart is None else (apart.recording,)
+
+
+def observing(problem: Problem, kernel: Kernel[Any, Any], args: tuple[Any, ...]) -> Callable[[float], None]:
+    """Describe a call that is about to run; call the result with its seconds after it has run."""
+    described = [(recording, recording.describe(problem, kernel, args, {})) for recording in recordings()]
+
+    def count(seconds: float) -> None:
+        for recording, new in described:
+            recording.count(problem, new, seconds)
+
+    return count
 
 
 @contextmanager

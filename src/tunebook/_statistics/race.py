@@ -383,7 +383,8 @@ class Race:
         if stage in QUALIFYING and self._renew(self.finalists):
             self._runs.clear()
             self._left, self._pace_s = self._most, math.inf  # the samples before were short, and are gone
-        all_of_them = self._most - self._left < SOONEST and not self._lasted(SOONEST_S)
+        soon = self._most - self._left < SOONEST and not self._lasted(SOONEST_S)
+        all_of_them = soon and len(self.finalists) > 1  # a lane alone is judged against none
         return [lane for lane in self.finalists if all_of_them or len(lane.samples_s) < stage.samples]
 
     def _has_good_one(self) -> bool:

@@ -77,7 +77,11 @@ def job_for(
     job = outline(call, policy, history)
     forward = job.conditions.mode == "forward"
     if site is not None and policy.validate_backward and not is_forward_only():
-        forward = not job.candidates or not site.differentiable(site.bind(kernel, inv, job.candidates[0]))
+        bind = partial(site.bind, kernel, inv)
+        forward = not job.candidates or not site.differentiable(bind, job.candidates[0])
+        if forward and not kernel.measures_without_gradient():
+            error = DefinitionError("the candidates have no gradient to measure")
+            raise TuningFailed("no gradient", [error])
     check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
@@ -172,6 +176,11 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
 def search_for(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> Search | None:
     """Return the search over the candidates of a call; None if they are few enough to race all of them."""
     asked = strategy or kernel.strategy
+    # Only the kernel knows the values of candidates that are not mappings, as Triton's.
+    search_cfgs: Callable[..., Search | None] = getattr(kernel, "search_cfgs", lambda _inv, _asked: None)
+    own = search_cfgs(inv, asked)
+    if own is not None:
+        return own
     candidates = kernel.candidates(inv)
     if asked is None and not (isinstance(candidates, Space) and candidates.size > RACED_WHOLE):
         return None  # without a look at the candidates, which may be a generator
@@ -203,7 +212,7 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
     return Job(
         parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
         candidates=candidates,
-        heuristic=kernel.heuristic(inv),
+        heuristic=kernel.baseline(inv),
         search=search,
         history=history,
         conditions=Conditions(

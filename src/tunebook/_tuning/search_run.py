@@ -59,7 +59,7 @@ class Searching(Generic[Cfg]):
         trials = trials if self._job.budget.trials is None else self._job.budget.trials
         ended = False
         while self._ran < trials and not ended:
-            batch = strategy.propose(min(BATCH, trials - self._ran))
+            batch = strategy.propose(min(self._search.batch or BATCH, trials - self._ran))
             if not batch:
                 break
             fresh = self._measure(batch)

@@ -111,7 +111,7 @@ class Tuner(Generic[AnyCfg]):
             stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
             if site is None:
                 return mean_s(partial(fn, *args, **kwargs), stopwatch)
-            make_fn, _ = site.programs(lambda _config: fn, _has_gradient(fn, site))
+            make_fn, _ = site.programs(lambda _config: fn, _has_gradient(lambda _config: fn, None, site))
             return mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
@@ -139,7 +139,7 @@ class Tuner(Generic[AnyCfg]):
             if site is None:
                 return self.tune(Job([Part(make_fn, args, kwargs)], listed, setup=setup)).config
             with Attempt() as attempt:  # a candidate that cannot be made fails later, by itself
-                backward = bool(listed) and _has_gradient(make_fn(listed[0]), site)
+                backward = bool(listed) and _has_gradient(make_fn, listed[0], site)
             made, compile_one = site.programs(make_fn, attempt.trial.error is None and backward)
             part = Part(made, site.args, site.kwargs)
             return self.tune(Job([part], listed, setup=setup._replace(compile=compile_one))).config
@@ -217,10 +217,10 @@ def _checked(stopwatch: Stopwatch) -> Stopwatch:
     return stopwatch
 
 
-def _has_gradient(fn: Callable[..., object], site: TuningSite) -> bool:
-    """Whether a function asks for its gradient to be measured, and has one."""
-    asks = bool(getattr(fn, "_ejk_validate_backward", False)) and not is_forward_only()
-    return asks and site.differentiable(fn)
+def _has_gradient(make_fn: Callable[[Cfg], Callable[..., object]], config: Cfg, site: TuningSite) -> bool:
+    """Whether the function of a configuration asks for its gradient to be measured, and has one."""
+    asks = bool(getattr(make_fn(config), "_ejk_validate_backward", False)) and not is_forward_only()
+    return asks and site.differentiable(make_fn, config)
 
 
 def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:

@@ -11,10 +11,11 @@ with a call (`cfg=`) is used for that call alone; ejkernel stores it as if it ha
 from __future__ import annotations
 
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tunebook._arrays.library import load_adapters
+from tunebook._base.environment_variables import book_root
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import members_checksum
@@ -25,9 +26,10 @@ from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.selector import ConfigSelectorChain
 from tunebook._tuning.plan import forward_autotune_only
 from tunebook._tuning.tuner import Tuner
+from tunebook.stores import find_packs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from functools import partial
 
 _FEATURE: Final = "running the operations of ejkernel on tunebook"
@@ -35,6 +37,7 @@ _ops = require("ejkernel.ops", feature=_FEATURE)
 _selection = require("ejkernel.ops.config.selection", feature=_FEATURE)
 _overlays = require("ejkernel.ops.config.cache", feature=_FEATURE)
 _core = require("ejkernel.ops.core", feature=_FEATURE)
+_VERSION: Final = require("ejkernel", feature=_FEATURE).__version__
 
 # The methods that are replaced, as ejkernel defines them.
 _THEIR_CHOOSE: Final = _ops.ConfigSelectorChain.choose
@@ -43,6 +46,10 @@ _THEIR_HEURISTICS: Final = _ops.Executor._choose_heuristics_only  # noqa: SLF001
 
 def install() -> None:
     """Let tunebook choose the configurations of all ejkernel operations, also of modules imported before or later."""
+    # Both take 50 ms, once. ejkernel opens its files when it is imported, so a first call finds everything open.
+    load_adapters()
+    if (root := book_root()) is not None:
+        find_packs(root)
     _ops.ConfigSelectorChain.choose = _choose
     _ops.Executor._choose_heuristics_only = lambda executor, inv, kernel: _choose(executor.chooser, inv, kernel)  # noqa: SLF001
 
@@ -101,8 +108,15 @@ class _Answerer:
             inv.op_id, inv.args, inv.kwargs, override_cfg=inv.override_cfg, batch_axes=inv.batch_axes,
             method=inv.method, mesh=inv.mesh, in_specs=inv.in_specs, out_specs=inv.out_specs, check_vma=inv.check_vma,
         )  # fmt: skip
-        with nullcontext() if _measures_gradients(inv, kernel) else forward_autotune_only():
-            config, _ = self._memo.choose(ours, _Adapted(kernel))
+        gradients = _measures_gradients(inv, kernel)
+        adapted = _Adapted(
+            kernel, may_guess=wanted.allow_heuristics, compares=not (gradients and wanted.validate_backward)
+        )
+        with nullcontext() if gradients else forward_autotune_only():
+            config, _ = self._memo.choose(ours, adapted)
+            if adapted.lacks_gradient:
+                # Asked again, the heuristic answers at once, and the answer is memoised: a failure is not.
+                config, _ = self._memo.choose(ours, adapted)
         return config
 
     def _policy(self) -> AutotunePolicy:
@@ -121,9 +135,10 @@ def _measures_gradients(inv: Any, kernel: Any) -> bool:
 class _Adapted(Kernel[Any, Any]):
     """A kernel of ejkernel as a kernel of tunebook."""
 
-    def __init__(self, theirs: Any) -> None:
+    def __init__(self, theirs: Any, *, may_guess: bool, compares: bool) -> None:
         super().__init__(theirs.op_id, theirs.version, theirs.key_builder)
-        self._theirs = theirs
+        self._theirs, self._may_guess, self._compares = theirs, may_guess, compares
+        self.lacks_gradient = False
 
     @property
     def module(self) -> str:
@@ -146,12 +161,28 @@ class _Adapted(Kernel[Any, Any]):
         except NotImplementedError:
             return None
 
+    def candidates(self, inv: Invocation[Any, Any]) -> Iterable[Any]:
+        found = tuple(super().candidates(inv))
+        # With one candidate there is nothing to measure. The heuristic gives the same answer, if it is asked.
+        nothing = self.lacks_gradient or found == (self.heuristic(inv),)
+        return () if self._may_guess and nothing else found
+
+    def measures_without_gradient(self) -> bool:
+        self.lacks_gradient = True
+        return False  # as in ejkernel: such a candidate fails
+
+    def baseline(self, inv: Invocation[Any, Any]) -> Any:
+        heuristic = self.heuristic(inv)
+        # ejkernel measures its candidates alone. Here a heuristic of another kind is the model for their outputs, which
+        # are compared where only the forward pass is measured.
+        return heuristic if self._compares or heuristic in self.candidates(inv) else None
+
     @computed_once
     def code_checksum(self) -> str:
         kind = type(self._theirs)
         if kind.__module__.partition(".")[0] == "ejkernel" and _is_installed():
             # Its operations find their implementations by name at run time, which reading their code does not show.
-            return f"ejkernel {version('ejkernel')}"
+            return f"ejkernel {_VERSION}"
         return members_checksum(self._theirs, _measured_names, version=self.version)
 
 

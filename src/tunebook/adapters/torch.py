@@ -205,7 +205,7 @@ class _CapturedTensorCall:
     def _site_with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
         inv = replace(self._inv, args=args, kwargs=kwargs)
         differentiable = bool(self._settings.get("grad"))
-        return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _function: differentiable)
+        return TuningSite(inv, args, kwargs, _TORCH.bind, _programs, lambda _bind, _config: differentiable)
 
 
 def _programs(bind: Callable[[Any], Callable[..., Any]], backward: bool) -> Any:  # noqa: FBT001 - as in `TuningSite`

@@ -6,31 +6,31 @@ costs about a microsecond more than a launch with a fixed configuration.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from triton.runtime.autotuner import Autotuner
 
-from tunebook._base.errors import DefinitionError
 from tunebook.adapters._triton.attributes import MORE
-from tunebook.adapters._triton.engine import More, engine_of, watched
+from tunebook.adapters._triton.engine import engine_of, watched
+from tunebook.adapters._triton.options import read_options
 from tunebook.adapters._triton.takeover import install, uninstall
 
 __all__ = ["TunedKernel", "autotune", "install", "uninstall"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import triton
 
     from tunebook._api.explain import Explanation
-    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._tuning.job import Budget, Tuned
     from tunebook._tuning.progress import Progress
     from tunebook.adapters._triton.candidate import LaunchConfig
-    from tunebook.adapters._triton.engine import Engine, Store
+    from tunebook.adapters._triton.engine import Engine, More
     from tunebook.adapters._triton.kernel import TritonKernel
+    from tunebook.adapters._triton.options import AutotuneOptions
 
 
 @watched
@@ -83,6 +83,28 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
         return self._engine.tune(*args, grid=grid, budget=budget, progress=progress, **kwargs)
 
+    def tune_together(
+        self,
+        calls: Iterable[Sequence[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Tuned[LaunchConfig]:
+        """Find the configuration with the least mean time over several launches, and use it for each of them.
+
+        A launch is a tuple of its grid and its arguments, and may have a dict of keyword arguments as a third part.
+        `weights` weigh the launches, for example by how often each happens.
+        """
+        return self._engine.tune_together(calls, weights=weights, budget=budget, progress=progress)
+
+    def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
+        """Return the configuration that a launch gets, tuned first if need be; nothing is launched for the caller.
+
+        Without a grid nothing can be tuned: then the answer is None for a launch that would be tuned first.
+        """
+        return self._engine.config_for(*args, grid=grid, **kwargs)
+
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
         return self._engine.explain(*args, grid=grid, **kwargs)
@@ -105,15 +127,7 @@ def autotune(
     use_cuda_graph: bool = False,  # noqa: FBT001, FBT002 - as in Triton
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = False,  # noqa: FBT001, FBT002 - as in Triton
-    *,
-    store: Store = None,
-    policy: AutotunePolicy | None = None,
-    heuristic: triton.Config | Callable[..., triton.Config] | None = None,
-    version: str = "0",
-    processes: bool = True,
-    devices: Sequence[int] | Literal["all"] = (),
-    worker_setup: str = "",
-    thorough: bool = False,
+    **options: Unpack[AutotuneOptions],
 ) -> Callable[[Any], TunedKernel]:
     """Tune a jitted function. All positional arguments are the arguments of `triton.autotune`.
 
@@ -127,12 +141,17 @@ def autotune(
     hang costs one candidate; `worker_setup` names a "module:function" to call there first. `devices` are the indices of
     GPUs that share the candidates, or "all"; GPUs of another model are not used. `thorough=True` measures every
     candidate; otherwise those that would spill many registers may be left out.
+
+    `bucket` makes launches with nearby values of a key argument share an entry: `bucket={"M": tunebook.pow2}`. A bucket
+    is tuned at its representative size where that can be made up; `representative=False` tunes it at the size of the
+    launch that comes first. `reference` is "first", a configuration, or a
+    function of the kernel's arguments that returns the expected outputs; candidates with other outputs are rejected.
+    `check` and `tolerance` are as for `tunable`; without any of the three, outputs are not checked.
+
+    A list of more than 64 configurations is searched: 48 of them are tried, and fewer if the book knows the kernel's
+    times for near sizes. `search="exhaustive"` races all of them; the other values are the strategies of `tunable`.
+    `on_event` is called with each event of a choice.
     """
-    if policy is not None and policy.cache_miss_fallback in ("background", "incremental"):
-        raise DefinitionError(
-            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
-            "hold the user's own tensors; use 'autotune', or 'heuristics' with a heuristic="
-        )
     given = {
         "configs": configs,
         "key": key,
@@ -147,5 +166,5 @@ def autotune(
         "do_bench": do_bench,
         "cache_results": cache_results,
     }
-    more = More(store, policy, heuristic, version, processes, devices, worker_setup, thorough)
+    more = read_options(options, key)
     return lambda fn: TunedKernel(fn, given, more)

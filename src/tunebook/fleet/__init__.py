@@ -8,4 +8,5 @@ from tunebook.fleet._agreement.board import TorchBoard as TorchBoard
 from tunebook.fleet._farm.farm import FarmReport as FarmReport
 from tunebook.fleet._farm.farm import FarmResult as FarmResult
 from tunebook.fleet._farm.farm import FarmStep as FarmStep
+from tunebook.fleet._farm.farm import compile_recording as compile_recording
 from tunebook.fleet._farm.farm import tune_recording as tune_recording

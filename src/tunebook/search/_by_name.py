@@ -85,6 +85,7 @@ class Search(NamedTuple):
     trials: int
     start: Start = Start()
     seed: int = 0
+    batch: int | None = None  # proposals at once; None is the default
 
     def first(self, n: int) -> list[Any]:
         """Return the first `n` proposals of a new strategy."""

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from tunebook._base.config_codec import decode
+from tunebook._base.config_codec import TAG, decode
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook.search._warm_start import times_of
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
 
 # A split must have this many problems on each side, and lower the mean regret this much: else it learns noise.
 _FEWEST: Final = 2
@@ -107,14 +108,20 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
         if seconds and sizes:
             devices.add(record.problem.device)
             examples.append(Example(sizes, seconds))
-            decoded = {fp: decode(times.configs[fp]) for fp in seconds}
-            configs |= {fp: c if isinstance(c, dict) else {"config": c} for fp, c in decoded.items()}
+            configs |= {fp: _values(times.configs[fp]) for fp in seconds}
     if len(devices) > 1:
         raise DefinitionError(
             f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. Each device has its own best "
             "configurations; pass its records, as in [r for r in store.items(op) if r.problem.device == device]"
         )
     return fit(examples, configs, name=name, depth=depth)
+
+
+def _values(encoded: Json) -> Mapping[str, Any]:
+    """Return the values of a configuration by name; its class need not be known here."""
+    inside = encoded.get("v") if isinstance(encoded, dict) and encoded.get(TAG) == "custom" else None
+    found = decode(encoded if inside is None else inside)
+    return found if isinstance(found, dict) else {"config": found}
 
 
 def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
@@ -126,8 +133,10 @@ def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
                 number = int(size[1:]) if isinstance(size, str) and size[1:].isdigit() else size
                 if type(number) is int:
                     yield f"{argument}.shape[{at}]", float(number)
-        elif type(value) in (int, float):
-            yield argument, float(value)
+        else:
+            number = value.get("$bucket") if isinstance(value, dict) else value
+            if number is not None and type(number) in (int, float):
+                yield argument, float(number)
 
 
 class _Table(NamedTuple):

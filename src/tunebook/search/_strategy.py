@@ -40,12 +40,14 @@ class Start(NamedTuple):
 
     `first` are configurations that were fast elsewhere, fastest first; from the seventh on they alternate with the
     strategy's own proposals. `last` are configurations that failed elsewhere. `elsewhere` are the times of other
-    devices or problems, one list each: a strategy with a model predicts times here from them.
+    devices or problems, one list each: a strategy with a model predicts times here from them. `near` of them are of
+    this device, with sizes that differ by a factor of 4 at most.
     """
 
     first: Sequence[Mapping[str, object]] = ()
     last: Sequence[Mapping[str, object]] = ()
     elsewhere: Sequence[Sequence[Observation]] = ()
+    near: int = 0
 
 
 class Strategy(Protocol):

@@ -30,6 +30,8 @@ _READ: Final = 1000
 _RECORDS: Final = 8
 # The assumed worth of another device's choice before any problem was measured on both.
 _UNKNOWN_WORTH: Final = 0.5
+# The sizes of near problems differ by this many doublings at most.
+_NEAR: Final = 2.0
 # An answer without tuning comes from this many of the nearest problems.
 _NEIGHBOURS: Final = 3
 
@@ -84,20 +86,25 @@ def distance(one: str, other: str) -> float:
     >>> distance('{"a":{"$array":["numpy","float32",[512,64]]}}', '{"a":{"$array":["numpy","float32",[1024,64]]}}')
     1.0
     """
+    return math.fsum(doublings(one, other))
+
+
+def doublings(one: str, other: str) -> list[float]:
+    """Return for each number of two call keys how many times one doubles to the other; infinite as for `distance`."""
     if one == other:
-        return 0.0
+        return []
     try:
         leaves = list(zip_longest(_leaves(json.loads(one)), _leaves(json.loads(other)), fillvalue=math.nan))
     except (ValueError, RecursionError):
-        return math.inf  # a key_builder may make keys of any form
-    doublings = 0.0
+        return [math.inf]  # a key_builder may make keys of any form
+    found = []
     for a, b in leaves:
         if type(a) is type(b) and a == b:
             continue
         if type(a) is not int or type(b) is not int or min(a, b) <= 0:
-            return math.inf
-        doublings += abs(math.log2(a / b))
-    return doublings
+            return [math.inf]
+        found.append(abs(math.log2(a / b)))
+    return found
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -160,7 +167,14 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
         timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
         decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
         elsewhere.append([Observation(config, seconds) for config, seconds in decoded if config is not None])
-    return Start(first_configs, last_configs, [found for found in elsewhere if len(found) > 1])  # one tells nothing
+    measured = [(times, found) for times, found in zip(useful, elsewhere, strict=True) if len(found) > 1]
+    near = sum(_is_near(times.problem, problem) for times, _ in measured)
+    return Start(first_configs, last_configs, [found for _, found in measured], near)  # one time tells nothing
+
+
+def _is_near(one: Problem, other: Problem) -> bool:
+    apart = doublings(one.call_key, other.call_key)
+    return one.device == other.device and max(apart, default=0.0) <= _NEAR
 
 
 def thin(ranked: Sequence[Any]) -> list[Any]:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 
@@ -27,6 +29,8 @@ from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
 
 
 class _ProcessState:
@@ -142,10 +146,19 @@ class Settings:
 
     def _is_any_entered(self) -> bool:
         """Return whether a thread may already be inside a block that sets one of the settings."""
+        unset = in_new_thread(lambda: [state.get_local() for state in self._states])
+        if len(sys._current_frames()) == 1:  # noqa: SLF001 - its documented name
+            return any(state.get_local() is not none for state, none in zip(self._states, unset, strict=True))
         block = type(self._states[0](self._states[0].value))
-        # 20 ms, once. A block that was never entered, of a decorated function, has no value to go back to.
+        # 50 ms, once. A block that was never entered, of a decorated function, has no value to go back to.
         alive = [x.state for x in gc.get_objects() if type(x) is block and hasattr(x, "prev")]
         return any(state is one for state in alive for one in self._states)
+
+
+def in_new_thread(function: Callable[[], T]) -> T:
+    """Return the result of a function in a thread of its own, which has no trace, no mesh and no settings."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def _call_both(hook: Callable[[Any], object] | None, then: Callable[[], object]) -> Callable[[Any], None]:

@@ -8,6 +8,7 @@ of the caller's settings, so they are taken along.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,7 @@ from tunebook._measure.stopwatch import Attempt
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
 from tunebook.adapters._jax.facts import CAPTURED, KEYED, MeshAxis, TraceFacts, mesh_like
 from tunebook.adapters._jax.kernel import FlatCall, backward_alone, bind, both, is_inexact, is_jax_array, only_backward
+from tunebook.adapters._jax.settings import in_new_thread
 from tunebook.adapters._source.build_cache import PerConfig
 
 if TYPE_CHECKING:
@@ -57,10 +59,7 @@ class TracedCall:
         self.eager: Final = not made and inv.surroundings is None
         self._facts = facts
         self._settings = {name: getattr(jax, name).value for name in CAPTURED} | KEYED | dict(facts.settings)
-        # A new thread has none of the user contexts that are set in this one. jax keeps no list of them that may be
-        # read; the garbage collector does: 20 ms, once per tuning.
-        contexts = [x for x in gc.get_objects() if type(x) is type(CONTEXT) and x is not CONTEXT]
-        self._user_contexts = [(x, x.value) for x in contexts if x.value is not x.get_global()]
+        self._user_contexts = _user_contexts_here()
         self._context = copy_context()
         self._mesh = _mesh_for(facts.mesh)
         self._mesh_of_arrays = _mesh_for(facts.array_mesh or facts.mesh)
@@ -91,7 +90,7 @@ class TracedCall:
                 first[place] = first[place][(slice(None),) * axis + (0,)]
         args, kwargs = flat.fill(first)
         call_args, call_kwargs = flat.fill(arrays)
-        staged = _StagedCall(self, flat.with_arrays(arrays), stopped)
+        staged = _StagedCall(self, flat.with_arrays(arrays), stopped, {})
 
         def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
             return self._make_site(FlatCall.of(args, kwargs), stopped)
@@ -170,6 +169,22 @@ class TracedCall:
         )
 
 
+def _user_contexts_here() -> list[tuple[Any, Any]]:
+    """Return the user contexts that this thread has set, with their values; not ours."""
+    config: Any = sys.modules["jax._src.config"]
+    own = CONTEXT.value is not CONTEXT.get_global()
+    try:
+        pairs = zip(config.trace_context(), in_new_thread(config.trace_context), strict=True)
+        # Most programs set none, and then a trace here finds the same values as a trace in a new thread.
+        if sum(here is not there for here, there in pairs) <= own:
+            return []
+    except (AttributeError, ValueError):
+        pass  # a jax with another way to tell
+    # jax keeps no list of user contexts that may be read; the garbage collector does: 50 ms in a big program.
+    contexts = [x for x in gc.get_objects() if type(x) is type(CONTEXT) and x is not CONTEXT]
+    return [(x, x.value) for x in contexts if x.value is not x.get_global()]
+
+
 def _without_trace(x: Any) -> Any:
     if not isinstance(x, jax.core.Tracer):
         return x
@@ -198,12 +213,48 @@ def made_up(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
     return jax.numpy.asarray(np.resize(values, shape) if size else np.zeros(shape, dtype))
 
 
+class _Traced(NamedTuple):
+    """The traced program of a candidate, its arrays, and the parts of its result that are not arrays."""
+
+    program: Any
+    arrays: list[Any]
+    shape: list[Any]
+
+
+class _Executables:
+    """Compiles each program once, also if several threads ask for it at the same time."""
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, Any] = {}
+        self._locks: dict[bytes, threading.Lock] = {}
+
+    def of(self, lowered: Any) -> tuple[bytes, Any]:
+        """Return the digest of a program, and its executable."""
+        # Constants are written out in the text, so programs with different constants differ.
+        digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
+        with self._locks.setdefault(digest, threading.Lock()):
+            if digest not in self._made:
+                try:
+                    self._made[digest] = lowered.compile()
+                except jax.errors.JaxRuntimeError as error:
+                    raise CompileError(str(error)) from error
+        return digest, self._made[digest]
+
+
+def _key_of(config: Any) -> Hashable:
+    try:
+        return fingerprint(config)
+    except CodecError:
+        return id(config)  # unique: the job holds all configurations
+
+
 class _StagedCall(NamedTuple):
     """A captured call with real arrays in place."""
 
     call: TracedCall
     flat: FlatCall
     stopped: threading.Event
+    traced: dict[Hashable, _Traced]
 
     def _check(self) -> None:
         if self.stopped.is_set():
@@ -220,13 +271,29 @@ class _StagedCall(NamedTuple):
 
         return flat
 
-    def is_differentiable(self, function: Callable[..., Any]) -> bool:
-        """Return whether a function has a gradient with respect to one of the call's arrays."""
-        arrays = self.flat.arrays
+    def is_differentiable(self, bind_one: Callable[[Any], Callable[..., Any]], config: Any) -> bool:
+        """Return whether a candidate has a gradient with respect to one of the call's arrays."""
+        if not any(map(is_inexact, self.flat.arrays)):
+            return False
         # Without a derivative jax raises one of several errors; a function that refuses tracers raises its own.
         with Attempt() as attempt:
-            jax.eval_shape(self.call.transform(both(self._of_arrays(function, [])), arrays), *arrays)
-        return attempt.trial.error is None and any(map(is_inexact, arrays))
+            traced = self._trace(bind_one(config), backward=True, alone=False)
+            if not only_backward():
+                self.traced[_key_of(config)] = traced  # it is compiled later, and tracing takes as long as compiling
+        return attempt.trial.error is None
+
+    def _trace(self, function: Callable[..., Any], *, backward: bool, alone: bool) -> _Traced:
+        """Trace the program of a candidate, with gradients if `backward`, and without the forward pass if `alone`."""
+        arrays, shape = self.flat.arrays, list[Any]()
+        flat = self._of_arrays(function, shape)
+        whole = self.call.transform(both(flat) if backward and not alone else flat, arrays)
+        if backward and alone:
+            whole, arrays = backward_alone(whole, arrays)
+
+        def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
+            return whole(*arrays)
+
+        return _Traced(jax.jit(candidate).trace(*arrays), arrays, shape)
 
     def programs(
         self,
@@ -234,36 +301,22 @@ class _StagedCall(NamedTuple):
         backward: bool,  # noqa: FBT001 - as in `TuningSite`
     ) -> tuple[Callable[[Any], Callable[..., Any]], Callable[[Any], bytes | None]]:
         """Return a function that makes a candidate's launch function, and a function that compiles it ahead."""
-        executables: dict[bytes, Any] = {}
+        executables = _Executables()
 
         def make(config: Any) -> tuple[bytes | None, Callable[..., Any]]:
-            return self._compile(bind_one(config), executables, backward=backward)
+            known = self.traced.pop(_key_of(config), None) if backward and not only_backward() else None
+            return self._compile(bind_one(config), executables, known, backward=backward)
 
-        def key_of(config: Any) -> Hashable:
-            try:
-                return fingerprint(config)
-            except CodecError:
-                return id(config)  # unique: the job holds all configurations
-
-        made = PerConfig(partial(self.call.run_as_caller, make), key_of)
+        made = PerConfig(partial(self.call.run_as_caller, make), _key_of)
         return (lambda config: made(config)[1]), (lambda config: made(config)[0])
 
     def _compile(
-        self, function: Callable[..., Any], executables: dict[bytes, Any], *, backward: bool
+        self, function: Callable[..., Any], executables: _Executables, known: _Traced | None, *, backward: bool
     ) -> tuple[bytes | None, Callable[..., Any]]:
         """Return a candidate's program, behind its digest. Equal programs have equal digests; None if it is unknown."""
-        arrays = self.flat.arrays
-        shape: list[Any] = []
-        flat = self._of_arrays(function, shape)
-        whole = self.call.transform(both(flat) if backward and not only_backward() else flat, arrays)
-        if backward and only_backward():
-            whole, arrays = backward_alone(whole, arrays)
-
-        def candidate(*arrays: Any) -> Any:  # the name is part of a program's text, and the profiler looks for it
-            return whole(*arrays)
-
         with Attempt() as attempt:
-            lowered = jax.jit(candidate).lower(*arrays)
+            traced, arrays, shape = known or self._trace(function, backward=backward, alone=only_backward())
+            lowered = traced.lower()
         if attempt.trial.error is not None:
             if not self.call.eager or backward:
                 raise attempt.trial.error
@@ -275,14 +328,7 @@ class _StagedCall(NamedTuple):
                 return jax.block_until_ready(function(*args, **kwargs))
 
             return None, run
-        # Constants are written out in the text, so programs with different constants differ.
-        digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
-        if digest not in executables:
-            try:
-                executables[digest] = lowered.compile()
-            except jax.errors.JaxRuntimeError as error:
-                raise CompileError(str(error)) from error
-        executable = executables[digest]
+        digest, executable = executables.of(lowered)
         placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
 
         # `placed` are the arrays of the arguments; taking them out of the arguments again would be timed too.

@@ -28,8 +28,9 @@ class WatchedCache(dict[tuple[Any, ...], Any]):
         self.written = set(given)  # the keys that the program wrote
 
     def publish(self, key: tuple[Any, ...], config: triton.Config) -> None:
-        """Show a configuration that was selected."""
-        super().__setitem__(key, config)
+        """Show a configuration that was selected, unless the program wrote one: an overlay may stand before it."""
+        if key not in self.written:
+            super().__setitem__(key, config)
 
     def _removed(self) -> None:
         self.written &= self.keys()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # All tensors are copied until it is known which of them are written to. The copies may take this part of free memory.
 _PART_OF_FREE: Final = 0.25
+# The errors that functions of a kernel's author may raise on values which the author did not think of.
+OF_AUTHORS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # The fields that the installed version has: they differ from version to version.
 _OPTIONS: Final = frozenset(inspect.signature(triton.Config).parameters) - {"kwargs", "pre_hook"}
 
@@ -65,6 +67,12 @@ def _decode(encoded: dict[str, Any]) -> LaunchConfig:
     return LaunchConfig(triton.Config(kwargs, **options))
 
 
+def from_values(values: Mapping[str, Any]) -> triton.Config:
+    """Return the configuration with these values by name; Triton's own options may be among them."""
+    kwargs = {name: value for name, value in values.items() if name not in _OPTIONS}
+    return triton.Config(kwargs, **{name: value for name, value in values.items() if name in _OPTIONS})
+
+
 register_codec(LaunchConfig, _encode, _decode)
 # Constants in a kernel's module: without these codecs, editing a constant would leave the kernel's checksum unchanged.
 register_codec(tl.constexpr, lambda constant: constant.value, tl.constexpr)
@@ -77,11 +85,18 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "candidates", "grid", "kwargs")
+    __slots__ = ("args", "candidates", "grid", "kwargs", "spec", "stand_in")
 
-    def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any = None) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
+        self.spec = spec  # of a launch that was made from a recording: see `launch_specs`
         self.candidates: list[LaunchConfig] | None = None  # those that pruning left: it is asked once per launch
+        self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
+
+    @property
+    def measured(self) -> Launch:
+        """The launch that is compiled and measured to tune this one."""
+        return self.stand_in or self
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.grid, self.args, self.kwargs))
@@ -119,6 +134,8 @@ class SavedTensors:
             # Not where two elements share a place in memory.
             and all(stride or size <= 1 for size, stride in zip(value.shape, value.stride(), strict=True))
         }
+        self.tensors: Final = tensors
+        self.declared: Final = frozenset({*zeroed, *restored} & tensors.keys())
         framework_of((*tensors.values(),))  # loads the adapter, which knows how to copy tensors
         self._zeroed = [tensors[name] for name in zeroed if name in tensors]
         self._declared = Restorer((), declared=[tensors[name] for name in restored if name in tensors])
@@ -126,6 +143,11 @@ class SavedTensors:
         affordable = sum(x.numel() * x.element_size() for x in others) <= _PART_OF_FREE * free_bytes
         self._others = Restorer(others if affordable else ())
         self._compared = False
+
+    def written(self) -> list[str]:
+        """Return the names of the tensors that the last run has written to, and of all that are declared."""
+        changed = set(map(id, self._others.changed()))
+        return [name for name, tensor in self.tensors.items() if id(tensor) in changed or name in self.declared]
 
     def restore(self) -> None:
         """Put back the tensors that are known to be written to."""

@@ -70,9 +70,9 @@ def longest_first(candidates: Iterable[LaunchConfig]) -> list[LaunchConfig]:
 
 @contextmanager
 def compile_forks(
-    compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig]
+    compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig], *, ahead: bool = True
 ) -> Iterator[CompileForks]:
-    """Yield a pool of as many forks as cores; each starts with a candidate at once.
+    """Yield a pool of as many forks as cores; each starts with a candidate at once, unless not `ahead`.
 
     The candidates come in the order in which they are needed. If the first one is done in a moment, the programs are on
     disk already, and no further forks are made.
@@ -102,11 +102,15 @@ def compile_forks(
             # All are killed before any is waited for: taking a copy of a big process apart takes 30 ms.
             ending.callback(worker.interrupt)
             try:
-                worker.begin(index)
+                worker.start()
             except OSError:  # too many processes
                 break
-            forks.begun[index] = worker
-            on_disk = forks.begun[0].has_answered(0.0) and time.perf_counter() - began_s < COLD_S
+            if ahead:
+                worker.begin(index)
+                forks.begun[index] = worker
+            else:
+                forks.free.append(worker)
+            on_disk = ahead and forks.begun[0].has_answered(0.0) and time.perf_counter() - began_s < COLD_S
             if on_disk or time.perf_counter() - start_s > SLOWEST_FORK_S:
                 break
         yield forks
@@ -122,14 +126,16 @@ class CompileForks:
         self._compile_one = compile_one
         self._index_of = {id(candidate): index for index, candidate in enumerate(candidates)}
         self.begun: dict[int, ForkedWorker] = {}  # forks that no thread has, by the candidate that each has begun
-        self._free: list[ForkedWorker] = []
+        self.free: list[ForkedWorker] = []
         self._busy: dict[int, ForkedWorker] = {}
         self._left_out: set[int] = set()
         self._coming = len(candidates)
         self._lock = threading.Lock()
 
     def __call__(self, candidate: LaunchConfig) -> object:
-        index = self._index_of[id(candidate)]
+        index = self._index_of.get(id(candidate))
+        if index is None:  # made after the forks
+            return self._compile_one(candidate)
         worker = self._claim(index)
         failure = None if worker is None else worker.prepare(index).failure
         if failure is not None and failure.kind == "timeout":
@@ -139,7 +145,7 @@ class CompileForks:
             # A lost worker would fork again, from this thread and while others compile. It is not used again.
             if worker is not None and (failure is None or failure.kind not in ("crash", "timeout", "memory")):
                 if self._coming:
-                    self._free.append(worker)
+                    self.free.append(worker)
                 else:  # it has nothing left to do, and ends while others compile, or the race is on
                     worker.interrupt()
             if index in self._left_out:
@@ -153,8 +159,8 @@ class CompileForks:
             if index in self._left_out:
                 return None
             worker = self.begun.pop(index, None)
-            if worker is None and self._free:
-                worker = self._free.pop()
+            if worker is None and self.free:
+                worker = self.free.pop()
             elif worker is None and self.begun:
                 worker = self.begun.popitem()[1]
             if worker is not None:

@@ -17,10 +17,13 @@ from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._hotpath.dispatcher import Dispatcher
-from tunebook._keys.buckets import unknown_name
+from tunebook._keys.buckets import Buckets, unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
+from tunebook._selection.autotune_tier import WOULD_TUNE
+from tunebook._selection.deferred_tuning import DEFERRED
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
+from tunebook._selection.recording import observing
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
@@ -35,21 +38,24 @@ from tunebook.adapters._triton.attributes import (
     WatchedCache,
     state_without_engine,
 )
+from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
+from tunebook.adapters._triton.launch_recorder import LaunchRecorder
 from tunebook.adapters._triton.launcher import Launcher
 from tunebook.adapters._triton.tuner import DeviceTuner
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    from tunebook._base.vocabulary import Problem
+    from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy, Invocation
+    from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 
@@ -96,17 +102,23 @@ class More(NamedTuple):
     processes: bool = True
     devices: Sequence[int] | Literal["all"] = ()
     worker_setup: str = ""
+    bucket: Mapping[str, object] | None = None  # of arguments that are not in the key of this kernel too
+    output_check: OutputCheck | None = None
+    search: StrategyLike = "auto"
+    on_event: Callable[..., None] | None = None
+    representative: bool = True
     thorough: bool = False
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
-    """Return the engine of an autotuner; the first call builds it, with the options `more`."""
+    """Return the engine of an autotuner; the first call builds it, with the options `more`, and keeps the options."""
     engine: Engine | None = vars(autotuner).get(ENGINE)
     if engine is None or engine.autotuner is not autotuner:  # a copy of an autotuner has the engine of the original
         with _building:
             engine = vars(autotuner).get(ENGINE)
             if engine is None or engine.autotuner is not autotuner:
-                engine = Engine(autotuner, more or vars(autotuner).get(MORE) or More())
+                setattr(autotuner, MORE, more or vars(autotuner).get(MORE) or More())
+                engine = Engine(autotuner, vars(autotuner)[MORE])
                 setattr(autotuner, ENGINE, engine)
     return engine
 
@@ -123,6 +135,10 @@ class Engine:
     def __init__(self, autotuner: Autotuner, more: More) -> None:
         self.autotuner: Final = autotuner
         self.kernel: Final = TritonKernel(autotuner, more.heuristic, more.version)
+        own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
+        self.kernel.buckets = kernel_buckets(own, self.kernel.key)
+        self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
+        self.kernel.strategy = None if more.search == "auto" else more.search
         if not self.kernel.interpreted:
             key_ahead.begin()
         tuner = DeviceTuner(
@@ -142,17 +158,19 @@ class Engine:
             tuner,
             open_persistent(self.kernel.op_id, more.store),
             forbid_reautotune=False,  # `kernel.cache.clear()` tunes again, as with Triton
+            on_event=more.on_event,
         )
+        self.kernel.selector, self.kernel.recorder = self.selector, LaunchRecorder(self.kernel)
         self._dispatcher: Final = Dispatcher(
             self._implementation(),
             names=("facts",),
             layout=False,
             select=self._select,
             selector=self.selector,
-            observe=lambda _problem, _arguments, _seconds: None,  # a launch's tensors cannot be made up again
+            observe=self._observe,
             as_config=lambda config: config,
         )
-        self._launchers: Final[dict[bool, Launcher]] = {}
+        self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
         self._pruned: Final[BoundedDict[Problem, list[LaunchConfig]]] = BoundedDict(CAPACITY)
         self.look_again = False  # whether the program may have written to the configurations
         self._stored: Problem | None = None  # the problem whose answer was found in the book last
@@ -177,9 +195,10 @@ class Engine:
             self.look_again = False
             if self.kernel.refresh():
                 self._start_over()
-        exact = exact or self.kernel.sees_calls or bool(self.autotuner.cache.written)
-        if exact not in self._launchers:
-            self._launchers[exact] = Launcher(
+        written = bool(self.autotuner.cache.written)
+        exact = exact or self.kernel.sees_calls or written
+        if (exact, written) not in self._launchers:
+            self._launchers[exact, written] = Launcher(
                 self.kernel.function,
                 self.kernel.names,
                 key=self.kernel.key,
@@ -187,8 +206,10 @@ class Engine:
                 call=self._dispatcher.function,
                 device=lambda: None if self.kernel.interpreted or interface().device_count() == 1 else current_device(),
                 exact=exact,
+                # The program writes configurations for single sizes, which then do not share their bucket's.
+                buckets=fact_readers(Buckets() if written else self.kernel.buckets),
             )
-        return self._launchers[exact]
+        return self._launchers[exact, written]
 
     def forget(self, *, tuned: bool = False) -> None:
         """Select anew at the next launch of each kind; with `tuned`, from the book, or by tuning again."""
@@ -242,6 +263,8 @@ class Engine:
         inv = self.kernel.invocation(launch)
         known = problem or self.kernel.problem(inv)
         selection = self._fixed(known, inv)
+        if selection is None:
+            refuse_deferred_tuning(self.selector.policy)
         # While launches go into a CUDA graph, nothing may be measured or waited for.
         if selection is None and not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, known)
@@ -255,6 +278,11 @@ class Engine:
             shown.publish(key, selection.config.config)
         key_ahead.finish()
         return selection
+
+    def _observe(self, problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:
+        if len(self.kernel.configs) <= 1:  # nothing to tune
+            return lambda _seconds: None
+        return observing(problem, self.kernel, (Launch(*arguments[0]),))
 
     def _fixed(self, problem: Problem, inv: Invocation[LaunchConfig, Any]) -> Selection[LaunchConfig] | None:
         """Return the only configuration that a launch may have; None if it is to be selected."""
@@ -373,6 +401,36 @@ class Engine:
         show = progress_for(progress, self.kernel.op_id)
         return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
 
+    def tune_together(
+        self,
+        calls: Iterable[Sequence[Any]],
+        *,
+        weights: Sequence[float] | None = None,
+        budget: Budget | float | str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Tuned[LaunchConfig]:
+        """Find the configuration with the least mean time over several launches, and use it for each of them."""
+        launches = []
+        for call in calls:
+            grid, args, *kwargs = call
+            if not isinstance(args, (tuple, list)) or len(kwargs) > 1:
+                raise DefinitionError(f"write a launch as (grid, arguments), as in (grid, (x, n)); got {call!r:.200}")
+            launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
+        show = progress_for(progress, self.kernel.op_id)
+        invs = [self.kernel.invocation(launch) for launch in launches]
+        return self.selector.tune_together(invs, self.kernel, weights, budget=budget, on_step=show)
+
+    def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
+        """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""
+        if grid is not None:
+            return self._select(((grid, args, kwargs),), None, None).config.config
+        inv = self.kernel.invocation(Launch(grid, args, kwargs))
+        problem = self.kernel.problem(inv)
+        found = self._fixed(problem, inv) or self.selector.preview(inv, self.kernel, problem)
+        if not isinstance(found, Selection) or ("autotune", WOULD_TUNE) in found.tried:
+            return None
+        return found.config.config
+
     def explain(self, *args: Any, grid: Any = None, **kwargs: Any) -> Explanation:
         """Say which configuration a launch gets and why, without running or tuning anything."""
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
@@ -383,6 +441,15 @@ class Engine:
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
+
+
+def refuse_deferred_tuning(policy: AutotunePolicy) -> None:
+    """Raise `DefinitionError` for a policy that tunes after the call, when its tensors may hold something else."""
+    if policy.cache_miss_fallback in DEFERRED:
+        raise DefinitionError(
+            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
+            "hold the user's own tensors; use 'autotune', 'nearest', or 'heuristics' with a heuristic="
+        )
 
 
 def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:

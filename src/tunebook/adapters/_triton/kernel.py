@@ -15,13 +15,16 @@ from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
-from tunebook._base.errors import CompileError, DefinitionError
+from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
+from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
+from tunebook.adapters._triton.heuristic import heuristic_config
 from tunebook.adapters._triton.kept_checksum import kept_checksum
 
 if TYPE_CHECKING:
@@ -30,7 +33,23 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
+    from tunebook._base.vocabulary import StrategyLike
+    from tunebook.adapters._triton.check import OutputCheck
+    from tunebook.search import Search
+
+# A list of at most this many configurations is raced whole: a search would save little.
+RACED_WHOLE: Final = 64
 SCALARS: Final = (bool, int, float, str, type(None))
+
+
+def _keyed(value: object) -> object:
+    """Return a value for the book's key; Triton takes any object with a hash, and writes it down by its text."""
+    try:
+        call_key({"": value})
+    except UnkeyableError:
+        hash(value)
+        return f"{type(value).__qualname__}: {value}"
+    return value
 
 
 class Hooks(NamedTuple):
@@ -46,6 +65,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     The options are read from the autotuner each time, because a program may write to its attributes.
     """
 
+    buckets = Buckets()
+    representative = True  # whether a bucket is tuned at its representative size
+    output_check: OutputCheck | None = None
+    selector: Any = None  # of its engine
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
@@ -143,13 +166,13 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         launch: Launch = inv.args[0]
         device = host_cpu() if self.interpreted else device_name(current_device())
         arguments = launch.positional(self.names) | launch.kwargs
-        key = {name: arguments[name] for name in self.key if name in arguments}
+        key = {name: _keyed(arguments[name]) for name in self.key if name in arguments}
         dtypes = {
             f"{name}.dtype": str(argument.dtype)
             for name, argument in sorted(arguments.items())
             if name in self.names and getattr(argument, "dtype", None) is not None
         }
-        return Problem(device, self.op_id_v, call_key({**key, **dtypes}))
+        return Problem(device, self.op_id_v, call_key({**key, **dtypes}, buckets=self.buckets))
 
     def environment(self, inv: Invocation[LaunchConfig, Any]) -> str:  # noqa: ARG002 - the same for all
         """Return the software that a measurement depends on: Triton, its settings, and the driver."""
@@ -169,6 +192,11 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         keep = self.compiles and not self.heuristics
         return kept_checksum(self.chain[-2], self.version, work_out) if keep else work_out()
 
+    @property
+    def check_checksum(self) -> str:
+        """The digest over the check of outputs."""
+        return "" if self.output_check is None else self.output_check.digest
+
     def checksum(self, inv: Invocation[LaunchConfig, Any]) -> str:
         """Return the digest over code and candidates; worked out once unless the candidates depend on the launch."""
         return super().checksum(inv) if self._prunes else self._static_checksum
@@ -183,8 +211,14 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         if not self._prunes:
             return list(self._known.values())
         if launch.candidates is None:
-            launch.candidates = [self.candidate(config) for config in self._pruned(launch)]
+            launch.candidates = [self.candidate(config) for config in self._pruned(self._of_bucket(launch))]
         return launch.candidates
+
+    def _of_bucket(self, launch: Launch) -> Launch:
+        """Return the launch with the sizes of its bucket, so that all launches of a bucket have the same candidates."""
+        if not self.buckets.whole:
+            return launch
+        return with_values(launch, self.names, sizes_of(launch, self.names, self.buckets)[1])
 
     def _pruned(self, launch: Launch) -> Sequence[triton.Config]:
         """Ask Triton's own pruning, whose rules differ from version to version."""
@@ -199,6 +233,15 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             raise DefinitionError(f"top_k={own.configs_top_k!r} leaves none of {len(self.configs)} configurations")
         return left
 
+    def search_cfgs(self, inv: Invocation[LaunchConfig, Any], strategy: StrategyLike | None) -> Search | None:
+        """Return the search over a long list of configurations; None if all of them are raced."""
+        candidates = list(self.candidates(inv))
+        if strategy == "exhaustive" or (strategy in (None, "auto") and len(candidates) <= RACED_WHOLE):
+            return None
+        from tunebook.adapters._triton.list_search import list_search  # noqa: PLC0415 - loaded late: for long lists
+
+        return list_search(candidates, strategy)
+
     def candidate(self, config: triton.Config) -> LaunchConfig:
         """Return a configuration as a candidate: the same object every time for a configuration of this kernel."""
         known = self._known.get(id(config))
@@ -211,11 +254,12 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             return super().heuristic_cfg(inv)
         if isinstance(given, str):
             return self.candidate_cfgs(inv)[0]
-        return self.candidate(given(inv.args[0].named(self.names)) if callable(given) else given)
+        made = self.candidate(heuristic_config(given, inv.args[0].named(self.names), self.names))
+        return next((known for known in self.all_candidates() if known.meta == made.meta), made)
 
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""
-        launch: Launch = inv.args[0]
+        launch = inv.args[0].measured
         try:
             compiled = self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
         except (CompilationError, PTXASError) as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 from tunebook._hotpath.codegen import keyed_by_value
@@ -32,6 +33,7 @@ class NotGiven:
 
 
 _NOT_GIVEN: Final = NotGiven()
+_UNKNOWN: Final[set[type]] = {NotGiven}  # classes whose objects are keys themselves
 _PLAIN: Final = frozenset({int, bool, str, type(None), NotGiven})
 
 
@@ -62,6 +64,7 @@ class Launcher:
         supplied: frozenset[str],
         call: Callable[..., Any],
         device: Callable[[], Hashable],
+        buckets: Mapping[str, Callable[[Any], Hashable]] = MappingProxyType({}),
         exact: bool = False,
     ) -> None:
         self._exact = exact
@@ -78,7 +81,7 @@ class Launcher:
             self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
             self._names = [p.name for p in parameters]
         self._key = frozenset(key)
-        self._call, self._device = call, device
+        self._call, self._device, self._buckets = call, device, buckets
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
         self._typed: set[str] = set()  # arguments with a dtype
         self._absent: set[str] = set()  # arguments that a call did not pass by position
@@ -91,14 +94,14 @@ class Launcher:
             "_tb_call": self._call,
             "_tb_facts": LaunchFacts,
             "_tb_other": self._launch_other,
-            "_tb_exact": fast_key_of,
-            "_tb_general": self._general,
+            "_tb_value": value_of,
             "_tb_given": _given,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
             "_tb_device": self._device,
             **{f"_tb_default_{name}": default for name, default in self._defaults.items()},
             **{f"_tb_class_{name}": kind for name, kind in self._seen.items()},
+            **{f"_tb_bucket_{name}": read for name, read in self._buckets.items()},
         }
         exec(compile(self._source(), "<tunebook launch>", "exec"), namespace)  # noqa: S102 - as dataclasses do
         return namespace["bind"]
@@ -134,8 +137,8 @@ class Launcher:
         """Return the code that reads an argument: a key's value, or a tensor's dtype; guards check other classes."""
         kind = self._seen.get(name)
         if name in self._key:
-            general = f"_tb_general({name!r}, {name})" if name in self._absent else f"_tb_exact({name})"
-            return name if kind is not None else general
+            value = f"_tb_bucket_{name}({name})" if name in self._buckets else name
+            return value if kind is not None else f"_tb_value({value})"
         if kind is None:
             return f"_tb_kind({name})"
         return f"{name}.dtype" if name in self._typed else ""
@@ -162,10 +165,13 @@ class Launcher:
         return self._call((grid, _given(args) if self._exact else args, kwargs), every)
 
     def _general(self, name: str, value: object) -> Hashable:
-        return fast_key_of(value) if name in self._key and value is not _NOT_GIVEN else kind_of(value)
+        if name in self._buckets:
+            value = self._buckets[name](value)
+        return value_of(value) if name in self._key else kind_of(value)
 
     def _named_facts(self, kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
-        return tuple((name, self._general(name, value)) for name, value in kwargs.items())
+        key = self._key
+        return (*kwargs, *[value_of(kwargs[name]) if name in key else kind_of(kwargs[name]) for name in kwargs])
 
 
 def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -174,6 +180,18 @@ def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
     while count and args[count - 1] is _NOT_GIVEN:
         count -= 1
     return args[:count]
+
+
+def value_of(value: Any) -> Hashable:
+    """Return the fact about an argument in the key: equal only for arguments with the same key."""
+    kind = type(value)
+    if kind not in _UNKNOWN:
+        try:
+            return fast_key_of(value)
+        except TypeError:  # a key of Triton's may hold any object that has a hash
+            hash(value)
+            _UNKNOWN.add(kind)
+    return kind, value
 
 
 def kind_of(value: Any) -> Hashable:

@@ -124,10 +124,11 @@ class Takeover:
         engine_for, their_run, their_getitem = self._engine_for, Autotuner.run, Autotuner.__getitem__
 
         def run(autotuner: Autotuner, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-            if engine_for(autotuner) is None:
+            engine = engine_for(autotuner)
+            if engine is None:
                 return their_run(autotuner, *args, grid=grid, warmup=warmup, **kwargs)
             if warmup:
-                return autotuner.warmup(*args, grid=grid, **kwargs)
+                return engine.run(*args, grid=grid, warmup=True, **kwargs)
             return getattr(autotuner, LAUNCHER).bind(grid)(*args, **kwargs)
 
         def getitem(autotuner: Autotuner, grid: Any) -> Any:

@@ -14,17 +14,19 @@ from triton.runtime import driver
 
 from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Budget, CandidateSet, Job, Tuned
+from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
 from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
+from tunebook.adapters._triton.buckets import standing_in
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
 from tunebook.adapters._triton.compile_ahead import CompileForks, compile_forks, longest_first, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
 from tunebook.adapters._triton.spills import Spills
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from tunebook._base.vocabulary import Measurement
 
@@ -85,37 +87,62 @@ class DeviceTuner(Tuner):
 
     def tune(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:  # type: ignore[override] # Triton kernels only
         """Measure the candidates that are not known yet, and decide over all; the launch's arguments stay unchanged."""
-        launch: Launch = job.parts[0].args[0]
+        with self._standing_in(job) as there:
+            if there.search is not None:
+                from tunebook.adapters._triton.list_search import with_trials  # noqa: PLC0415 - for long lists
+
+                there = with_trials(there)  # noqa: PLW2901 - the job of the block
+            tuned = self._tune_there(there)
+        for part in job.parts:
+            self._on_tuned(part.args[0], tuned)
+        return tuned
+
+    def foregone(self, job: Job[LaunchConfig]) -> TuningFailed | None:  # type: ignore[override] # Triton kernels only
+        """Return the error of a tuning whose candidates are all known to fail; None if something would run."""
+        with self._standing_in(job) as there:
+            return super().foregone(there)
+
+    def _standing_in(self, job: Job[LaunchConfig]) -> AbstractContextManager[Job[LaunchConfig]]:
+        kernel = self._kernel
+        grid_of = partial(kernel.grid_of, cfg=kernel.candidate(kernel.configs[0]))
+        resize = kernel.representative
+        return standing_in(job, kernel.names, kernel.buckets, grid_of, self._free_bytes, resize=resize)
+
+    def _free_bytes(self) -> float:
+        return math.inf if self._kernel.interpreted else device.interface().mem_get_info()[0]
+
+    def _tune_there(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         if self._kernel.interpreted:
-            tuned = self._measure(job, launch)
+            tuned = self._measure(job)
         else:
             index = device.current_device()
             wanted = range(device.interface().device_count()) if self._devices == "all" else self._devices
             others = [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
-            if others:  # before the lock: each device has a lock of its own
+            if others and job.search is None:  # before the lock: each device has a lock of its own
                 job = self._share_out(job, [index, *others])
             with self._lock, _measuring.setdefault(index, threading.RLock()):
                 there = job._replace(setup=job.setup._replace(platform="gpu", ordinal=index))
-                tuned = self._compile_and_measure(there, launch, index)
-        self._on_tuned(launch, tuned)
+                tuned = self._compile_and_measure(there, index)
         return tuned
 
-    def _compile_and_measure(self, job: Job[LaunchConfig], launch: Launch, index: int) -> Tuned[LaunchConfig]:
+    def _compile_and_measure(self, job: Job[LaunchConfig], index: int) -> Tuned[LaunchConfig]:
         setup, compile_on = job.setup, job.setup.compile
         if compile_on is None:
-            return self._measure(job, launch)
+            return self._measure(job)
 
         def compile_one(candidate: LaunchConfig) -> object:
             device.use_device(index)
             return compile_on(candidate)
 
+        if job.search is not None:
+            return self._search(job, compile_one)
         done = {m.fingerprint for m in job.known if m.code == job.code}
         named = CandidateSet(job.conditions, "", job.heuristic)
         for candidate in job.candidates:
             named.admit(candidate)
         unknown = longest_first(candidate for name, candidate in named.configs.items() if name not in done)
         if not self._processes or not may_fork(len(unknown)):
-            return self._measure(job._replace(setup=setup._replace(compile=compile_one)), launch)
+            return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
         self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
         # In the order of the tuner; known candidates at the end, because they are rarely measured again.
         first = [] if job.heuristic is None else [job.heuristic]
@@ -125,10 +152,11 @@ class DeviceTuner(Tuner):
         with compile_forks(compile_one, needed) as forks:
             self._spills = Spills()
             # The number of registers that a thread can have is that of NVIDIA's GPUs.
-            leave_out = not self._thorough and driver.active.get_current_target().backend == "cuda"
+            on_nvidia = driver.active.get_current_target().backend == "cuda"
+            leave_out = on_nvidia and not self._thorough and job.goal.compare is None  # which needs the heuristic first
             reason_against = partial(self._reason_against, forks, job.heuristic) if leave_out else None
             setup = setup._replace(compile=forks, order=order, reason_against=reason_against)
-            return self._measure(job._replace(setup=setup), launch)
+            return self._measure(job._replace(setup=setup))
 
     def _reason_against(
         self, forks: CompileForks, heuristic: LaunchConfig | None, candidate: LaunchConfig
@@ -139,38 +167,73 @@ class DeviceTuner(Tuner):
             forks.leave_out(candidate)
         return reason
 
-    def _measure(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
+    def _search(self, job: Job[LaunchConfig], compile_one: Callable[[LaunchConfig], object]) -> Tuned[LaunchConfig]:
+        """Measure the candidates that a search proposes as it goes: each of the whole list may be asked for."""
+        setup, listed = job.setup, list(cast("Iterable[LaunchConfig]", job.search.space)) if job.search else []
+        if not self._processes or not may_fork(len(listed)):
+            return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
+        extra = [] if job.heuristic is None else [job.heuristic]
+        with compile_forks(compile_one, [*listed, *extra], ahead=False) as forks:
+            return self._measure(job._replace(setup=setup._replace(compile=forks)))
+
+    def _measure(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
-            obstacle = self._isolation_obstacle(job, launch)
+            obstacle = self._isolation_obstacle(job)
             if obstacle is None:
-                return self._measure_isolated(job, launch)
+                return self._measure_isolated(job)
             if self._must_isolate():
                 raise Unsupported(
                     f"{self._kernel.op_id} cannot run in a worker process: {obstacle}. Use isolate='auto'."
                 )
             job = job._replace(setup=job.setup._replace(isolate=False))
-        kernel, named = self._kernel, launch.named(self._kernel.names)
+        kernel = self._kernel
         before = kernel.hooks.before  # the user's own hook replaces resetting and restoring
         zeroed, restored = ((), ()) if before else (kernel.reset_to_zero, kernel.restore_value)
-        free_bytes = math.inf if kernel.interpreted else device.interface().mem_get_info()[0]
-        saved = SavedTensors(named, zeroed, restored, free_bytes)
+        launches: list[Launch] = [part.args[0].measured for part in job.parts]
+        named = [launch.named(kernel.names) for launch in launches]
+        saved = [SavedTensors(arguments, zeroed, restored, self._free_bytes()) for arguments in named]
         best: LaunchConfig | None = None
         try:
-            make_run = partial(self._make_run, launch, named, saved)
-            tuned = super().tune(job._replace(parts=[job.parts[0]._replace(make_fn=make_run, args=(), kwargs={})]))
+            parts = [self._part(*each) for each in zip(job.parts, launches, named, saved, strict=True)]
+            tuned = super().tune(job._replace(parts=parts))
             best = tuned.config
             return tuned
         finally:  # leave the arguments in the state that the launch of the best candidate expects
-            saved.restore()
+            for tensors in saved:
+                tensors.restore()
             if before is not None and best is not None:
-                before({**named, **best.meta}, reset_only=True)
+                for arguments in named:
+                    before({**arguments, **best.meta}, reset_only=True)
             if self._timer is not None:
                 self._timer.release()
 
+    def _part(
+        self, part: Part[LaunchConfig], launch: Launch, named: dict[str, Any], saved: SavedTensors
+    ) -> Part[LaunchConfig]:
+        """Return a part of a job whose runs are checked, if the kernel has a check."""
+        make_run = partial(self._make_run, launch, named, saved)
+        check = self._kernel.output_check
+        if check is None:
+            return part._replace(make_fn=partial(make_run, None), args=(), kwargs={})
+        from tunebook.adapters._triton.check import LaunchCheck  # noqa: PLC0415 - for few kernels
+
+        candidates = list(self._kernel.candidates(self._kernel.invocation(launch)))
+        checked = LaunchCheck(check, launch, saved, make_run, candidates, self._free_bytes())
+        # A run returns what the check says, because the next run overwrites the outputs.
+        return part._replace(make_fn=partial(make_run, checked), args=(), kwargs={}, check=lambda said: said)
+
     def _make_run(
-        self, launch: Launch, named: dict[str, Any], saved: SavedTensors, candidate: LaunchConfig
+        self,
+        launch: Launch,
+        named: dict[str, Any],
+        saved: SavedTensors,
+        check: Callable[[], object] | None,
+        candidate: LaunchConfig,
     ) -> Callable[[], object]:
-        """Return a function that runs a candidate once, on arguments as the user passed them."""
+        """Return a function that runs a candidate once, on arguments as the user passed them.
+
+        Its first call returns the result of `check`, which is called while the outputs are there.
+        """
         if knobs.autotuning.print:
             sys.stdout.write(f"Autotuning kernel {self._kernel.function.__name__} with config {candidate.config}\n")
         grid, args, kwargs = launch
@@ -181,9 +244,9 @@ class DeviceTuner(Tuner):
             run = Replay(run, device.interface())
         arguments = {**named, **candidate.meta}
         before, after = self._kernel.hooks
-        timer, spills = self._timer, self._spills
+        timer, spills, checks = self._timer, self._spills, iter(() if check is None else (check,))
 
-        def once() -> None:
+        def once() -> object:
             saved.restore()
             if candidate.pre_hook is not None:
                 candidate.pre_hook(arguments)
@@ -200,25 +263,31 @@ class DeviceTuner(Tuner):
             finally:
                 if after is not None:
                     after(arguments, exception=None if finished else sys.exception())
+            said = next((check() for check in checks), None)
             saved.notice()
             spills.note(candidate, program)
+            return said
 
         return once if self._do_bench is None else _benched(once, self._do_bench)
 
-    def _isolation_obstacle(self, job: Job[LaunchConfig], launch: Launch) -> str | None:
+    def _isolation_obstacle(self, job: Job[LaunchConfig]) -> str | None:
         """Return why candidates cannot run in a worker process, or None."""
+        if len(job.parts) > 1:
+            return "it is tuned for several launches together"
+        if self._kernel.output_check is not None:
+            return "its outputs are checked, which this process does"
         hooked = self._kernel.hooks != Hooks() or any(c.pre_hook is not None for c in job.candidates)
         if hooked or self._graph or self._do_bench is not None:
             return "it has hooks, or a do_bench= or use_cuda_graph= of its own"
-        for name, value in self._kernel.variables(launch).items():
+        for name, value in self._kernel.variables(job.parts[0].args[0].measured).items():
             if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
                 return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
         return None
 
-    def _measure_isolated(self, job: Job[LaunchConfig], launch: Launch) -> Tuned[LaunchConfig]:
+    def _measure_isolated(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         from tunebook.adapters._triton.remote_runs import Remote  # noqa: PLC0415 - needs torch, others may not have it
 
-        index, timeout_s = device.current_device(), job.setup.timeout_s
+        launch, index, timeout_s = job.parts[0].args[0].measured, device.current_device(), job.setup.timeout_s
         remote = partial(Remote, self._kernel, launch, device=index, timeout_s=timeout_s, setup=self._worker_setup)
         tuned = super().tune(job._replace(setup=job.setup._replace(isolate=False, runner=remote)))
         for name in self._kernel.reset_to_zero:
@@ -243,7 +312,7 @@ class DeviceTuner(Tuner):
             return ()
         device.use_device(index)
         part, where = job.parts[0], driver.active.get_active_torch_device()
-        launch: Launch = part.args[0]
+        launch: Launch = part.args[0].measured
 
         def move(value: Any) -> Any:
             return value.to(where, copy=True) if getattr(value, "untyped_storage", None) is not None else value
@@ -259,16 +328,15 @@ class DeviceTuner(Tuner):
             return error.measurements
 
 
-def _benched(once: Callable[[], object], do_bench: Callable[..., Any]) -> Callable[[], float | None]:
+def _benched(once: Callable[[], object], do_bench: Callable[..., Any]) -> Callable[[], object]:
     """Return a function that runs a candidate at its first call; later calls return the seconds that do_bench found."""
     ran, found_s = False, math.nan
 
-    def run() -> float | None:
+    def run() -> object:
         nonlocal ran, found_s
         if not ran:
-            once()
             ran = True
-            return None
+            return once()
         if math.isnan(found_s):
             found: float | Sequence[float] = do_bench(once, quantiles=(0.5, 0.2, 0.8))
             milliseconds = float(found) if isinstance(found, (int, float)) else float(found[0])

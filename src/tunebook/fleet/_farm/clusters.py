@@ -91,7 +91,7 @@ class LocalProcesses(Cluster):
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
     def workers(self) -> list[FarmWorker]:
-        self._pools = {name: _pool(gpu) for name, gpu in self._gpus.items()}
+        self._pools = {name: spawned_pool(gpu) for name, gpu in self._gpus.items()}
         workers = find_workers(self._pools, self._at_once)
         if not workers:
             raise Unsupported("no worker process could be started; a script needs `if __name__ == '__main__':`")
@@ -101,7 +101,7 @@ class LocalProcesses(Cluster):
         if not isinstance(error, BrokenExecutor):
             return worker
         worker.executor.shutdown(wait=False)
-        self._pools[worker.name] = _pool(self._gpus[worker.name])
+        self._pools[worker.name] = spawned_pool(self._gpus[worker.name])
         return worker._replace(executor=self._pools[worker.name])
 
     def close(self, busy: list[FarmWorker]) -> None:
@@ -124,7 +124,8 @@ def gpus_here(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
         return []
 
 
-def _pool(gpu: str | None) -> ProcessPoolExecutor:
+def spawned_pool(gpu: str | None) -> ProcessPoolExecutor:
+    """Return a pool of one process that sees a GPU, "" for none, or None for the GPUs that this process sees."""
     # Spawned: a fork of a process with threads would inherit their locks, and its CUDA context would not work.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=context, initializer=_start_worker, initargs=(gpu,))
@@ -136,10 +137,10 @@ def _start_worker(gpu: str | None) -> None:
     os.dup2(2, 1)  # the parent's stdout may be JSON: output of kernels goes to stderr
     # Ctrl-C in the terminal is for the parent, which ends its workers by itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, name="tunebook-parent", daemon=True).start()
+    threading.Thread(target=exit_with_parent, name="tunebook-parent", daemon=True).start()
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process when its parent ends: a pool's worker would wait for the next task for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:

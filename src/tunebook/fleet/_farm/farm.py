@@ -16,6 +16,7 @@ from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import SavedCall, saved_calls
 from tunebook._tuning.job import Budget, parse_budget
 from tunebook.fleet._farm.clusters import open_cluster
+from tunebook.fleet._farm.compiling import Compilation, compile_ahead
 from tunebook.fleet._farm.task import Status, Task, TaskOutcome, tune_call
 from tunebook.formats._bundle import merge_into
 from tunebook.stores import open_store
@@ -69,6 +70,7 @@ class FarmReport(NamedTuple):
 
     results: tuple[FarmResult, ...]
     seconds: float
+    compilation: Compilation = Compilation()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -107,8 +109,7 @@ def tune_recording(
     evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the device's name, as in
     "h200". A `dry_run` measures nothing: calls that it would tune are "new".
     """
-    on_device = [c for c in saved_calls(recording) if fnmatchcase(c.problem.device.lower(), f"*{device.lower()}*")]
-    calls = [c for c in on_device if any(fnmatchcase(name, kernel) for name in names_of(c.problem.op))]
+    calls = _matching(recording, kernel, device)
     if not calls:
         return FarmReport((), 0.0)
     path: str | None = None
@@ -118,7 +119,40 @@ def tune_recording(
     store = default_book() if book is None else book
     known = _known_records(store, calls)
     tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=path, dry=dry_run) for call in calls]
-    return _Farm(open_cluster(over, at_once), store, parse_budget(budget), on_step, tasks).run()
+    limit = parse_budget(budget)
+    compilation = Compilation()
+    unknown = [task for task in tasks if task.call.finder and not task.records]
+    if unknown and over in {None, "local"} and not dry_run:  # the workers of a cluster compile on their own machines
+        compilation = compile_ahead(unknown, limit_s=limit.seconds)
+    if limit.seconds is not None:
+        limit = limit._replace(seconds=max(limit.seconds - compilation.seconds, 0.0))
+    report = _Farm(open_cluster(over, at_once), store, limit, on_step, tasks).run()
+    return report._replace(seconds=report.seconds + compilation.seconds, compilation=compilation)
+
+
+def compile_recording(
+    recording: Recording | str | os.PathLike[str],
+    target: str,
+    *,
+    modules: Sequence[str] = (),
+    kernel: str = "*",
+    device: str = "*",
+) -> FarmReport:
+    """Compile the candidates of a recording's Triton kernels for a target, as in "cuda:90", without a GPU.
+
+    This fills Triton's cache on disk, and measures nothing. The other arguments are as for `tune_recording`.
+    """
+    tasks = [Task(call, tuple(modules)) for call in _matching(recording, kernel, device)]
+    if not tasks:
+        return FarmReport((), 0.0)
+    compilation = compile_ahead(tasks, target)
+    results = [FarmResult(outcome.problem, *outcome[:3], ran=outcome.ran) for outcome in compilation.outcomes]
+    return FarmReport(tuple(results), compilation.seconds, compilation)
+
+
+def _matching(recording: Recording | str | os.PathLike[str], kernel: str, device: str) -> list[SavedCall]:
+    on_device = [c for c in saved_calls(recording) if fnmatchcase(c.problem.device.lower(), f"*{device.lower()}*")]
+    return [c for c in on_device if any(fnmatchcase(name, kernel) for name in names_of(c.problem.op))]
 
 
 def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tuple[str, str], tuple[bytes, ...]]:

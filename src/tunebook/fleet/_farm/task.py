@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from tunebook._api.executor import Executor
-from tunebook._api.function_kernel import FunctionKernel
 from tunebook._api.tunable import tune_recorded
 from tunebook._arrays.device_fingerprint import host_cpu
 from tunebook._base.errors import TunebookError, Unsupported
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.kernel import Kernel
 
-Status: TypeAlias = Literal["tuned", "known", "new", "failed", "skipped"]
+Status: TypeAlias = Literal["tuned", "known", "new", "compiled", "failed", "skipped"]
 
 
 class Task(NamedTuple):
@@ -83,7 +82,7 @@ def tune_call(task: Task) -> TaskOutcome:
 
 
 def _tune(task: Task) -> TaskOutcome:
-    kernel = _find_kernel(task)
+    kernel = find_task_kernel(task)
     call = task.call.restored()
     selector = _find_selector(kernel, task)
     if selector.persistent is None:
@@ -107,14 +106,15 @@ def _tune(task: Task) -> TaskOutcome:
     return TaskOutcome(outcome.status, outcome.detail, problem, ran=ran, record=data)
 
 
-def _find_kernel(task: Task) -> Kernel[Any, Any]:
-    op, module = task.call.problem.op, task.call.module
+def find_task_kernel(task: Task) -> Kernel[Any, Any]:
+    """Import the modules of a task, and return its kernel."""
+    op, module, finder = task.call.problem.op, task.call.module, task.call.finder
     for name in task.modules:
         _import(name, op)
-    kernel = live_kernel(op, module)
+    kernel = live_kernel(op, module, finder)
     if kernel is None and module != "__main__":
         _import(module, op)
-        kernel = live_kernel(op, module)
+        kernel = live_kernel(op, module, finder)
     if kernel is not None:
         return kernel
     if module == "__main__":
@@ -138,8 +138,9 @@ def _import(module: str, op: str) -> None:
 
 def _find_selector(kernel: Kernel[Any, Any], task: Task) -> ConfigSelectorChain[Any]:
     """Return the kernel's own selector, else the only selector in its module, else one for the task's book."""
-    if isinstance(kernel, FunctionKernel):
-        return kernel.selector
+    own: ConfigSelectorChain[Any] | None = getattr(kernel, "selector", None)
+    if own is not None:
+        return own
     defined = vars(sys.modules[kernel.module]).values()
     choosers = [thing.chooser if isinstance(thing, Executor) else thing for thing in defined]
     chains = {id(chain): chain for chain in choosers if isinstance(chain, ConfigSelectorChain)}
