@@ -459,3 +459,47 @@ def test_a_platform_without_fork_is_an_error_that_names_the_remedy(monkeypatch):
     monkeypatch.delattr(os, "fork")
     with pytest.raises(Unsupported, match=r"which has no fork. Tune with isolate='never'"):
         worker_for()
+
+
+# ------------------------------------------------------------------------------------------------- requests begun ahead
+
+
+def test_a_request_that_was_begun_runs_once_and_its_reply_is_kept(tmp_path):
+    runs = tmp_path / "runs"
+
+    def counted():
+        with runs.open("a") as file:
+            file.write("x")
+
+    with worker_for(counted) as worker:
+        worker.begin(1)
+        assert worker.has_answered(60.0)
+        assert worker.prepare(1).failure is None
+        assert worker.prepare(GOOD).failure is None
+    assert runs.read_text() == "x"
+
+
+def test_another_request_waits_for_the_one_that_was_begun_and_gets_its_own_reply():
+    with worker_for(lambda: 1 / 0, first=run, sample=child_number) as worker:
+        worker.begin(1)
+        assert worker.prepare(GOOD).failure is None
+        assert worker.prepare(1).failure.kind == "launch"
+
+
+def test_a_request_that_was_begun_and_ends_the_child_is_reported_with_its_signal():
+    with worker_for(lambda: os.kill(os.getpid(), signal.SIGSEGV)) as worker:
+        worker.begin(1)
+        assert worker.has_answered(60.0)
+        assert "SIGSEGV" in worker.prepare(1).failure.message
+        assert worker.prepare(GOOD).failure is None  # in another child
+
+
+def test_a_worker_can_be_interrupted_while_another_thread_waits_for_its_reply():
+    with worker_for(signal.pause) as worker:
+        worker.begin(1)
+        replies = []
+        waiting = threading.Thread(target=lambda: replies.append(worker.prepare(1)))
+        waiting.start()
+        worker.interrupt()
+        waiting.join(60.0)
+        assert replies[0].failure.kind == "memory"  # as any SIGKILL is taken

@@ -45,6 +45,31 @@ class TestCompile:
         work, _ = job(clock, dict.fromkeys(range(4), 0.1), compile=lambda _: together.wait())
         assert failures(tuned_by(clock, work, compile_threads=4)) == {}
 
+    def test_candidates_with_a_reason_against_them_are_left_out_and_not_waited_for(self):
+        clock, ran_good, asked = FakeClock(), threading.Event(), threading.Event()
+
+        def compile_one(config):
+            if config == "hopeless":  # until the tuner has gone on without it
+                assert ran_good.wait(10)
+                assert asked.wait(10)
+
+        def reason_against(config):
+            if config != "hopeless" or not ran_good.is_set():
+                return None
+            asked.set()
+            return "it spills"
+
+        costs = {"hopeless": 0.01, "good": lambda: ran_good.set() or 0.1, "slow": 0.3}
+        work, ran = job(clock, costs, compile=compile_one)
+        setup = work.setup._replace(
+            reason_against=reason_against, order=Order(priority=lambda name: {"hopeless": 2, "good": 1}.get(name, 0))
+        )
+        tuned = tuned_by(clock, work._replace(setup=setup), compile_threads=2)
+        assert tuned.config == "good"
+        assert "hopeless" not in ran
+        assert {tuned.configs[name]: reason for name, reason in tuned.left_out.items()} == {"hopeless": "it spills"}
+        assert tuned.complete
+
     def test_in_memory_programs_are_all_compiled_before_a_worker_is_forked(self):
         log, steps = [], []
         work, _ = job(FakeClock(), dict.fromkeys("abc", 0.1), compile=log.append, isolate=True, on_step=steps.append)

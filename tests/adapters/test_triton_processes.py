@@ -18,9 +18,13 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook._measure.forked_worker import Reply  # noqa: E402 - as above
+from tunebook._measure.forked_worker import ForkedWorker, Reply  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
+from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
+from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
+from tunebook.adapters._triton.kernel import TritonKernel  # noqa: E402 - as above
 from tunebook.adapters._triton.remote_runs import SpawnedWorker  # noqa: E402 - as above
+from tunebook.adapters._triton.spills import Spills  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 
@@ -56,6 +60,7 @@ def compiled_here(monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **facts: found.append(facts["cache_hit"]))
     monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
     monkeypatch.setattr(compile_ahead, "COLD_S", 0.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(compile_ahead, "SLOWEST_FORK_S", 600.0)  # however busy the machine is
     monkeypatch.setattr(compile_ahead, "_PATIENCE_S", 600.0)
     return found
@@ -67,9 +72,106 @@ MANY = [triton.Config({"BLOCK": 32 << i}, num_warps=w) for i in range(4) for w i
 def test_many_candidates_are_compiled_in_forks_and_loaded_here(gpu, compiled_here):
     kernel = autotune(MANY, key=["n"])(scale)
     kernel[grid](torch.ones(256), 256)
-    assert compiled_here.count(False) == 1  # the one that told that they are not in the cache
-    assert compiled_here.count(True) == len(MANY) - 1
+    assert compiled_here == [True] * len(MANY)
     assert kernel.best_config.num_warps == 1
+
+
+def test_each_fork_begins_a_candidate_at_once_and_keeps_the_order(gpu, compiled_here, tmp_path):
+    made, me = tmp_path / "compiled", os.getpid()
+    made.mkdir()
+
+    def compiles(config):
+        if os.getpid() != me:
+            (made / f"{MANY.index(config)}").touch()
+
+    with compile_ahead.compile_forks(compiles, MANY) as compile_in_fork:
+        while len(list(made.iterdir())) < 8:  # as many as cores, before any is asked for
+            pass
+        assert sorted(int(path.name) for path in made.iterdir()) == list(range(8))
+        for config in reversed(MANY):  # in any order, each is compiled in a fork
+            compile_in_fork(config)
+        assert len(list(made.iterdir())) == len(MANY)
+
+
+def test_a_candidate_that_would_spill_many_registers_is_left_out_and_its_compiler_stopped(
+    gpu, compiled_here, monkeypatch
+):
+    me, compile_cfg = os.getpid(), TritonKernel.compile_cfg
+
+    def compiles(kernel, inv, cfg):
+        if os.getpid() != me and cfg.meta["num_warps"] < 4:
+            signal.pause()  # until it is killed
+        return compile_cfg(kernel, inv, cfg)
+
+    monkeypatch.setattr(TritonKernel, "compile_cfg", compiles)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(MANY))  # or this process would compile those that find no fork
+    monkeypatch.setattr(gpu, "load_binary", lambda *_: (object(), 1, 255, 100, 1024))
+    tuned = autotune(MANY, key=["n"])(scale).tune(torch.ones(256), 256, grid=grid)
+    assert [c.meta["num_warps"] for c, _ in tuned.ranking] == [4] * 4
+    assert sorted(tuned.configs[name].meta["num_warps"] for name in tuned.left_out) == [1] * 4 + [2] * 4
+    assert all("spill" in reason for reason in tuned.left_out.values())
+    assert tuned.complete
+
+
+def test_thorough_tuning_leaves_no_candidate_out(gpu, compiled_here, monkeypatch):
+    monkeypatch.setattr(gpu, "load_binary", lambda *_: (object(), 1, 255, 100, 1024))
+    tuned = autotune(MANY, key=["n"], thorough=True)(scale).tune(torch.ones(256), 256, grid=grid)
+    assert len(tuned.measurements) == len(MANY)
+    assert tuned.left_out == {}
+
+
+def test_the_heuristic_and_the_candidates_are_compiled_once_each_and_at_once(gpu, compiled_here, monkeypatch, tmp_path):
+    made, me, compile_cfg = tmp_path / "compiled", os.getpid(), TritonKernel.compile_cfg
+    made.mkdir()
+
+    def compiles(kernel, inv, cfg):
+        if os.getpid() != me:
+            with (made / f"{cfg.meta['BLOCK']}-{cfg.meta['num_warps']}").open("a") as file:
+                file.write("x")
+            while len(list(made.iterdir())) < len(MANY):  # the last one cannot wait for the first
+                pass
+        return compile_cfg(kernel, inv, cfg)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: len(MANY))
+    monkeypatch.setattr(TritonKernel, "compile_cfg", compiles)
+    again = triton.Config({"BLOCK": 64}, num_warps=4)  # equal to a candidate, and another object
+    kernel = autotune(MANY, key=["n"], heuristic=again)(scale)
+    tuned = kernel.tune(torch.ones(256), 256, grid=grid)
+    assert [path.read_text() for path in made.iterdir()] == ["x"] * len(MANY)
+    assert len(tuned.measurements) == len(MANY)
+    assert tuned.default is not None
+
+
+def spilling(warps, regs=255, spills=1, block=64, **more):
+    return LaunchConfig(triton.Config({"BLOCK": block}, num_warps=warps, **more)), regs, spills
+
+
+@pytest.mark.parametrize(
+    ("ran", "block", "warps", "left_out"),
+    [
+        (spilling(4), 64, 2, True),
+        (spilling(4), 64, 1, True),
+        (spilling(4, num_stages=4), 64, 2, True),
+        (spilling(4), 64, 4, False),  # it may have another number of stages, and spills as much
+        (spilling(4), 64, 8, False),
+        (spilling(4), 128, 2, False),
+        (spilling(4, spills=0), 64, 2, False),
+        (spilling(16, regs=128), 64, 8, False),  # which have twice the registers per thread
+        (spilling(4, maxnreg=255), 64, 2, False),
+    ],
+)
+def test_fewer_warps_are_left_out_only_where_the_same_blocks_spill_with_all_registers(ran, block, warps, left_out):
+    spills, (candidate, regs, spilled) = Spills(), ran
+    spills.note(candidate, SimpleNamespace(n_regs=regs, n_spills=spilled))
+    asked, _, _ = spilling(warps, block=block)
+    assert (spills.reason_against(asked) is not None) == left_out
+
+
+def test_the_longest_candidates_are_compiled_first():
+    candidates = [spilling(*pair)[0] for pair in ((8, 1), (1, 1), (4, 1))]
+    candidates += [spilling(8, block=256, num_stages=4)[0], spilling(8, block=256, num_stages=2)[0]]
+    ordered = [(c.meta["BLOCK"], c.meta["num_warps"], c.meta["num_stages"]) for c in longest_first(candidates)]
+    assert ordered == [(64, 1, 3), (256, 8, 4), (256, 8, 2), (64, 4, 3), (64, 8, 3)]
 
 
 def test_processes_false_forks_nothing(gpu, compiled_here):
@@ -92,14 +194,26 @@ def test_a_fork_that_dies_costs_nothing_but_time(gpu, compiled_here):
 def test_a_process_of_a_distributed_program_is_not_forked(gpu, compiled_here, monkeypatch):
     running = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch.distributed", running)
-    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
+    assert not compile_ahead.may_fork(len(MANY))
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_available=lambda: False))
-    assert compile_ahead.is_worth_it(lambda _config: None, MANY)
+    assert compile_ahead.may_fork(len(MANY))
 
 
-def test_candidates_in_the_cache_are_not_compiled_in_forks(gpu, monkeypatch):
-    monkeypatch.setattr(compile_ahead, "FEWEST_CORES", 1)
-    assert not compile_ahead.is_worth_it(lambda _config: None, MANY)
+def test_one_fork_finds_that_the_candidates_are_in_the_cache(gpu, compiled_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_ahead, "COLD_S", 600.0)
+    monkeypatch.setattr(ForkedWorker, "has_answered", lambda _worker, _within_s: True)
+    made = tmp_path / "compiled"
+
+    def compiles(_config):
+        with made.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    with compile_ahead.compile_forks(compiles, MANY) as compile_in_fork:
+        for config in MANY:
+            compile_in_fork(config)
+    pids = made.read_text().split()
+    assert len(set(pids)) == 2  # the fork's and this process'
+    assert len(pids) == 2 * len(MANY)  # each in the fork, and then loaded here
 
 
 # ----------------------------------------------------------------------------------------------------------- isolation

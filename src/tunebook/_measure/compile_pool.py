@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -14,7 +14,7 @@ from tunebook._base.errors import CodecError
 from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
 Cfg = TypeVar("Cfg")
@@ -62,6 +62,8 @@ class Compiling(Generic[Cfg]):
         self._shares: dict[str, tuple[str, str]] = {}  # the builder, and the digest of the part set at launch
         self._changed = threading.Condition()
         self._busy, self._held = 0, False
+        self.waiting_s = 0.0  # for builds, of the thread that asks for them
+        self.left_out: dict[str, str] = {}  # why, by name
 
     def start(self, names: Sequence[str]) -> None:
         """Compile candidates, after all that were started before."""
@@ -80,7 +82,8 @@ class Compiling(Generic[Cfg]):
         """Return the outcome of a started build, or None if it takes longer than the timeout."""
         future = self._futures[name]
         try:
-            error = future.exception(timeout_s)
+            with self._waiting():
+                error = future.exception(timeout_s)
         except TimeoutError:  # of concurrent.futures
             return None
         if isinstance(error, Exception):
@@ -88,6 +91,31 @@ class Compiling(Generic[Cfg]):
         (seconds, digest, on_disk), (builder, launched) = future.result(), self._shares[name]
         # Only the candidate that triggered a shared build is charged the time.
         return Compiled(seconds if builder == name else 0.0, digest and digest + launched, on_disk)
+
+    def in_turn(
+        self, names: Iterable[str], patience_s: Callable[[], float | None], reason_against: Callable[[str], str | None]
+    ) -> Iterator[str]:
+        """Yield candidates as their builds end, in order if several have; one that is still built if that takes longer.
+
+        After each, the candidates with a reason against them are left out. They are not waited for any more.
+        """
+        left = list(names)
+        while left:
+            with self._waiting():
+                wait([self._futures[name] for name in left], patience_s(), FIRST_COMPLETED)
+            name = next((name for name in left if self._futures[name].done()), left[0])
+            yield name
+            reasons = {other: reason_against(other) for other in left if other != name}
+            self.left_out |= {other: reason for other, reason in reasons.items() if reason is not None}
+            left = [other for other, reason in reasons.items() if reason is None]
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began_s = self._clock_s()
+        try:
+            yield
+        finally:
+            self.waiting_s += self._clock_s() - began_s
 
     def close(self) -> None:
         """Finish the running builds, and drop the rest."""

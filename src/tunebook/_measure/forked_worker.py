@@ -78,6 +78,14 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         self._task, self._timeout_s, self._calm = task, timeout_s, calm
         self._child: _Child | None = None
 
+    def start(self) -> None:
+        """Fork now, and not at the first request."""
+        self._fork_if_needed()
+
+    def begin(self, index: int) -> None:
+        """Let the child call `first` for a candidate while this process does other work; `prepare` gets the reply."""
+        self._fork_if_needed().send(index, 0)
+
     def prepare(self, index: int) -> Reply:
         """Return the reply of `first` for a candidate."""
         return self.sample(index, 0)
@@ -86,13 +94,7 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         """Return the reply of `sample` for a `number` from 1; a child that does not know the candidate prepares it."""
         keep = False
         try:
-            # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
-            if self._child is not None and self._child.has_ended():
-                self.close()
-            if self._child is None:
-                with self._calm(), _signals_held():
-                    self._child = _fork(self._task)
-            child = self._child
+            child = self._fork_if_needed()
             reply = child.ask(index, number, time.monotonic() + self._timeout_s)
             # After a MemoryError the child may be full of earlier candidates' leftovers; the next one starts clean.
             keep = reply is not None and (reply.failure is None or reply.failure.kind != "memory")
@@ -106,6 +108,24 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         finally:  # also at Ctrl-C while waiting: the next request must not read the answer to this one
             if not keep:
                 self.close()
+
+    def has_answered(self, within_s: float) -> bool:
+        """Wait for a moment, and return whether the child has answered the request that was begun, or ended."""
+        return self._child is None or self._child.has_answered(within_s)
+
+    def interrupt(self) -> None:
+        """Kill the child, while another thread waits for its reply: that thread gets a failure."""
+        if self._child is not None:
+            self._child.interrupt()
+
+    def _fork_if_needed(self) -> _Child:
+        # No candidate is to blame for a death between two requests: on Linux a child dies with its forking thread.
+        if self._child is not None and self._child.waits_for is None and self._child.has_ended():
+            self.close()
+        if self._child is None:
+            with self._calm(), _signals_held():
+                self._child = _fork(self._task)
+        return self._child
 
     def close(self) -> None:
         """End the child and all processes in its group. A later request would fork again."""
@@ -178,18 +198,35 @@ class _Child:
         self.seen: set[int] = set()
         self.printed = b""
         self.status: int | None = None
+        self.waits_for: tuple[int, int] | None = None  # the request that has been sent, until its answer is here
         self._pid, self._ended = pid, False
         self._requests, self._answers, self._output = requests, answers, output
         self._open = {answers, output}
         for descriptor in self._open:
             os.set_blocking(descriptor, False)
 
-    def ask(self, index: int, number: int, deadline: float) -> Reply | None:
-        """Return the answer, or None if the child ended or has not answered by the deadline."""
+    def send(self, index: int, number: int) -> None:
+        """Send a request, unless it was sent before: then the child works on it, or has answered it."""
+        if self.waits_for == (index, number):
+            return
+        self.waits_for = index, number
         self.seen.add(index)
         self.printed = b""
         with contextlib.suppress(BrokenPipeError):  # it is ending; its status will say how
             os.write(self._requests, _REQUEST.pack(index, number))
+
+    def has_answered(self, within_s: float) -> bool:
+        """Wait for a moment, and return whether there is an answer to read, or the child has closed its pipe."""
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        return bool(poll.poll(within_s * 1e3))
+
+    def ask(self, index: int, number: int, deadline: float) -> Reply | None:
+        """Return the answer, or None if the child ended or has not answered by the deadline."""
+        begun = self.waits_for
+        if begun not in (None, (index, number)) and self.ask(*begun, deadline) is None:
+            return None
+        self.send(index, number)
         received = b""
         while (left_s := deadline - time.monotonic()) > 0:
             ended = self.has_ended()
@@ -197,6 +234,7 @@ class _Child:
             if len(received) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(received)
                 if len(received) == _LENGTH.size + length:
+                    self.waits_for = None
                     samples_s, failure, remote = json.loads(received[_LENGTH.size :])
                     return Reply(tuple(samples_s), failure and Failure(*failure), remote)
             if ended:
@@ -232,6 +270,12 @@ class _Child:
                 if pid:
                     self._ended, self.status = True, os.waitstatus_to_exitcode(status)
         return self._ended
+
+    def interrupt(self) -> None:
+        """Kill the child, and leave the rest to the thread that waits for it."""
+        if not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End the child with its process group, collect it, and close the pipes."""

@@ -158,11 +158,13 @@ class Setup(NamedTuple, Generic[Cfg]):
 
     `compile` prepares a candidate, from several threads at once, and may return its product: the path of a file, or
     bytes. Candidates with equal products are measured once, unless they differ on `launch_axes`; candidates that
-    differ on nothing else are compiled once.
+    differ on nothing else are compiled once. `reason_against` is asked for each candidate left whenever one was tried,
+    and may return why it is not worth waiting for; then candidates are tried as they are compiled.
     """
 
     compile: Callable[[Cfg], object] | None = None
     launch_axes: frozenset[str] = frozenset()
+    reason_against: Callable[[Cfg], str | None] | None = None
     order: Order[Cfg] = Order()
     platform: str = "cpu"
     ordinal: int | None = None  # the number of the GPU, if the arguments do not tell
@@ -238,7 +240,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
     The result of another library's tuner has no `verdict`. `configs` are the candidates by fingerprint. The job ended
     at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
     heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known.
-    `values_from` says on which arguments it was measured. In a notebook a result shows as a report.
+    `values_from` says on which arguments it was measured. `left_out` says by fingerprint why candidates were not
+    measured. In a notebook a result shows as a report.
     """
 
     config: Cfg
@@ -255,6 +258,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     problem: Problem | None = None
     roofline: Roofline | None = None
     values_from: ValuesFrom = "call"
+    left_out: Mapping[str, str] = MappingProxyType({})
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:

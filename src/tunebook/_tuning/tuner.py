@@ -190,7 +190,8 @@ class Tuner(Generic[AnyCfg]):
             complete=raced and tried,
             seconds=run.elapsed_s,
             disturbances=disturbances,
-            waiting_s=run.waiting_s,
+            waiting_s=0.0 if run.compiling is None else run.compiling.waiting_s,
+            left_out={} if run.compiling is None else run.compiling.left_out,
             roofline=job.goal.roofline,
         )
         if tuned.verdict is None:
@@ -268,7 +269,7 @@ class JobRun(Generic[Cfg]):
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
-        self.ran, self.waiting_s = 0, 0.0
+        self.ran = 0
         self._now_s, self._turn = now_s, turn
 
     @property
@@ -338,7 +339,7 @@ class JobRun(Generic[Cfg]):
         for names in self._groups(todo):
             allowed = names if trials is None else names[: trials - self.ran]
             self._start_compiling(allowed)
-            for name in allowed:
+            for name in self._in_turn(allowed):
                 if self.ran and self.left_s(TRYING) <= 0:
                     return False
                 compiled = self._wait_for(name)
@@ -356,12 +357,15 @@ class JobRun(Generic[Cfg]):
     def _groups(self, todo: list[str]) -> Iterator[list[str]]:
         """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
         group, configs = self.job.setup.order.group, self.candidates.configs
-        # These go first: if the budget ends early, they at least have been measured.
-        ahead = {name: None for name in (self.job.incumbent, self.candidates.heuristic) if name in todo}
-        yield [name for name in ahead if name is not None]
+        # These go first: if the budget ends early, they at least have been measured. Their group is built meanwhile.
+        ahead = [name for name in dict.fromkeys((self.job.incumbent, self.candidates.heuristic)) if name in todo]
         rest = [name for name in todo if name not in ahead]
+        if {group(configs[name]) for name in ahead} != {group(configs[name]) for name in rest[:1]}:
+            yield ahead
+            ahead = []
         for _, members in groupby(rest, key=lambda name: group(configs[name])):
-            yield [name for name in members if self.is_wanted(name)]
+            yield [*ahead, *filter(self.is_wanted, members)]
+            ahead = []
 
     def _start_compiling(self, names: list[str]) -> None:
         if self.compiling is None:
@@ -378,15 +382,19 @@ class JobRun(Generic[Cfg]):
                 break
             self.tell("compiling", done, len(names))
 
+    def _in_turn(self, names: list[str]) -> Iterable[str]:
+        """Return candidates in order; where some may be left out, as they are compiled, and without those."""
+        against, configs = self.job.setup.reason_against, self.candidates.configs
+        if against is None or self.compiling is None:
+            return names
+        return self.compiling.in_turn(names, self._patience_s, lambda name: against(configs[name]))
+
     def _wait_for(self, name: str) -> Compiled | Exception | None:
-        """Return the outcome of a build; None if it takes too long. The first of a job may take any time."""
-        if self.compiling is None:
-            return None
-        unlimited = self.job.budget.seconds is None or not self.ran
-        began_s = self.clock_s()
-        compiled = self.compiling.result(name, None if unlimited else max(self.left_s(TRYING), 0.0))
-        self.waiting_s += self.clock_s() - began_s
-        return compiled
+        return None if self.compiling is None else self.compiling.result(name, self._patience_s())
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for a build: the first of a job may take any time."""
+        return None if self.job.budget.seconds is None or not self.ran else max(self.left_s(TRYING), 0.0)
 
     def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
         if isinstance(compiled, Exception):

@@ -139,7 +139,8 @@ def autotune(
     while a CUDA graph is captured, or where the policy says so. `processes=False` compiles in threads only, without
     forks. `policy=AutotunePolicy(isolate="always")` runs candidates in a worker process, so that an illegal access or a
     hang costs one candidate; `worker_setup` names a "module:function" to call there first. `devices` are the indices of
-    GPUs that share the candidates, or "all"; GPUs of another model are not used.
+    GPUs that share the candidates, or "all"; GPUs of another model are not used. `thorough=True` measures every
+    candidate; otherwise those that would spill many registers may be left out.
 
     `bucket` makes launches with nearby values of a key argument share an entry: `bucket={"M": tunebook.pow2}`. A bucket
     is tuned at its representative size where that can be made up; `representative=False` tunes it at the size of the

@@ -28,6 +28,7 @@ from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import Progress, progress_for
+from tunebook.adapters._triton import key_ahead
 from tunebook.adapters._triton.attributes import (
     ENGINE,
     LAUNCHER,
@@ -106,6 +107,7 @@ class More(NamedTuple):
     search: StrategyLike = "auto"
     on_event: Callable[..., None] | None = None
     representative: bool = True
+    thorough: bool = False
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -137,6 +139,8 @@ class Engine:
         self.kernel.buckets = kernel_buckets(own, self.kernel.key)
         self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
         self.kernel.strategy = None if more.search == "auto" else more.search
+        if not self.kernel.interpreted:
+            key_ahead.begin()
         tuner = DeviceTuner(
             self.kernel,
             graph=autotuner.use_cuda_graph,
@@ -145,6 +149,7 @@ class Engine:
             devices=more.devices,
             must_isolate=lambda: self.selector.policy.isolate == "always",
             worker_setup=more.worker_setup,
+            thorough=more.thorough,
             on_tuned=self._publish,
         )
         self.selector: Final[ConfigSelectorChain[LaunchConfig]] = ConfigSelectorChain(
@@ -271,6 +276,7 @@ class Engine:
                 if key not in shown:
                     self._tell_listener(key, selection.config, cached=True)
             shown.publish(key, selection.config.config)
+        key_ahead.finish()
         return selection
 
     def _observe(self, problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:

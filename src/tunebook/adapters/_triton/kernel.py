@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from triton._C.libtriton import get_cache_invalidating_env_vars
@@ -24,6 +25,7 @@ from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.device import current_device, device_name
 from tunebook.adapters._triton.heuristic import heuristic_config
+from tunebook.adapters._triton.kept_checksum import kept_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,7 +187,10 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     @computed_once
     def code_checksum(self) -> str:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
-        return code_checksum(self.function, version=self.version, extra=self.heuristics)
+        work_out = partial(code_checksum, self.function, version=self.version, extra=self.heuristics)
+        # Triton's key for the code does not have the heuristics in it.
+        keep = self.compiles and not self.heuristics
+        return kept_checksum(self.chain[-2], self.version, work_out) if keep else work_out()
 
     @property
     def check_checksum(self) -> str:

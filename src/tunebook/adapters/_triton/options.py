@@ -30,6 +30,7 @@ class AutotuneOptions(TypedDict, total=False):
     processes: bool
     devices: Sequence[int] | Literal["all"]
     worker_setup: str
+    thorough: bool
     bucket: Mapping[str, object] | None
     representative: bool
     reference: Reference | None

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
+from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from tunebook._base.errors import DefinitionError, TunebookError, text_of, warn_once
@@ -18,6 +19,7 @@ from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._report.run_log import TuningTimes
 from tunebook._selection.selector import EVERYWHERE
 from tunebook._tuning.job import Budget, parse_budget
+from tunebook.adapters._triton import key_ahead
 from tunebook.adapters._triton.attributes import LAUNCHER, WatchedCache
 from tunebook.adapters._triton.engine import WATCHED, Engine, More, drop_engine, engine_of
 
@@ -62,6 +64,8 @@ def install(
     # A policy of its own for all engines: it is changed when the budget is spent.
     own = replace(policy or AutotunePolicy())
     more = More(store=store, policy=own, heuristic="first", processes=processes, devices=devices)
+    if not knobs.runtime.interpret:
+        key_ahead.begin()  # a library is imported next, which takes longer
     with _lock:
         if _installed is not None:
             _installed.end(keep=False)

@@ -14,14 +14,15 @@ from triton.runtime import driver
 
 from tunebook._base.errors import TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
-from tunebook._tuning.job import Budget, Job, Part, Tuned
+from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
 from tunebook._tuning.tuner import Tuner
 from tunebook.adapters._cuda.timer import EventTimer, Replay
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.buckets import standing_in
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
-from tunebook.adapters._triton.compile_ahead import FEWEST, compile_forks, is_worth_it
+from tunebook.adapters._triton.compile_ahead import CompileForks, compile_forks, longest_first, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
+from tunebook.adapters._triton.spills import Spills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +53,8 @@ class DeviceTuner(Tuner):
     """Measures candidates on the launch's device, by device events or by the user's `do_bench`.
 
     `processes` allows forks that compile. `devices` share the candidates. `must_isolate()` says whether a kernel that
-    cannot run in a worker process is an error. `on_tuned(launch, tuned)` gets every result.
+    cannot run in a worker process is an error. `thorough` leaves no candidate out. `on_tuned(launch, tuned)` gets every
+    result.
     """
 
     def __init__(
@@ -65,13 +67,15 @@ class DeviceTuner(Tuner):
         devices: Sequence[int] | Literal["all"] = (),
         must_isolate: Callable[[], bool] = lambda: True,
         worker_setup: str = "",
+        thorough: bool = False,
         on_tuned: Callable[[Launch, Tuned[LaunchConfig]], object] = lambda _launch, _tuned: None,
     ) -> None:
         self._kernel, self._graph, self._do_bench, self._on_tuned = kernel, graph, do_bench, on_tuned
         self._processes, self._devices, self._worker_setup = processes, devices, worker_setup
-        self._must_isolate = must_isolate
+        self._must_isolate, self._thorough = must_isolate, thorough
         self._lock = threading.RLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
+        self._spills = Spills()
         if do_bench is None and not kernel.interpreted:
             self._timer = device.event_timer("graph" if graph else "launch")
         super().__init__(
@@ -130,14 +134,47 @@ class DeviceTuner(Tuner):
             device.use_device(index)
             return compile_on(candidate)
 
-        # A search proposes candidates as it goes; each of the whole list may be asked for.
-        candidates = job.candidates if job.search is None else list(cast("Iterable[LaunchConfig]", job.search.space))
-        unknown = len(candidates) - sum(m.code == job.code for m in job.known)
-        if self._processes and unknown >= FEWEST and is_worth_it(compile_one, candidates):
-            extra = [] if job.heuristic is None else [job.heuristic]
-            with compile_forks(compile_one, [*candidates, *extra]) as compile_in_fork:
-                return self._measure(job._replace(setup=setup._replace(compile=compile_in_fork)))
-        return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
+        if job.search is not None:
+            return self._search(job, compile_one)
+        done = {m.fingerprint for m in job.known if m.code == job.code}
+        named = CandidateSet(job.conditions, "", job.heuristic)
+        for candidate in job.candidates:
+            named.admit(candidate)
+        unknown = longest_first(candidate for name, candidate in named.configs.items() if name not in done)
+        if not self._processes or not may_fork(len(unknown)):
+            return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
+        self._kernel.chain[-2].cache_key  # noqa: B018 - kept by Triton: worked out here, once, and not in each fork
+        # In the order of the tuner; known candidates at the end, because they are rarely measured again.
+        first = [] if job.heuristic is None else [job.heuristic]
+        needed = list(dict.fromkeys([*first, *unknown, *named.configs.values()]))
+        place = {id(candidate): -number for number, candidate in enumerate(needed)}
+        order = setup.order._replace(priority=lambda candidate: place[id(candidate)])
+        with compile_forks(compile_one, needed) as forks:
+            self._spills = Spills()
+            # The number of registers that a thread can have is that of NVIDIA's GPUs.
+            on_nvidia = driver.active.get_current_target().backend == "cuda"
+            leave_out = on_nvidia and not self._thorough and job.goal.compare is None  # which needs the heuristic first
+            reason_against = partial(self._reason_against, forks, job.heuristic) if leave_out else None
+            setup = setup._replace(compile=forks, order=order, reason_against=reason_against)
+            return self._measure(job._replace(setup=setup))
+
+    def _reason_against(
+        self, forks: CompileForks, heuristic: LaunchConfig | None, candidate: LaunchConfig
+    ) -> str | None:
+        """Return why a candidate is left out, after others have run, and stop its compiler; None if it is not."""
+        reason = None if candidate is heuristic else self._spills.reason_against(candidate)
+        if reason is not None:
+            forks.leave_out(candidate)
+        return reason
+
+    def _search(self, job: Job[LaunchConfig], compile_one: Callable[[LaunchConfig], object]) -> Tuned[LaunchConfig]:
+        """Measure the candidates that a search proposes as it goes: each of the whole list may be asked for."""
+        setup, listed = job.setup, list(cast("Iterable[LaunchConfig]", job.search.space)) if job.search else []
+        if not self._processes or not may_fork(len(listed)):
+            return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
+        extra = [] if job.heuristic is None else [job.heuristic]
+        with compile_forks(compile_one, [*listed, *extra], ahead=False) as forks:
+            return self._measure(job._replace(setup=setup._replace(compile=forks)))
 
     def _measure(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
@@ -207,7 +244,7 @@ class DeviceTuner(Tuner):
             run = Replay(run, device.interface())
         arguments = {**named, **candidate.meta}
         before, after = self._kernel.hooks
-        timer, checks = self._timer, iter(() if check is None else (check,))
+        timer, spills, checks = self._timer, self._spills, iter(() if check is None else (check,))
 
         def once() -> object:
             saved.restore()
@@ -219,7 +256,7 @@ class DeviceTuner(Tuner):
             try:
                 if timer is not None:
                     timer.begin()
-                run()
+                program = run()
                 if timer is not None:
                     timer.end()
                 finished = True
@@ -228,6 +265,7 @@ class DeviceTuner(Tuner):
                     after(arguments, exception=None if finished else sys.exception())
             said = next((check() for check in checks), None)
             saved.notice()
+            spills.note(candidate, program)
             return said
 
         return once if self._do_bench is None else _benched(once, self._do_bench)
