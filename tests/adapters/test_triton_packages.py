@@ -88,12 +88,12 @@ def test_a_package_imports_as_with_triton(package):
 @each_package
 def test_every_kernel_that_the_source_code_decorates_is_there(package):
     theirs, _ = described(package)
-    made = {(kernel["path"], kernel["line"]) for kernel in theirs["kernels"]}
+    made = [(kernel["path"], kernel["line"]) for kernel in theirs["kernels"]]
     decorated = {(module["path"], line): name for name, module in theirs["modules"].items() for line in module["lines"]}
     others = sum(module["other calls"] for module in theirs["modules"].values())
     assert len(decorated) + others == PACKAGES[package]
     assert {name for place, name in decorated.items() if place not in made} <= set(NOT_MADE)
-    assert len(made - set(decorated)) >= others or not others
+    assert sum(place not in decorated for place in made) >= others  # such a call may wrap a function twice
 
 
 @each_package
