@@ -328,7 +328,7 @@ def cluster():
         n_workers=2,
         threads_per_worker=1,
         processes=True,
-        dashboard_address=None,
+        dashboard_address=":0",  # None is port 8787 for some releases, which another run of the tests may have
         host="127.0.0.1",
         silence_logs=50,
         env={"PYTHONPATH": path},
