@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tunebook._arrays.device_fingerprint import library_version
 from tunebook._arrays.library import load_adapters
 from tunebook._base.environment_variables import book_root
 from tunebook._base.errors import require
@@ -38,7 +39,6 @@ _ops = require("ejkernel.ops", feature=_FEATURE)
 _selection = require("ejkernel.ops.config.selection", feature=_FEATURE)
 _overlays = require("ejkernel.ops.config.cache", feature=_FEATURE)
 _core = require("ejkernel.ops.core", feature=_FEATURE)
-_VERSION: Final = require("ejkernel", feature=_FEATURE).__version__
 
 # The methods that are replaced, as ejkernel defines them.
 _THEIR_CHOOSE: Final = _ops.ConfigSelectorChain.choose
@@ -183,7 +183,7 @@ class _Adapted(Kernel[Any, Any]):
         kind = type(self._theirs)
         if kind.__module__.partition(".")[0] == "ejkernel" and _is_installed():
             # Its operations find their implementations by name at run time, which reading their code does not show.
-            return f"ejkernel {_VERSION}"
+            return f"ejkernel {library_version('ejkernel')}"
         return members_checksum(self._theirs, _measured_names, version=self.version)
 
 
