@@ -148,7 +148,7 @@ def autotune(
     function of the kernel's arguments that returns the expected outputs; candidates with other outputs are rejected.
     `check` and `tolerance` are as for `tunable`; without any of the three, outputs are not checked.
 
-    A list of more than 64 configurations is searched: 48 of them are tried, and fewer if the book knows the kernel's
+    A list of more than 128 configurations is searched: 128 of them are tried, and fewer if the book knows the kernel's
     times for near sizes. `search="exhaustive"` races all of them; the other values are the strategies of `tunable`.
     `on_event` is called with each event of a choice.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tunebook.search import Search
 
 # A list of at most this many configurations is raced whole: a search would save little.
-RACED_WHOLE: Final = 64
+RACED_WHOLE: Final = 128
 SCALARS: Final = (bool, int, float, str, type(None))
 
 
