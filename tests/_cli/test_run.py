@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -313,16 +314,33 @@ WAITER = """
 """
 
 
+@pytest.fixture
+def usual_signals():
+    """Signals as in a terminal: under nohup, or in the background of a script, some are ignored, also by children."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.promise("busy-machine")
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_the_run_reaches_the_command(place, number):
     Path("waiter.py").write_text(textwrap.dedent(WAITER))
     command = [sys.executable, "-m", "tunebook", "run", "--quiet", "--", sys.executable, "waiter.py"]
     # In a session of its own, without a terminal whose keys would send signals to both.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.stdout.readline() == f"got {number}\n"
-        assert process.wait() == 40 + number
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.stdout.readline() == f"got {number}\n"
+            assert process.wait() == 40 + number
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a lost signal would let both wait for ever
 
 
 def test_ctrl_c_reaches_the_command_through_the_terminal_once(place):
