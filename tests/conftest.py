@@ -62,3 +62,12 @@ def way(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBOOK_PURE", "1" if request.param == "pure" else "")
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """Programs of Triton may be shared by the tests of a module, and by nothing else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it, Triton 3.9 warns that the default will change
+        yield

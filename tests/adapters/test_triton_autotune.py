@@ -24,6 +24,8 @@ import tunebook as tb  # noqa: E402 - as above
 from tunebook.adapters._triton import engine  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -44,15 +46,6 @@ def blocks(*sizes, **options):
 
 CONFIGS = blocks(64, 128, 256, 512)
 COST = {64: 40e-6, 128: 20e-6, 256: 10e-6, 512: 30e-6, 1024: 5e-6}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    """Programs may be shared by the tests of this file, and by nothing else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it, Triton 3.9 warns that the default will change
-        yield
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from tunebook.adapters._triton.candidate import Launch  # noqa: E402 - as above
 from tunebook.adapters._triton.engine import More, engine_of  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def rows(x_ptr, out_ptr, M, N, BLOCK: tl.constexpr):
@@ -33,14 +35,6 @@ def rows(x_ptr, out_ptr, M, N, BLOCK: tl.constexpr):
 
 CONFIGS = [triton.Config({"BLOCK": size}, num_warps=4) for size in (64, 128, 256)]
 COST = {64: 40e-6, 128: 10e-6, 256: 20e-6}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
 
 
 @pytest.fixture

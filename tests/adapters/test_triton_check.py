@@ -17,6 +17,8 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 import tunebook as tb  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -27,14 +29,6 @@ def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 CONFIGS = [triton.Config({"BLOCK": size}, num_warps=4) for size in (64, 128, 256)]
 COST = {64: 40e-6, 128: 20e-6, 256: 10e-6}  # the wrong one is the fastest
 WRONG = 256
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
 
 
 def doubles(facts, arguments):

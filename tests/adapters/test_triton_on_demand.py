@@ -16,6 +16,8 @@ import tunebook as tb  # noqa: E402 - as above
 from tunebook._cli import main  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def scale(x_ptr, n, BLOCK: tl.constexpr):
@@ -24,14 +26,6 @@ def scale(x_ptr, n, BLOCK: tl.constexpr):
 
 
 CONFIGS = [triton.Config({"BLOCK": size}, num_warps=4) for size in (64, 128, 256)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
 
 
 class Sizes:

@@ -23,6 +23,8 @@ import tunebook as tb  # noqa: E402 - as above
 from tunebook.adapters import triton as adapter  # noqa: E402 - as above
 from tunebook.adapters._triton.engine import engine_of  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -80,14 +82,6 @@ def error_of(function, *args, **kwargs):
 def launched(gpu):
     """The block of the last launch, which is the user's."""
     return gpu.launches[-1]["BLOCK"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
 
 
 ROWS = []

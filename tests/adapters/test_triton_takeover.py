@@ -22,6 +22,8 @@ from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune as our_autotune  # noqa: E402 - as above
 from tunebook.adapters.triton import install, uninstall  # noqa: E402 - as above
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @triton.jit
 def double(x_ptr, n, BLOCK: tl.constexpr):
@@ -78,14 +80,6 @@ def _nothing_left():
     uninstall()
     assert methods() == THEIRS
     assert EVERYWHERE.rare == []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it, Triton 3.9 warns that the default will change
-        yield
 
 
 @pytest.fixture
