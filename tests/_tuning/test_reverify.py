@@ -7,6 +7,7 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
 
 import tunebook as tb
+from tunebook._base.errors import TunebookWarning
 from tunebook._base.vocabulary import Failure, Measurement
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.reverify import FEWEST, finalists
@@ -143,9 +144,13 @@ def test_a_candidate_added_after_a_verification_runs_against_the_choice_alone(tu
     assert all(m.dropped for m in carried)
 
 
-def test_with_tuning_off_an_outdated_entry_is_neither_used_nor_verified(tuned):
-    chain, kernel, _ = make(tuned, versions="driver 2", policy=tb.AutotunePolicy(allow_autotune=False))
+def test_with_tuning_off_an_outdated_entry_is_not_verified_and_used_only_if_trusted(tuned):
+    policy = tb.AutotunePolicy(allow_autotune=False, trust="exact")
+    chain, kernel, _ = make(tuned, versions="driver 2", policy=policy)
     assert choose(chain, kernel) == GUESS
+    policy.trust = None
+    with pytest.warns(TunebookWarning, match="trusted as 'versions'"):
+        assert choose(chain, kernel) == FAST
     assert kernel.runs == []
     assert record_of(chain, kernel).head.environment == "driver 1"
 
