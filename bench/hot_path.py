@@ -322,6 +322,8 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
             # As ejkernel's own operations call it.
             Case("ejkernel, new object", lambda *args: executor(type(kernel)(), *args), [of_jax]),
             Case("Executor, new object, jax", lambda *args: ours(Nothing("bench_nothing"), *args), [of_jax]),
+            Case("ejkernel chooses", lambda *args: executor.choose_config(type(kernel)(), *args), [of_jax]),
+            Case("Executor chooses", lambda *args: ours.choose_config(Nothing("bench_nothing"), *args), [of_jax]),
             Case("hand-written", hand_written(), [of_numpy]),
             Case("numpy, layout=False", three_arrays(layout=False), [of_numpy]),
             Case("numpy, default", three_arrays(), [of_numpy]),
@@ -357,7 +359,19 @@ def against_ejkernel(rounds: int) -> tuple[list[Row], Raw]:
             "a new kernel object per call, jax arrays: ejkernel's executor / tunebook's Executor",
             "Executor, new object, jax",
             "ejkernel, new object",
+            at_least=1,
+        ),
+        faster(
+            "the same, choosing alone: ejkernel's executor / tunebook's Executor",
+            "Executor chooses",
+            "ejkernel chooses",
             at_least=5,
+        ),
+        Row(
+            what="a new kernel object per call, jax arrays: tunebook's Executor chooses",
+            measured=median(measured, "Executor chooses") / 1e3,
+            unit="us",
+            at_most=10,
         ),
         faster(
             "ejkernel's executor with a new kernel object per call / a tunable function, the same jax arrays",

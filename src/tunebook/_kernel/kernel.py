@@ -53,6 +53,7 @@ _LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is lon
 # Facts about classes, because a program may make a kernel object per call: the operations that have variants (`dir`
 # takes 30 us), and the problem of each kind of call so far (making one takes 40 us).
 _VARIED: Final[weakref.WeakKeyDictionary[type, frozenset[str]]] = weakref.WeakKeyDictionary()
+_CHECKED: Final[weakref.WeakSet[type]] = weakref.WeakSet()  # their `run` returns a result, and not a coroutine
 _PROBLEMS: Final[weakref.WeakKeyDictionary[type, dict[Hashable, Problem]]] = weakref.WeakKeyDictionary()
 
 
@@ -307,7 +308,9 @@ class Kernel(KernelOperations[Cfg, Out]):
     ) -> None:
         if not op_id:
             raise DefinitionError("a kernel needs an op_id: a name that is unique among the kernels of a program")
-        refuse_deferred(type(self).run, op_id)
+        if type(self) not in _CHECKED:
+            refuse_deferred(type(self).run, op_id)
+            _CHECKED.add(type(self))
         self.op_id, self.version, self.key_builder = op_id, version, key_builder
         LIVE[self.op_id_v] = self
 
