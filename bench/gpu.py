@@ -36,6 +36,7 @@ from gpu_kernels import (
     double,
     matmul,
     matmul_grid,
+    seconds,
     small,
     softmax,
     softmax_grid,
@@ -127,14 +128,6 @@ class Clock:
             for name, run in runs.items():
                 found[name] += self.samples_ms(run, each)
         return {name: statistics.median(samples) for name, samples in found.items()}
-
-
-def seconds(run):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def wake_up():

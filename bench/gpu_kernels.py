@@ -4,8 +4,20 @@
 
 from __future__ import annotations
 
+import time
+
+import torch
 import triton
 import triton.language as tl
+
+
+def seconds(run):
+    """Return the seconds that a function takes, with its work on the GPU."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 @triton.jit

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import tables
 import torch
-from gpu_kernels import small
+from gpu_kernels import seconds, small
 from torch.profiler import ProfilerActivity, profile, supported_activities
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
@@ -61,14 +61,6 @@ class Notes:
     def add(self, **facts):
         self._facts |= facts
         self._path.write_text(json.dumps(self._facts))
-
-
-def seconds(run):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def wake_up():

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import tunebook as tb
+from tunebook._api.explain import explain_entry
 from tunebook._arrays.device_families import family_of
 from tunebook._base.errors import TunebookWarning
 from tunebook._base.record_format import Body, Record
+from tunebook.stores._listing import Catalogue
 
 BEST = 4
 
@@ -193,3 +195,29 @@ def test_metrics_count_answers_by_rung(book, monkeypatch):
     kernel(np.ones(8))
     assert 'rung="code"} 2' in counts.text()
     assert "tunebook_hits_total" in counts.text()
+
+
+def test_a_warm_call_does_not_climb_again(book, monkeypatch):
+    kernel = make_kernel(book, code="edited")
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    with pytest.warns(TunebookWarning, match="trusted"):
+        kernel(np.ones(8))
+    monkeypatch.setattr("tunebook._selection.trust.climb", lambda *_: pytest.fail("the answer was not memoised"))
+    assert kernel(np.ones(8))[0] == BEST
+
+
+def test_only_rungs_that_may_answer_are_looked_at(book, monkeypatch):
+    kernel = make_kernel(book)
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")  # up to "family"
+    monkeypatch.setattr("tunebook.search._warm_start.nearest", lambda *_: pytest.fail("no rung needs it"))
+    assert kernel(np.ones(16))[0] == 1
+
+
+def test_an_explanation_without_the_program_trusts_as_the_mode_does(book, monkeypatch):
+    store = make_kernel(book).selector.persistent.store
+    (record,) = store.items("scale@v0")
+    record = Record(replace(record.head, environment='{"numpy":"0.1"}'), record.body)
+    explained = lambda: explain_entry(Catalogue(store), record.head.problem, record).selection
+    assert explained().level == "verification"
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    assert (explained().level, explained().trust[0]) == ("persistent", "versions")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._arrays.device_fingerprint import get_device_platform
-from tunebook._base.environment_variables import pins_text, trust_setting
+from tunebook._base.environment_variables import mode, pins_text, trust_setting
 from tunebook._base.errors import warn_once
+from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._memo.answer_memo import CAPACITY
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tunebook._base.environment_variables import Mode
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Event, Problem, Trust
-    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.trusted_entries import EntryGuard, Trusted
     from tunebook._tuning.in_call_session import InCallSession
@@ -277,9 +277,8 @@ class Persistent(Tier[C]):
         request.looks[:] = [(state, entry)]
         if not isinstance(entry, Refused):
             return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
-        # A background tuning verifies the entry, while a later tier answers.
-        behind = request.mode == "normal" and request.policy.cache_miss_fallback == "background"
-        return Skipped(entry.reason) if behind else trusted_answer(self._parts.book, request) or Skipped(entry.reason)
+        trusted = None if _is_verified_behind(request) else _trusted_answer(self._parts.book, request)
+        return trusted or Skipped(entry.reason)
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -287,26 +286,34 @@ class Persistent(Tier[C]):
             return Skipped(f"no entry in {entry.where}")
         if not entry.record.head.decided:
             return Skipped(why_undecided(entry.record))
-        if entry.outdated:
+        if entry.outdated and _reach_of(AutotunePolicy(), mode()) == "exact":
             return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
-        return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True)
+        trust: tuple[Trust, str] | None = ("versions", "; ".join(entry.outdated)) if entry.outdated else None
+        return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True, trust=trust)
 
 
-def _reach_of(request: Request[Any]) -> Trust:
+def _is_verified_behind(request: Request[Any]) -> bool:
+    """Whether a background tuning verifies an outdated entry, which a later tier answers with meanwhile."""
+    return request.mode == "normal" and request.policy.cache_miss_fallback == "background"
+
+
+def _reach_of(policy: AutotunePolicy, mode: Mode) -> Trust:
     """Return how far an entry may be from a call: by `TUNEBOOK_TRUST`, by the policy, or by the mode."""
-    given = trust_setting() or request.policy.trust
+    given = trust_setting() or policy.trust
     if given is not None:
         return given
-    if request.mode in ("frozen", "replay"):
+    if mode in ("frozen", "replay"):
         return "family"
-    policy = request.policy
     in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental")
     return "exact" if in_call else "code"  # the call's own entry, outdated, is a better answer than a guess
 
 
-def trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
+def _trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
     """Return the answer of an entry that was not made for this very call here, if such an entry is trusted."""
-    reach, entry = _reach_of(request), request.looks[-1][1] if request.looks else book.find(request)
+    reach, entry = (
+        _reach_of(request.policy, request.mode),
+        request.looks[-1][1] if request.looks else book.find(request),
+    )
     if reach == "exact" or not isinstance(entry, Refused):
         return None
     from tunebook._selection.trust import climb  # noqa: PLC0415 - loaded late: for misses
@@ -338,8 +345,7 @@ class Heuristics(Tier[C]):
             return off(request)
         if not request.policy.allow_heuristics:
             return Skipped("off: policy.allow_heuristics is False")
-        behind = request.mode == "normal" and request.policy.cache_miss_fallback == "background"
-        if behind and (trusted := trusted_answer(self._parts.book, request)) is not None:
+        if _is_verified_behind(request) and (trusted := _trusted_answer(self._parts.book, request)) is not None:
             return trusted
         asks = request.policy.cache_miss_fallback == "nearest" and request.mode != "off"
         if asks and (near := self._parts.book.nearest(request)) is not None:

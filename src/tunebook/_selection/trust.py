@@ -13,7 +13,7 @@ from tunebook._base.vocabulary import Trust
 from tunebook._selection.trusted_entries import Trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._selection.trusted_entries import EntryGuard, Refused
@@ -43,22 +43,24 @@ class Climbed(NamedTuple, Generic[C]):
 
 
 def climb(book: EntryGuard[C], call: Call[C], entry: Refused[C], reach: Trust) -> Climbed[C] | None:
-    """Return the answer of the lowest rung above "exact" that has one, up to `reach`; None if there is no such."""
-    highest = _ORDER.index(reach)
-    for rung, config, facts in _answers(book, call, entry, highest):
-        if _ORDER.index(rung) <= highest:
+    """Return the answer of the first rung after "exact" that has one, and None if no rung up to `reach` has one."""
+    rungs = _ORDER[: _ORDER.index(reach) + 1]
+    for rung, config, facts in _answers(book, call, entry, rungs):
+        if rung in rungs:
             return Climbed(config, rung, _REASONS[rung].format(**facts), facts.get("guess"))
     return None
 
 
 def _answers(
-    book: EntryGuard[C], call: Call[C], entry: Refused[C], highest: int
+    book: EntryGuard[C], call: Call[C], entry: Refused[C], rungs: Sequence[Trust]
 ) -> Iterator[tuple[Trust, C, dict[str, Any]]]:
-    """Yield the answers of the rungs in their order; each is looked for only when it is asked for."""
+    """Yield the answers of the rungs in their order. Other entries are read only for rungs that need them."""
     own = entry.record
     if own is not None and own.head.decided and (found := _valid(book, call, own)) is not None:
-        yield _rung_of(call, entry), found, {"environment": own.head.environment}
-    if highest < _ORDER.index("family"):
+        outdated = entry.outdated is not None
+        rung: Trust = "versions" if outdated else "candidates" if _has_same_code(call, own) else "code"
+        yield rung, found, {"environment": own.head.environment}
+    if "family" not in rungs:
         return
     records = [r for r in book.records(call.problem.op) if r.head.decided]
     family = family_of(call.problem.device)
@@ -68,24 +70,22 @@ def _answers(
         elsewhere = there.call_key == call.problem.call_key and there.device != call.problem.device
         if elsewhere and (found := _valid(book, call, record)) is not None:
             yield "family", found, {"device": there.device}
-    for rung, those in (("near", relatives), ("any", records)):
-        if (near := book.nearest(call, those)) is not None:
-            yield rung, near[0], {"guess": near[1]}  # type: ignore[misc] # both are rungs
+    nearby: tuple[tuple[Trust, list[Record]], ...] = ("near", relatives), ("any", records)
+    for rung, those in nearby:
+        if rung in rungs and (near := book.nearest(call, those)) is not None:
+            yield rung, near[0], {"guess": near[1]}
 
 
-def _rung_of(call: Call[Any], entry: Refused[Any]) -> Trust:
-    if entry.outdated is not None:
-        return "versions"
-    assert entry.record is not None  # noqa: S101 - for the type checker: the caller has looked
-    return "candidates" if entry.record.head.checksum.startswith(f"{call.kernel.code_checksum}-") else "code"
+def _has_same_code(call: Call[Any], record: Record) -> bool:
+    return record.head.checksum.startswith(f"{call.kernel.code_checksum}-")
 
 
 def _fitness(call: Call[Any], record: Record) -> tuple[bool, bool, float]:
     """Return how well an entry of another device fits: the same code first, then the same versions, then the newest."""
     head, when = record.head, record.body.provenance.get("when")
-    same_code = head.checksum.startswith(f"{call.kernel.code_checksum}-")
     here = call.kernel.environment(call.inv)
-    return same_code, head.environment == here, float(when) if isinstance(when, (int, float)) else 0.0
+    when_s = float(when) if isinstance(when, (int, float)) else 0.0
+    return _has_same_code(call, record), head.environment == here, when_s
 
 
 def _valid(book: EntryGuard[C], call: Call[C], record: Record) -> C | None:
