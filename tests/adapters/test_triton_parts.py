@@ -154,6 +154,25 @@ def test_arguments_may_be_passed_by_name_and_defaults_are_filled_in():
         launcher.bind("grid")()
 
 
+def test_what_comes_behind_a_supplied_parameter_is_passed_on_by_name_only_if_it_was_given():
+    seen = []
+    launcher = Launcher(
+        lambda x, BLOCK, size, flag=None: None,
+        ["x", "BLOCK", "size", "flag"],
+        key=["size"],
+        supplied=frozenset({"BLOCK"}),
+        call=lambda call, facts: seen.append((call[1:], facts)),
+        device=lambda: None,
+    )
+    forms = [{"size": 4}, {"size": 5}, {"flag": True, "size": 4}, {"size": 4, "flag": None, "num_warps": 2}, {}]
+    for named in [*forms, *forms, *forms]:
+        launcher.bind("grid")(1, **named)
+    assert [call for call, _ in seen] == [((1,), named) for named in [*forms, *forms, *forms]]
+    assert len({facts for _, facts in seen[-len(forms) :]}) == len(forms)
+    with pytest.raises(TypeError, match="positional"):
+        launcher.bind("grid")(1, 64, 4)
+
+
 def test_an_exact_launcher_passes_arguments_on_as_they_came():
     seen = []
     launcher = Launcher(

@@ -10,6 +10,7 @@ For `def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr)` with `key=["n"]`, after its 
         return launch
 
 `_call` is the dispatcher's generated function: it looks the facts up, and launches with the configuration it finds.
+Parameters behind BLOCK are keyword-only in it: a call can pass them by name alone, since it does not pass BLOCK.
 """
 
 from __future__ import annotations
@@ -71,15 +72,19 @@ class Launcher:
         if exact:
             self._defaults: dict[str, Any] = dict.fromkeys(names, _NOT_GIVEN)
             self._names = list(names)
+            self._positional = len(self._names)
         else:
-            # The parameters that calls may pass by position: all before the first that a configuration supplies.
-            pairs = zip(names, inspect.signature(function).parameters.values(), strict=False)
-            leading = takewhile(
-                lambda pair: pair[0] not in supplied and pair[1].kind is pair[1].POSITIONAL_OR_KEYWORD, pairs
-            )
-            parameters = [parameter for _, parameter in leading]
-            self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-            self._names = [p.name for p in parameters]
+            # A call may pass by position what comes before the first parameter that a configuration supplies.
+            usual = [
+                (parameter.name, parameter.default)
+                for parameter in inspect.signature(function).parameters.values()
+                if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name in names
+            ]
+            self._positional = sum(1 for _ in takewhile(lambda pair: pair[0] not in supplied, usual))
+            self._names = [name for name, _ in usual if name not in supplied]
+            self._defaults = {
+                name: default for name, default in usual[: self._positional] if default is not inspect.Parameter.empty
+            } | dict.fromkeys(self._names[self._positional :], _NOT_GIVEN)
         self._key = frozenset(key)
         self._call, self._device, self._buckets = call, device, buckets
         self._seen: dict[str, type | None] = {}  # None: seen with several classes
@@ -96,6 +101,7 @@ class Launcher:
             "_tb_other": self._launch_other,
             "_tb_value": value_of,
             "_tb_given": _given,
+            "_tb_given_by_name": _given_by_name,
             "_tb_kind": kind_of,
             "_tb_named": self._named_facts,
             "_tb_device": self._device,
@@ -108,26 +114,38 @@ class Launcher:
 
     def _source(self) -> str:
         declared = [f"{name}=_tb_default_{name}" if name in self._defaults else name for name in self._names]
+        if len(self._names) > self._positional:
+            declared.insert(self._positional, "*")
         declared += ["/"] if self._exact and self._names else []
         guards = [f"{n}.__class__ is _tb_class_{n}" for n in self._names if self._seen.get(n) is not None]
         facts = [repr(self._tag(self._form)), *filter(None, map(self._expression, self._names))]
         facts += [] if self._one_device else ["_tb_device()"]
         facts += ["*(_tb_named(_tb_kwargs) if _tb_kwargs else ())"]
         arguments = f"({''.join(f'{name}, ' for name in self._names)})"
-        passed = f"({''.join(f'{n}, ' for n in self._names if self._seen.get(n) is not NotGiven)})"
-        if any(self._seen.get(name) is None for name in self._absent):  # some calls pass it, some do not
-            passed = f"_tb_given({arguments})"
         fast = (" and ".join(guards) or "True") if self._form else "False"
         return "\n".join(
             [
                 "def bind(_tb_grid):",
                 f" def launch({', '.join([*declared, '**_tb_kwargs'])}):",
                 f"  if {fast}:",
-                f"   return _tb_call((_tb_grid, {passed}, _tb_kwargs), _tb_facts(({', '.join(facts)},)))",
+                f"   return _tb_call((_tb_grid, {self._passed()}), _tb_facts(({', '.join(facts)},)))",
                 f"  return _tb_other(_tb_grid, {arguments}, _tb_kwargs)",
                 " return launch",
             ]
         )
+
+    def _passed(self) -> str:
+        """Return the code for the positional and the keyword arguments of a launch."""
+        first, last = self._names[: self._positional], self._names[self._positional :]
+        unsure = {name for name in self._absent if self._seen.get(name) is None}  # some calls pass it, some do not
+        if unsure.intersection(first):
+            args = f"_tb_given(({''.join(f'{name}, ' for name in first)}))"
+        else:
+            args = f"({''.join(f'{n}, ' for n in first if self._seen.get(n) is not NotGiven)})"
+        named = ", ".join(f"{name!r}: {name}" for name in last if self._seen.get(name) is not NotGiven)
+        if unsure.intersection(last):
+            return f"{args}, _tb_given_by_name({{{named}}}, _tb_kwargs)"
+        return f"{args}, {{{named}, **_tb_kwargs}}" if named else f"{args}, _tb_kwargs"
 
     def _tag(self, form: int) -> Hashable:
         """Return the first fact: two forms of facts that have the same one have the same facts in the same places."""
@@ -162,7 +180,9 @@ class Launcher:
         facts = [self._general(name, value) for name, value in zip(self._names, args, strict=True)]
         # With -1, because generated code counts its forms from 1, and puts other facts in other places.
         every = LaunchFacts((self._tag(-1), *facts, self._device(), *self._named_facts(kwargs)))
-        return self._call((grid, _given(args) if self._exact else args, kwargs), every)
+        named = dict(zip(self._names[self._positional :], args[self._positional :], strict=True))
+        first = args[: self._positional]
+        return self._call((grid, _given(first) if self._exact else first, _given_by_name(named, kwargs)), every)
 
     def _general(self, name: str, value: object) -> Hashable:
         if name in self._buckets:
@@ -180,6 +200,10 @@ def _given(args: tuple[Any, ...]) -> tuple[Any, ...]:
     while count and args[count - 1] is _NOT_GIVEN:
         count -= 1
     return args[:count]
+
+
+def _given_by_name(named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in named.items() if value is not _NOT_GIVEN}, **kwargs}
 
 
 def value_of(value: Any) -> Hashable:
