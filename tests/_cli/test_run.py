@@ -134,6 +134,44 @@ def test_kernels_of_a_program_and_of_all_its_processes_are_tuned_and_found_by_th
 
 
 @needs_triton
+def test_a_program_that_wraps_the_method_of_tritons_class_keeps_its_wrapper_and_is_tuned(place, run):
+    Path("wraps.py").write_text(
+        textwrap.dedent("""
+            from fastlib import Autotuner, cached, plain
+            inner, seen = Autotuner.run, []
+            def wrapper(kernel, *args, **kwargs):
+                seen.append(args)
+                return inner(kernel, *args, **kwargs)
+            Autotuner.run = wrapper
+            for n in (1, 2, 1):
+                plain[(1,)](n)
+                cached[(1,)](n)
+            print(len(seen), Autotuner.run is wrapper)
+        """)
+    )
+    done = run("--", sys.executable, "wraps.py")
+    assert (done.returncode, done.stdout) == (0, "6 True\n"), done.stderr
+    assert done.stderr.startswith("tunebook: 2 kernels ran on tunebook")
+    assert "  tuned    4 problems in " in done.stderr
+
+
+@needs_triton
+def test_a_program_that_installs_tunebook_itself_has_its_own_options(place, run):
+    Path("installs.py").write_text(
+        textwrap.dedent("""
+            from fastlib import plain
+            from tunebook.adapters.triton import install
+            install("another")
+            plain[(1,)](1)
+            print(plain.best_config)
+        """)
+    )
+    done = run("--", sys.executable, "installs.py")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "BLOCK:"), done.stderr
+    assert done.stderr.startswith("tunebook: no kernel ran on tunebook")
+
+
+@needs_triton
 def test_options_reach_the_processes(place, run):
     done = run("--mode", "frozen", "--book", "other", "--packages", "fastlib", "--", "fastlib/child.py")
     assert done.returncode == 0, done.stderr

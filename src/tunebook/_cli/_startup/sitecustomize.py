@@ -19,17 +19,26 @@ if TYPE_CHECKING:
 def _take_over_triton(_module: ModuleType) -> None:
     """Take over at the first launch: many programs import Triton, and few launch a kernel that has an autotuner."""
     autotuner: Any = sys.modules["triton.runtime.autotuner"].Autotuner
-    theirs, lock = autotuner.run, RLock()
+    theirs, taken, lock = autotuner.run, [], RLock()
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if autotuner.run is not run:  # the program has installed a method of its own, which calls this one
-            return theirs(kernel, *args, **kwargs)
-        with lock:
-            begin = _prepare("triton")  # slow, and other threads wait meanwhile
-            if autotuner.run is run:
-                autotuner.run = theirs
-                begin()
-        return autotuner.run(kernel, *args, **kwargs)
+        if not taken:
+            with lock:  # what follows is slow
+                if not taken:
+                    taken.append(take_over())
+        return taken[0](kernel, *args, **kwargs)
+
+    def take_over() -> Any:
+        begin = _prepare("triton")
+        takeover: Any = sys.modules.get("tunebook.adapters._triton.takeover")
+        if takeover is not None and takeover.is_installed():  # by the program, with its own options
+            return theirs
+        wrapper, autotuner.run = autotuner.run, theirs
+        begin()
+        ours = autotuner.run
+        if wrapper is not run:  # a method of the program, which calls `run`
+            autotuner.run = wrapper
+        return ours
 
     autotuner.run = run
 

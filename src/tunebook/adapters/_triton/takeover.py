@@ -82,6 +82,11 @@ def uninstall() -> None:
             _installed = None
 
 
+def is_installed() -> bool:
+    """Return whether kernels of Triton are taken over now."""
+    return _installed is not None
+
+
 class _Taken(NamedTuple):
     """The attribute of a kernel: its engine, or None if Triton tunes it."""
 
