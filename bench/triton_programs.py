@@ -1,11 +1,14 @@
 """Programs of released libraries that nobody edited, on `triton.autotune` and on tunebook: results, and times.
 
 Needs a GPU, and the libraries in a folder: `make compat-packages` fills `.compat-packages`. Each side of each program
-runs in processes of its own, with caches that are empty at first:
+runs in processes of its own, with caches that are empty at first. A process imports its library while the process
+before it is measured; only one of them uses the GPU at a time:
 
-    python bench/triton_programs.py --packages .compat-packages            all of them; Triton's side takes 10 minutes
+    python bench/triton_programs.py --packages .compat-packages            all of them; Triton's side takes 15 minutes
     python bench/triton_programs.py --only gemlite,mlstm                   some of them; other results are kept
     python bench/triton_programs.py --only fla_gla --sides tunebook        one side; the other side's results are kept
+    python bench/triton_programs.py --only second                          the second processes of fla_gla alone, in 2
+                                                                           minutes: Triton tunes what we compiled
     python bench/triton_programs.py --tables                               the tables of earlier results, and README.md
 
 Results go to bench/results/triton_programs.json after every process, so that a killed run keeps what it has. A side
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -23,13 +27,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import tables
 import torch
-from gpu_kernels import seconds, small
+from gpu_kernels import seconds
 from torch.profiler import ProfilerActivity, profile, supported_activities
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
@@ -47,6 +54,7 @@ RECORDED = {  # a recording of gated linear attention at one problem, and what i
     "another head size": {"B": 2, "T": 1024, "H": 8, "D": 64},
 }
 FLAGSHIP = "fla_gla"
+AT_ONCE = 3  # processes: one is measured, the others import
 
 
 # ------------------------------------------------------------------------------------------------------------ a process
@@ -64,9 +72,7 @@ class Notes:
 
 
 def wake_up():
-    """Load what every process loads once, whoever tunes: the context, cuBLAS, and Triton's driver."""
-    x = torch.ones(1024, device="cuda")
-    small[(8,)](x, x, x, 1024, 1.0, 1.0, 1.0, 1.0, BLOCK=128)
+    """Load what every process loads once, whoever tunes: the context, and cuBLAS."""
     big = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     (big @ big).sum().backward()
     torch.cuda.synchronize()
@@ -125,7 +131,22 @@ def launches_of(run):
     return count, took
 
 
-def host_us(step, count=100):
+def beside_each_other(step, rounds=12):
+    """Return the host's time for a step by side, one number per round: tunebook and Triton in turn, in one process."""
+    from tunebook.adapters.triton import install, uninstall  # noqa: PLC0415 - as above
+
+    found = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            # Triton finds the configurations that tunebook leaves in `kernel.cache`; tunebook finds them in its book.
+            (install if side == "tunebook" else uninstall)()
+            for _ in range(5):
+                step()
+            found[side].append(host_us(step, 25))
+    return found
+
+
+def host_us(step, count):
     """Return the median of the host's time for a step, which waits for nothing."""
     found = []
     for _ in range(count):
@@ -177,6 +198,14 @@ def keep_samples(results, path):
     torch.save(kept, path)
 
 
+@contextlib.contextmanager
+def turn(path):
+    """Wait for the turn of this process, and keep it until the end of the block."""
+    with Path(path).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def child(options):
     """Run one program on one tuner, and note its times."""
     notes = Notes(options.notes)
@@ -187,31 +216,39 @@ def child(options):
     program = PROGRAMS[options.child]
     sizes = json.loads(options.sizes)
     torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 - stk draws its masks from this one
     start = time.perf_counter()
     step = program.make(**sizes)
     notes.add(import_s=time.perf_counter() - start)
-    if options.record:
-        record(step, options.record, notes)
-        return
-    results = {}
-    if options.second:
-        launches, first_s = launches_of(lambda: results.update(step()))
-        usual, _ = launches_of(step)
-        notes.add(first_s=first_s, benchmark_launches=launches - usual)
-    else:
-        with kernels.counted_launches() if options.tuner == "triton" else contextlib.nullcontext():
-            notes.add(first_s=seconds(lambda: results.update(step())))
+    with turn(options.turn):
+        if options.record:
+            record(step, options.record, notes)
+        elif options.second:
+            second_process(step, options, notes)
+        else:
+            first_process(step, options, notes, kernels)
+
+
+def first_process(step, options, notes, kernels):
+    results, program = {}, PROGRAMS[options.child]
+    with kernels.counted_launches() if options.tuner == "triton" else contextlib.nullcontext():
+        notes.add(first_s=seconds(lambda: results.update(step())))
     notes.add(kernels=kernels.facts())
     keep_samples(results, options.samples)
-    if program.other and not options.second and not sizes:
+    if program.other and not options.brief:
         torch.manual_seed(0)
-        other = program.make(**program.other)
-        notes.add(other_s=seconds(other))
-        del other
+        notes.add(other_s=seconds(program.make(**program.other)))
     for _ in range(5):
         step()
-    notes.add(host_us=host_us(step))
     notes.add(**gpu_us(step), done=True)
+
+
+def second_process(step, options, notes):
+    launches, first_s = launches_of(step)
+    usual, _ = launches_of(step)
+    notes.add(first_s=first_s, benchmark_launches=launches - usual, done=True)
+    if options.tuner == "tunebook":
+        notes.add(host_us=beside_each_other(step))
 
 
 def record(step, path, notes):
@@ -231,17 +268,19 @@ class Run:
     def __init__(self, options):
         self._options = options
         self.raw = earlier().get("raw", {})
+        self._saving = threading.Lock()
         self._work = Path(options.work).resolve()
         self._work.mkdir(parents=True, exist_ok=True)
 
-    def process(self, name, side, place, *, sizes=None, second=False, record=None, caches="caches"):
-        """Run one program in a new process, and return its notes."""
+    def process(self, name, side, place, *, sizes=None, second=False, brief=False, record=None, caches="caches"):
+        """Run one program in a new process, and return its notes. `brief` leaves other sizes out."""
         place.mkdir(parents=True, exist_ok=True)
         notes = place / f"notes {time.monotonic_ns()}.json"
         samples = self._work / f"{name} {side}{' second' if second else ''}.pt"
         command = [sys.executable, __file__, "--child", name, "--tuner", side, "--notes", str(notes)]
         command += ["--sizes", json.dumps(sizes or {}), "--samples", str(samples)]
-        command += ["--second"] * second + (["--record", str(record)] if record else [])
+        command += ["--turn", str(self._work / "turn"), *["--second"] * second, *["--brief"] * bool(brief or sizes)]
+        command += ["--record", str(record)] if record else []
         failed = self._wait(command, self.environment(place, PROGRAMS[name], caches))
         found = json.loads(notes.read_text()) if notes.exists() else {}
         return found if failed is None else {**found, "failed": failed}
@@ -272,33 +311,39 @@ class Run:
 
     def side(self, name, side):
         """Run one side of a program: a process with empty caches, and a second one."""
-        part = self.raw.setdefault(name, {})
         with tempfile.TemporaryDirectory() as place:
             for key, second in ((side, False), (SECOND[side], True)):
-                part[key] = self.process(name, side, Path(place), second=second)
-                self.save(name, key)
-                if "failed" in part[key] and "first_s" not in part[key]:
+                found = self.process(name, side, Path(place), second=second)
+                self.save(name, key, found)
+                if "failed" in found and "first_s" not in found:
                     break
         self.compare(name)
 
+    def second(self):
+        """Run the second processes of gated linear attention, whose programs tunebook has compiled for both."""
+        with tempfile.TemporaryDirectory() as place:
+            for side in SIDES:
+                self.process(FLAGSHIP, side, Path(place), brief=True)
+            for side in SIDES:
+                self.save(FLAGSHIP, SECOND[side], self.process(FLAGSHIP, side, Path(place), second=True))
+
     def recorded(self):
         """Record gated linear attention at other problems, tune these, and take the first step at the usual one."""
-        part = self.raw.setdefault(FLAGSHIP, {})
         for what, sizes in RECORDED.items():
-            if what in part and not self._options.again:
+            if what in self.raw.get(FLAGSHIP, {}) and not self._options.again:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder)
                 calls = place / "calls.json"
-                part[what] = self.process(FLAGSHIP, "tunebook", place, sizes=sizes, record=calls)
-                if "failed" not in part[what]:
-                    recorded, start = part[what]["recorded"], time.perf_counter()
+                found = self.process(FLAGSHIP, "tunebook", place, sizes=sizes, record=calls)
+                if "failed" not in found:
+                    recorded, start = found["recorded"], time.perf_counter()
                     failed = self.tune(calls, place)
                     tune_s = time.perf_counter() - start
                     # Programs of the other problem are of no use here: they are compiled for their own sizes.
-                    part[what] = self.process(FLAGSHIP, "tunebook", place, caches="new caches")
-                    part[what] |= {"recorded": recorded, "tune_s": tune_s, **({"failed": failed} if failed else {})}
-            self.save(FLAGSHIP, what)
+                    found = self.process(FLAGSHIP, "tunebook", place, brief=True, caches="new caches")
+                    found |= {"recorded": recorded, "tune_s": tune_s, **({"failed": failed} if failed else {})}
+            self.save(FLAGSHIP, what, found)
 
     def tune(self, calls, place):
         command = [sys.executable, "-m", "tunebook", "tune", str(calls)]
@@ -317,15 +362,15 @@ class Run:
             errors[key] = float((other[2] - expected).norm() / (expected.norm() + 1e-12)) if alike else "another shape"
         worst = max((e for e in errors.values() if not isinstance(e, str)), default=0.0)
         alike = not any(isinstance(e, str) for e in errors.values()) and worst <= PROGRAMS[name].tolerance
-        self.raw[name]["results"] = {"errors": errors, "alike": alike}
-        self.save(name, "results")
+        self.save(name, "results", {"errors": errors, "alike": alike})
 
-    def save(self, name, key):
-        """Write all results, and say what is new."""
-        text = {k: v for k, v in self.raw[name][key].items() if k != "kernels"}
-        print(f"{name}, {key}: {json.dumps(text)[:2000]}", flush=True)
-        with contextlib.redirect_stdout(io.StringIO()):  # the table is printed at the end
-            publish(self.raw)
+    def save(self, name, key, found):
+        """Keep a result, write all of them, and say what is new."""
+        with self._saving:
+            self.raw.setdefault(name, {})[key] = found
+            print(f"{name}, {key}: {json.dumps({**found, 'kernels': None})[:2000]}", flush=True)
+            with contextlib.redirect_stdout(io.StringIO()):  # the table is printed at the end
+                publish(self.raw)
 
 
 def earlier():
@@ -381,8 +426,7 @@ def table(raw):
         row("the same at another head size", ratio(part, theirs, ours, "other_s"), ">= 8 x", lambda x: x >= 8),
         row("second process, tunebook / triton.autotune with its cache",
             ratio(part, SECOND[ours], SECOND[theirs]), "<= 1 x", lambda x: x <= 1),
-        row("host time per step, tunebook / triton.autotune",
-            ratio(part, SECOND[ours], SECOND[theirs], "host_us"), "<= 1 x", lambda x: x <= 1),
+        row("host time per step, tunebook / triton.autotune", host_ratio(part), "<= 1 x", lambda x: x <= 1),
         row("GPU time per step, tunebook / triton.autotune",
             ratio(part, ours, theirs, "gpu_us"), "<= 1.01 x", lambda x: x <= 1.01),
     ]  # fmt: skip
@@ -394,6 +438,14 @@ def table(raw):
                 ">= 14 x", lambda x: x >= 14)
         )  # fmt: skip
     return rows + totals(raw)
+
+
+def host_ratio(part):
+    """Return the host's time on tunebook beside Triton's: the median of the ratios within a round."""
+    times = part.get(SECOND["tunebook"], {}).get("host_us")
+    if not isinstance(times, dict):
+        return None
+    return statistics.median(ours / theirs for ours, theirs in zip(*(times[side] for side in SIDES), strict=True))
 
 
 def totals(raw):
@@ -416,9 +468,9 @@ def page(raw):
     """Return the table for the documentation: a line per program."""
     columns = [
         "library", "operation", "kernels", "first step, s: Triton", "tunebook", "", "second process, s: Triton, cached",
-        "tunebook", "host, us: Triton", "tunebook", "GPU, us: Triton", "tunebook", "same results",
+        "tunebook", "host, tunebook / Triton", "GPU, us: Triton", "tunebook", "same results",
     ]  # fmt: skip
-    rules = ["---", "---", *["---:"] * 10, "---"]
+    rules = ["---", "---", *["---:"] * 9, "---"]
     lines = [f"| {' | '.join(line)} |" for line in (columns, rules)]
     for name, program in PROGRAMS.items():
         part = raw.get(name)
@@ -431,21 +483,14 @@ def cells(program, part):
     ours, theirs = SIDES
     operation = program.make.__name__.replace("_", " ") + ("" if program.backward else ", forward only")
     kernels = part.get(ours, {}).get("kernels", {}).get("taken over", "")
-    faster = ratio(part, theirs, ours)
-    pairs = [
-        (part.get(side, {}), key, digits)
-        for sides, key, digits in (
-            (SECOND, "first_s", 2),
-            (SECOND, "host_us", 0),
-            (None, "gpu_us", 0),
-        )
-        for side in ((theirs, ours) if sides is None else (sides[theirs], sides[ours]))
-    ]
+    faster, host = ratio(part, theirs, ours), host_ratio(part)
     same = {True: "yes", False: "**no**", None: ""}[part.get("results", {}).get("alike")]
     return [
         program.package, operation, str(kernels), number(part.get(theirs, {}), "first_s", 1),
         number(part.get(ours, {}), "first_s", 1), f"{faster:.1f} x" if faster else "",
-        *(number(*pair) for pair in pairs), same,
+        number(part.get(SECOND[theirs], {}), "first_s", 2), number(part.get(SECOND[ours], {}), "first_s", 2),
+        f"{host:.2f} x" if host else "", number(part.get(theirs, {}), "gpu_us", 0),
+        number(part.get(ours, {}), "gpu_us", 0), same,
     ]  # fmt: skip
 
 
@@ -461,17 +506,18 @@ def number(notes, key, digits):
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", default=HERE.parent / ".compat-packages", help="the folder with the libraries")
-    parser.add_argument("--only", default="", help="programs, e.g. fla_gla,gemlite,recorded")
+    parser.add_argument("--only", default="", help="programs, e.g. fla_gla,gemlite,recorded,second")
     parser.add_argument("--sides", default=",".join(SIDES), help="tunebook, triton, or both")
     parser.add_argument("--limit", type=float, default=420, help="seconds that one process may take")
     parser.add_argument("--again", action="store_true", help="run again what has results")
     parser.add_argument("--work", default=HERE.parent / ".compat-work", help="where results are kept for comparison")
     parser.add_argument("--tables", action="store_true", help="write the tables of earlier results, and run nothing")
     parser.add_argument("--verbose", action="store_true", help="print what the processes print")
-    for name in ("child", "tuner", "notes", "samples", "record"):
+    for name in ("child", "tuner", "notes", "samples", "record", "turn"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--brief", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -481,22 +527,24 @@ def main():
         child(options)
         return 0
     names = options.only.split(",") if options.only else [*PROGRAMS, "recorded"]
-    unknown = set(names) - {*PROGRAMS, "recorded"}
+    unknown = set(names) - {*PROGRAMS, "recorded", "second"}
     if unknown:
-        sys.exit(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PROGRAMS)}, recorded")
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(PROGRAMS)}, recorded, second")
     sys.path.append(str(options.packages))  # the versions are read there
     run = Run(options)
     if options.tables:
         status = publish(run.raw)
         tables.write(tables.read())
         return status
-    for name in names:
-        if name == "recorded":
-            run.recorded()
-            continue
-        for side in options.sides.split(","):
-            if options.again or not run.raw.get(name, {}).get(SECOND[side], {}).get("done"):
-                run.side(name, side)
+    for name in ("second", "recorded"):
+        if name in names:
+            getattr(run, name)()
+    wanted = [
+        (name, side) for name in names if name in PROGRAMS for side in options.sides.split(",")
+        if options.again or not run.raw.get(name, {}).get(SECOND[side], {}).get("done")
+    ]  # fmt: skip
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda each: run.side(*each), wanted))
     return publish(run.raw)
 
 

@@ -35,7 +35,8 @@ def options(tmp_path):
 def noted(side, *, second):
     kernels = {"made": 255, "launched": 10, "taken over": 10 if side == "tunebook" else 0, "left": []}
     first_s = TIMES[f"{side}, second process" if second else side]
-    return {"first_s": first_s, "host_us": 900.0, "gpu_us": 2000.0, "kernels": kernels, "done": True}
+    host = {"host_us": {"tunebook": [900.0, 980.0], "triton": [1000.0, 1000.0]}} if second else {"gpu_us": 2000.0}
+    return {"first_s": first_s, **host, "kernels": kernels, "done": True}
 
 
 def pretend_process(notes_of):
@@ -62,15 +63,15 @@ def test_both_sides_are_run_compared_and_kept(bench, options, monkeypatch):
     rows = {what: (measured, kept) for what, measured, _target, kept in bench.table(raw)}
     assert rows["fla, gated linear attention: first step, triton.autotune / tunebook"] == ("10 x", True)
     assert rows["second process, tunebook / triton.autotune with its cache"] == ("0.8 x", True)
+    assert rows["host time per step, tunebook / triton.autotune"] == ("0.94 x", True)
     assert rows["autotuned kernels that were launched and taken over"] == ("10 of 10", True)
     assert rows["first step after tuning a recording of another length"] == ("not measured", False)
     (line,) = [line for line in bench.page(raw).splitlines() if line.startswith("| fla-core |")]
-    assert "| 250.0 | 25.0 | 10.0 x | 0.50 | 0.40 | 900 | 900 | 2,000 | 2,000 | yes |" in line
+    assert "| 250.0 | 25.0 | 10.0 x | 0.50 | 0.40 | 0.94 x | 2,000 | 2,000 | yes |" in line
 
 
 def test_results_of_another_shape_are_not_alike(bench, options, tmp_path):
     run = bench.Run(options)
-    run.raw["conch"] = {}
     for side, shape in zip(bench.SIDES, ([2], [3]), strict=True):
         torch.save({"kept": (shape, "torch.int64", torch.ones(2))}, tmp_path / "work" / f"conch {side}.pt")
     run.compare("conch")
