@@ -1,14 +1,14 @@
 """Run ejkernel's own operations on its selector and on tunebook's, in the same program: results, cold and warm times.
 
-    python bench/ejkernel_ops.py [--rounds 101] [--samples 3] [--ops mean_pooling gla_attention]
+    python bench/ejkernel_ops.py [--rounds 101] [--samples 5] [--ops mean_pooling gla_attention]
 
 Every operation is called as its users call it: a new kernel object in each call, eager, under jit and under grad. Each
 cold call is timed in a process of its own with empty caches, in turn for both, because a second tuning in one process
 finds compiled programs; the ratio is the median over the samples. These processes are forks of one that has imported
 jax and both libraries, and used neither. Importing tunebook has a row of its own: ejkernel is imported either way. Warm
-calls are timed in one process per operation, in turn, as CPU time of the process; each ratio has the lower end of its
-95 % interval beside it, because the same program takes 0.9 to 1.1 x of itself. Writes bench/results/ejkernel_ops.json;
-20 minutes.
+calls are timed in one process per operation, in turn, as CPU time of the process. A ratio with a target has the lower
+end of its interval beside it, because the same program takes 0.9 to 1.1 x of itself. Writes
+bench/results/ejkernel_ops.json; 25 minutes, and nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -131,16 +131,20 @@ def in_a_fork(function, *case):
 
 
 def print_cold(names, samples):
-    """Print a line per cold call: all operations once, then all of them again."""
+    """Print a line per cold call: of all operations once, then of those again that both libraries tune."""
     operations()
+    cases = [(name, way) for name in names for way in WAYS]
     for number in range(samples):
-        for name in names:
-            for way in WAYS:
-                for side in SIDES if number % 2 else SIDES[::-1]:
-                    for path in Path(os.environ["BENCH_CACHES"]).rglob("*"):
-                        if path.is_file():
-                            path.unlink()
-                    print(json.dumps([name, way, side, in_a_fork(cold, name, way, side)]), flush=True)
+        tuned = dict.fromkeys(cases, 0)
+        for case in cases:
+            for side in SIDES if number % 2 else SIDES[::-1]:
+                for path in Path(os.environ["BENCH_CACHES"]).rglob("*"):
+                    if path.is_file():
+                        path.unlink()
+                outcome = in_a_fork(cold, *case, side)
+                tuned[case] += outcome.get("tuned", False)
+                print(json.dumps([*case, side, outcome]), flush=True)
+        cases = [case for case in cases if tuned[case] == len(SIDES)]
 
 
 def caches_in(folder):
@@ -202,17 +206,16 @@ def cold_rows(name, way, outcomes):
     for outcome in (outcome for side in SIDES for outcome in outcomes[side]):
         outcome.pop("result", None)
     theirs, ours = (any(outcome["tuned"] for outcome in outcomes[side]) for side in SIDES)
-    beside = ratio({side: [outcome["seconds"] for outcome in outcomes[side]] for side in SIDES})
-    what, at_most = {
-        (True, True): ("cold, tuned by both", 1.0),
-        # The same work: compiling the call itself. What remains is noise.
-        (False, False): ("cold, nothing to tune", 1.05),
-        (False, True): ("cold, tuned by tunebook alone", None),
-        (True, False): ("cold, measured by ejkernel alone", 1.0),
+    times = {side: [outcome["seconds"] for outcome in outcomes[side]] for side in SIDES}
+    what = {
+        (True, True): "cold, tuned by both",
+        (False, False): "cold, nothing to tune",
+        (False, True): "cold, tuned by tunebook alone",
+        (True, False): "cold, measured by ejkernel alone",
     }[theirs, ours]
     return [
         Row(what=f"{name}, {way}: same result", measured=float(same), unit="", at_least=1.0),
-        Row(what=f"{name}, {way}: {what}, beside ejkernel", measured=beside, unit="x", at_most=at_most),
+        *ratio_rows(f"{name}, {way}: {what}", times, at_most=1.0 if theirs and ours else None),
     ]
 
 
@@ -268,12 +271,20 @@ def ratio(times, side="tunebook"):
     return statistics.median(ours / theirs for theirs, ours in zip(times["ejkernel"], times[side], strict=True))
 
 
-def lower_end(times, side="tunebook"):
-    """Return the lower end of the 95 % interval of `ratio`, by drawing rounds again: above 1, a side is slower."""
-    pairs = list(zip(times["ejkernel"], times[side], strict=True))
+def ratio_rows(what, times, at_most):
+    """Return the ratio, and its lower end: above the target, tunebook is slower, and not by the noise of a round."""
+    rows = [Row(what=f"{what}, beside ejkernel", measured=ratio(times), unit="x")]
+    if at_most is not None:
+        rows.append(Row(what=f"{what}, at least", measured=lower_end(times), unit="x", at_most=at_most))
+    return rows
+
+
+def lower_end(times):
+    """Return the lower end of the interval of `ratio`, by drawing rounds again; 95 % sure for all rows together."""
+    pairs = list(zip(times["ejkernel"], times["tunebook"], strict=True))
     draws = random_of_python.Random(0)
-    found = sorted(statistics.median(b / a for a, b in draws.choices(pairs, k=len(pairs))) for _ in range(1000))
-    return found[25]
+    found = sorted(statistics.median(b / a for a, b in draws.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return found[1]
 
 
 def warm_and_choosing(name, ways, rounds):
@@ -301,9 +312,7 @@ def measure(names, rounds, samples):
         for way in worked:
             times = raw[f"{name}, {way}"]["warm"] = found[way]
             ratios.append((ratio(times), ratio(times, CONTROL)))
-            what = f"{name}, {way}: warm, beside ejkernel"
-            first.append(Row(what=what, measured=ratios[-1][0], unit="x"))
-            first.append(Row(what=f"{what}, at least", measured=lower_end(times), unit="x", at_most=1.0))
+            first += ratio_rows(f"{name}, {way}: warm", times, at_most=1.0)
         chosen = found["choosing"]
         if chosen is not None:
             raw[f"{name}, choosing"] = chosen
@@ -326,7 +335,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--ops", nargs="+")
-    parser.add_argument("--samples", type=int, default=3, help="cold calls of each kind")
+    parser.add_argument("--samples", type=int, default=5, help="cold calls of each kind that tune")
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")

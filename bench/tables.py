@@ -97,8 +97,8 @@ def report(name: str, rows: Sequence[tuple[str, str, str, bool]], raw: object, *
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": quick,
         "python": platform.python_version(),
-        **facts,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        **facts,
         "table": [{"what": w, "measured": m, "target": t, "kept": k} for w, m, t, k in rows],
         "raw": raw,
     }

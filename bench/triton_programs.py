@@ -30,6 +30,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -381,16 +382,25 @@ def earlier():
 
 def publish(raw):
     """Write results and tables; return the exit status."""
-    status = tables.report(NAME, table(raw), raw, quick=False, **facts())
-    tables.PROGRAMS.write_text(page(raw))
+    known = facts()
+    status = tables.report(NAME, table(raw), raw, quick=False, **known)
+    tables.PROGRAMS.write_text(f"{taken_on(known)}\n\n{page(raw)}")
     return status
+
+
+def taken_on(known):
+    versions, date = known["versions"], known.get("date", datetime.now(UTC).isoformat())
+    return (
+        f"Taken on an {known['gpu']}, {date[:10]}, with torch {versions['torch']}, Triton {versions['triton']} and "
+        "empty caches, by `bench/triton_programs.py`:"
+    )
 
 
 def facts():
     """Return what the numbers were taken on; a machine without a GPU keeps what was said."""
     before = earlier()
     if not torch.cuda.is_available() and before:
-        return {key: before[key] for key in ("gpu", "driver", "versions") if key in before}
+        return {key: before[key] for key in ("date", "python", "machine", "gpu", "driver", "versions") if key in before}
     versions = {}
     for package in ["torch", "triton", *sorted({program.package for program in PROGRAMS.values()})]:
         try:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def _take_over_triton(_module: ModuleType) -> None:
     """Take over at the first launch: many programs import Triton, and few launch a kernel that has an autotuner."""
     autotuner: Any = sys.modules["triton.runtime.autotuner"].Autotuner
-    theirs, taken, lock = autotuner.run, [], RLock()
+    theirs, lock = autotuner.run, RLock()
+    taken: list[Any] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if not taken:
