@@ -84,8 +84,15 @@ lint: $(VENV)/ready
 	$(VENV)/bin/mypy
 	$(RUN) tools/words.py > /dev/null
 
+# Two halves at once, because most tests keep one core busy; the output of the first half comes at the end.
+HALVES := .pytest_cache
 unit: $(VENV)/ready services
-	$(RUN) -m pytest -m 'not slow and not ray'
+	@mkdir -p $(HALVES)
+	@$(RUN) -m pytest -m 'not slow and not ray' tests/adapters > $(HALVES)/adapters.txt 2>&1 & adapters=$$!; \
+	trap 'kill $$adapters' INT TERM; \
+	$(RUN) -m pytest -m 'not slow and not ray' --ignore tests/adapters; rest=$$?; \
+	wait $$adapters; adapters=$$?; cat $(HALVES)/adapters.txt; \
+	test $$adapters -eq 0 && test $$rest -eq 0
 
 soak: $(VENV)/ready services
 	$(RUN) -m pytest -m 'slow and not ray' --timeout 1800
