@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ejkernel.ops import ConfigSelectorChain, Tuner
-from interleaved import Row, save, show
+from interleaved import RESULTS, Row, save, show
 from jax import random
 
 import tunebook
@@ -192,21 +192,38 @@ def import_s(samples):
     return took
 
 
-def cold_rows(name, way, outcomes):
-    """Return the rows of a cold call: the results, and the times where both libraries did the same work."""
-    failed = {side: outcome["error"] for side in SIDES for outcome in outcomes[side] if "error" in outcome}
-    if failed:
-        print(f"{name}, {way}: {failed}")
-        what = f"{name}, {way}: an error on tunebook alone"
-        return [Row(what=what, measured=float("ejkernel" not in failed), unit="", at_most=0.0)]
-    results = [outcomes[side][0].pop("result") for side in SIDES]
-    same = len(results[0]) == len(results[1]) and all(
-        abs(a - b) <= 1e-5 + 1e-4 * abs(b) for a, b in zip(*results, strict=True)
+def failures(outcomes):
+    """Return the last error of each library that failed."""
+    return {side: outcome["error"] for side in SIDES for outcome in outcomes[side] if "error" in outcome}
+
+
+def same_result(outcomes):
+    """Return whether both libraries computed the same, and take the results out of the outcomes."""
+    if failures(outcomes):
+        return None
+    every = [outcome.pop("result") for side in SIDES for outcome in outcomes[side]]
+    return all(
+        len(result) == len(every[0])
+        and all(abs(a - b) <= 1e-5 + 1e-4 * abs(b) for a, b in zip(result, every[0], strict=True))
+        for result in every
     )
-    for outcome in (outcome for side in SIDES for outcome in outcomes[side]):
-        outcome.pop("result", None)
-    theirs, ours = (any(outcome["tuned"] for outcome in outcomes[side]) for side in SIDES)
-    times = {side: [outcome["seconds"] for outcome in outcomes[side]] for side in SIDES}
+
+
+def cold_rows(call, cold, same, **_warm):
+    """Return the rows of a cold call: the results, and the times where both libraries did the same work."""
+    failed = failures(cold)
+    if failed:
+        print(f"{call}: {failed}")
+        return [
+            Row(
+                what=f"{call}: an error on tunebook alone",
+                measured=float("ejkernel" not in failed),
+                unit="",
+                at_most=0.0,
+            )
+        ]
+    theirs, ours = (any(outcome["tuned"] for outcome in cold[side]) for side in SIDES)
+    times = {side: [outcome["seconds"] for outcome in cold[side]] for side in SIDES}
     what = {
         (True, True): "cold, tuned by both",
         (False, False): "cold, nothing to tune",
@@ -214,8 +231,8 @@ def cold_rows(name, way, outcomes):
         (True, False): "cold, measured by ejkernel alone",
     }[theirs, ours]
     return [
-        Row(what=f"{name}, {way}: same result", measured=float(same), unit="", at_least=1.0),
-        *ratio_rows(f"{name}, {way}: {what}", times, at_most=1.0 if theirs and ours else None),
+        Row(what=f"{call}: same result", measured=float(same), unit="", at_least=1.0),
+        *ratio_rows(f"{call}: {what}", times, at_most=1.0 if theirs and ours else None),
     ]
 
 
@@ -232,13 +249,18 @@ def warm(name, way, rounds):
             break
         for side in times if number % 2 else [*times][::-1]:
             use(side.removesuffix(" again"))
-            jax.block_until_ready(function(*args))
-            start, calls = time.process_time(), 0
-            while calls < 1 or time.process_time() - start < 5e-3:
-                jax.block_until_ready(function(*args))
-                calls += 1
-            times[side].append((time.process_time() - start) / calls)
+            call_s(function, args)  # changing sides has emptied the processor's caches
+            times[side].append(call_s(function, args))
     return times
+
+
+def call_s(function, args):
+    """Return the CPU seconds of a call, the mean over 5 ms of them."""
+    start, calls = time.process_time(), 0
+    while calls < 1 or time.process_time() - start < 5e-3:
+        jax.block_until_ready(function(*args))
+        calls += 1
+    return (time.process_time() - start) / calls
 
 
 def choosing(name, rounds):
@@ -292,21 +314,17 @@ def warm_and_choosing(name, ways, rounds):
     return {**{way: warm(name, way, rounds) for way in ways}, "choosing": choosing(name, rounds)}
 
 
-def measure(names, rounds, samples):
-    raw, rows, ratios = {"import": import_s(samples)}, [], []
+def measure(names, rounds, samples, kept):
+    """Return rows and raw times; with `kept`, the content of the last file of results, cold times are taken from it."""
+    raw, rows, ratios = ({"import": import_s(samples)} if kept is None else kept["raw"]), [], []
     took_ms = statistics.median(raw["import"]) * 1e3
     rows.append(Row(what="import tunebook.adapters.ejkernel, and install()", measured=took_ms, unit="ms"))
     show(rows)
-    outcomes = measure_cold(names, samples)
+    for (name, way), outcomes in (measure_cold(names, samples) if kept is None else {}).items():
+        raw[f"{name}, {way}"] = {"cold": outcomes, "same": same_result(outcomes)}
     for name in names:
-        first = []
-        for way in WAYS:
-            first += cold_rows(name, way, outcomes[name, way])
-            raw[f"{name}, {way}"] = {"cold": outcomes[name, way]}
-        worked = [
-            way for way in WAYS
-            if all("error" not in outcome for side in SIDES for outcome in outcomes[name, way][side])
-        ]  # fmt: skip
+        worked = [way for way in WAYS if not failures(raw[f"{name}, {way}"]["cold"])]
+        first = [row for way in WAYS for row in cold_rows(f"{name}, {way}", **raw[f"{name}, {way}"])]
         # A process of its own: XLA's programs are never unloaded, and a process may map 65,530 pieces of memory.
         found = in_a_fork(warm_and_choosing, name, worked, rounds)
         for way in worked:
@@ -336,6 +354,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--ops", nargs="+")
     parser.add_argument("--samples", type=int, default=5, help="cold calls of each kind that tune")
+    parser.add_argument("--keep-cold", action="store_true", help="take the cold times of the last run")
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -345,7 +364,8 @@ def main():
         return
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= caches_in(folder)
-        rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples)
+        kept = json.loads((RESULTS / "ejkernel_ops.json").read_text()) if given.keep_cold else None
+        rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples, kept)
     if not given.ops:
         save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
 

@@ -1,6 +1,6 @@
 """Measure the engine: whether it finds the best configuration, the same one every time, and how fast.
 
-    python bench/engine.py [--quick] [--data DIRECTORY] [--keep kernels]
+    python bench/engine.py [--quick] [--data DIRECTORY] [--keep kernels|problems]
 
 Prints a table against the targets of the design, and writes the raw numbers to bench/results/engine.json.
 
@@ -22,7 +22,8 @@ win. Then on the C kernels of examples/, beside the way of most tuners: every ca
 timed, the best median wins. Both sides find everything compiled and loaded, so that measuring is compared with
 measuring; once before that, tunebook starts with nothing compiled. Who was right is decided afterwards: the winners of
 both sides and the sequential tuner's five best are measured again, in turn, in a new order in every round. On a busy
-machine, `--keep kernels` keeps the last numbers of the C kernels and measures the rest, which does not depend on it.
+machine, `--keep kernels` keeps the last numbers of the C kernels and measures the rest, which does not depend on it;
+`--keep problems` is the opposite.
 """
 
 from __future__ import annotations
@@ -409,25 +410,35 @@ def compare_kernels(*, quick):
         return {name: compare(kernel, 1 if quick else 5, 100 if quick else 500) for name, kernel in KERNELS.items()}
 
 
+def tune_all_problems(data, count):
+    """Return the numbers of everything that does not depend on this machine's clock, and of short kernels, which do."""
+    times, samples = recorded(data, count) if data else ([], [])
+    return {
+        "landscapes": tune_grounds(made_up(count)),
+        "told": {name: count_told(GROUNDS[name][0], made_up(count)) for name in TOLD},
+        "recorded": tune_grounds(times) if times else {},
+        "replayed": tune_problems(samples, Recording),
+        "alike": count_kept(),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one problem of each kind, and every kernel once")
     parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="recorded spaces: their times as true times too")
-    parser.add_argument("--keep", choices=["kernels"], help="keep the last numbers of the C kernels")
+    parser.add_argument(
+        "--keep", choices=["kernels", "problems"], help="keep the last numbers of the C kernels, or all others"
+    )
     options = parser.parse_args()
     quick = options.quick
-    problems = 1 if quick else PROBLEMS + MORE_PROBLEMS
-    times, samples = recorded(options.data, problems) if options.data else ([], [])
     last = json.loads((RESULTS / "engine.json").read_text()) if options.keep else {}
-    raw = {
-        "landscapes": tune_grounds(made_up(problems)),
-        "told": {name: count_told(GROUNDS[name][0], made_up(problems)) for name in TOLD},
-        "recorded": tune_grounds(times) if times else {},
-        "replayed": tune_problems(samples, Recording),
-        "alike": count_kept(),
-        "kernels": last["raw"]["kernels"] if options.keep else compare_kernels(quick=quick),
-    }
-    facts = {"kernels_date": last.get("kernels_date", last["date"])} if options.keep else {}
+    raw = (
+        last["raw"]
+        if options.keep == "problems"
+        else tune_all_problems(options.data, 1 if quick else PROBLEMS + MORE_PROBLEMS)
+    )
+    raw["kernels"] = last["raw"]["kernels"] if options.keep == "kernels" else compare_kernels(quick=quick)
+    facts = {"kernels_date": last.get("kernels_date", last["date"])} if options.keep == "kernels" else {}
     return report("engine", list(table(raw)), raw, quick=quick, **facts)
 
 
