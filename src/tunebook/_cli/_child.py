@@ -26,9 +26,10 @@ def _nothing() -> None:
 
 
 def _prepare_triton() -> Callable[[], object]:
-    from tunebook.adapters.triton import install  # noqa: PLC0415 - a program may have only one of the libraries
+    from tunebook.adapters._triton.takeover import is_installed  # noqa: PLC0415 - a program may have only one library
+    from tunebook.adapters.triton import install  # noqa: PLC0415 - as above
 
-    if (options := run_options()) is None:
+    if (options := run_options()) is None or is_installed():  # by the program, with its own options
         return _nothing
     return partial(install, options.packages, budget=options.budget, on_kernel=_log_of(options).note)
 

@@ -24,20 +24,17 @@ def _take_over_triton(_module: ModuleType) -> None:
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         if not taken:
-            with lock:  # what follows is slow
+            with lock:  # taking over is slow
                 if not taken:
                     taken.append(take_over())
         return taken[0](kernel, *args, **kwargs)
 
     def take_over() -> Any:
         begin = _prepare("triton")
-        takeover: Any = sys.modules.get("tunebook.adapters._triton.takeover")
-        if takeover is not None and takeover.is_installed():  # by the program, with its own options
-            return theirs
         wrapper, autotuner.run = autotuner.run, theirs
         begin()
         ours = autotuner.run
-        if wrapper is not run:  # a method of the program, which calls `run`
+        if wrapper is not run:  # the program has put a method there that calls `run`
             autotuner.run = wrapper
         return ours
 
