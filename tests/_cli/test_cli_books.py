@@ -286,7 +286,7 @@ class TestCarryingAbout(OnABook):
         for words in (("export", "x", "--format", "nonsense"), ("import", "other_book.json", "--format", "nonsense")):
             code, _, err = run(*words)
             assert code == 2
-            assert "unknown format 'nonsense'; choose one of bundle, pack, json, ejkernel" in err
+            assert "unknown format 'nonsense'; choose one of bundle, pack, json, aiter" in err
 
     def test_another_tools_format_goes_through(self, place, run, tmp_path):
         (tmp_path / "E=8,N=64,device_name=NVIDIA_H200.json").write_text(json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
@@ -297,12 +297,34 @@ class TestCarryingAbout(OnABook):
 
     @pytest.mark.parametrize("name", FORMATS)
     def test_each_tools_file_comes_in_and_goes_out_again(self, name, place, run, tmp_path):
-        files = {"triton": "matmul_kernel.autotune.json", "tokamax": "tokamax", "vllm": "vllm"}
-        file = str(Path(__file__).parents[1] / "formats" / "files" / files.get(name, f"{name}.json"))
+        samples = Path(__file__).parents[1] / "formats" / "files"
+        known = (samples / name, samples / f"{name}.json", samples / "matmul_kernel.autotune.json")
+        file = str(next(path for path in known if path.exists()))
         book = ("--format", name, "--book", str(tmp_path / "there"))
         assert run("import", file, *book)[0] == 0
         assert run("export", str(tmp_path / "out"), *book)[0] == 0
         assert re.search(r"0 new, \d already known", run("import", str(tmp_path / "out"), *book)[1])
+
+    def test_entries_keyed_on_arrays_are_written_by_a_map(self, place, run):
+        words = ("export", "tables", "--format", "vllm", "--kernel", "matmul")
+        code, _, err = run(*words)
+        assert (code, "--map E=w1.shape[0]" in err) == (3, True)
+        sizes = ("--map", "E=1", "--map", "N=b.shape[1]", "--map", "M=a.shape[0]", "--map", "dtype='f32'")
+        assert run(*words, *sizes)[0] == 0
+        (file,) = Path("tables").iterdir()
+        assert re.fullmatch(r"E=1,N=8,device_name=.*,dtype=f32\.json", file.name)
+        assert json.loads(file.read_text()) == {"8": {"block": 16}}
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--format", "vllm", "--map", "E"), "--map E should be like --map E=w1.shape[0]"),
+            (("--map", "E=1"), "--map is for the formats of other tools"),
+        ],
+    )
+    def test_a_map_that_cannot_be_used_is_wrong_usage(self, words, message, place, run):
+        code, _, err = run("export", "out", *words)
+        assert (code, message in err) == (2, True)
 
     def test_help_names_every_format_and_loads_none(self):
         code = "import sys; from tunebook._cli import export, import_, merge, prune; "
@@ -428,7 +450,7 @@ class TestCompletion(OnABook):
             ("tunebook ex", {"explain", "export"}),
             ("tunebook ls --su", {"--summary"}),
             ("tunebook completion z", {"zsh"}),
-            ("tunebook import x --format t", {"t4", "tokamax", "triton"}),
+            ("tunebook import x --format t", {"t4", "tokamax", "triton", "tunableop"}),
             ("tunebook export x --format j", {"json"}),
         ],
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import hashlib
 import importlib.util
 import json
 import math
@@ -12,16 +14,19 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook import formats
 from tunebook._base.config_codec import decode, encode
-from tunebook._base.record_format import merge
+from tunebook._base.record_format import Record, merge
 from tunebook.formats import FORMATS
 from tunebook.stores import MemoryStore
 
@@ -44,18 +49,20 @@ def same(one, two):
 
 
 SAMPLES = {
-    "ejkernel": FILES / "ejkernel.json",
-    "kernel_tuner": FILES / "kernel_tuner.json",
-    "t4": FILES / "t4.json",
-    "tokamax": FILES / "tokamax",
+    **{name: FILES / f"{name}.json" for name in ("ejkernel", "kernel_tuner", "t4")},
     "triton": FILES / "matmul_kernel.autotune.json",
-    "vllm": FILES / "vllm",
+    **{path.name: path for path in FILES.iterdir() if path.is_dir()},
 }
+CSV = ("aiter", "tunableop")
+
+
+def files_of(path):
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*.*") if file.is_file())
 
 
 def test_every_format_is_in_the_table_and_has_a_sample_here():
-    modules = {path.stem[1:] for path in Path(formats.__file__).parent.glob("_[a-z]*.py")} - {"bundle", "format"}
-    assert SAMPLES.keys() == FORMATS.keys() == modules
+    modules = {path.stem[1:] for path in Path(formats.__file__).parent.glob("_[a-z]*.py")}
+    assert SAMPLES.keys() == FORMATS.keys() == modules - {"bundle", "format", "key_map"}
 
 
 class TestEveryFormat:
@@ -71,9 +78,12 @@ class TestEveryFormat:
     def test_it_is_written_as_the_tool_wrote_it(self, name, tmp_path):
         target = tmp_path / SAMPLES[name].name
         formats.write(name, formats.read(name, SAMPLES[name]), target)
-        for file in [SAMPLES[name]] if SAMPLES[name].is_file() else sorted(SAMPLES[name].rglob("*.json")):
+        for file in files_of(SAMPLES[name]):
             written = target if SAMPLES[name].is_file() else target / file.relative_to(SAMPLES[name])
-            assert _leaves(json.loads(file.read_text())) <= _leaves(json.loads(written.read_text()))
+            if name in CSV:
+                assert written.read_text() == file.read_text()
+            else:
+                assert _leaves(json.loads(file.read_text())) <= _leaves(json.loads(written.read_text()))
 
     @pytest.mark.parametrize("name", FORMATS)
     def test_records_go_into_a_book_and_are_the_same_there(self, name, tmp_path):
@@ -104,13 +114,13 @@ class TestEveryFormat:
     @pytest.mark.parametrize("name", FORMATS)
     @given(cut=st.integers(1, 4000))
     def test_a_file_that_was_cut_short_is_an_error_or_a_shorter_table(self, name, cut, tmp_path_factory):
-        sample = SAMPLES[name] if SAMPLES[name].is_file() else next(SAMPLES[name].rglob("*.json"))
+        sample = files_of(SAMPLES[name])[0]
         path = tmp_path_factory.mktemp("cut") / sample.name
         text = sample.read_text()
         path.write_text(text[: max(0, len(text.rstrip()) - cut)])
-        if name == "kernel_tuner":  # it appends, and so leaves files without their end
+        if name in ("kernel_tuner", *CSV):  # Kernel Tuner appends, and a CSV file may end with any line
             with suppress(tb.CodecError):
-                assert len(formats.read(name, path)) == 1
+                assert len(formats.read(name, path)) <= len(formats.read(name, sample))
         else:
             with pytest.raises(tb.CodecError, match=re.escape(path.name)):
                 formats.read(name, path)
@@ -122,7 +132,7 @@ class TestEveryFormat:
         else:
             (tmp_path / "all").mkdir()
             shutil.copy(SAMPLES[name], tmp_path / "all")
-        good = next((tmp_path / "all").rglob("*.json"))
+        good = files_of(tmp_path / "all")[0]
         good.with_name(f"E=9,N=9,device_name=X.{good.name.split('.', 1)[1]}").write_text("{")
         (tmp_path / "all" / f"empty.{good.name.split('.', 1)[1]}").touch()
         with pytest.warns(tb.TunebookWarning, match="E=9,N=9"):
@@ -130,11 +140,11 @@ class TestEveryFormat:
         assert len(records) == len(formats.read(name, SAMPLES[name]))
 
     def test_a_directory_without_matching_files_is_an_error_that_names_the_pattern(self, tmp_path):
-        with pytest.raises(tb.CodecError, match=r"has no E=\*\.json in it"):
+        with pytest.raises(tb.CodecError, match=r"has no \*=\*\.json in it"):
             formats.read("vllm", tmp_path)
 
     def test_an_unknown_format_is_an_error_that_lists_the_formats(self, tmp_path):
-        with pytest.raises(tb.DefinitionError, match="unknown format 'csv'; known are ejkernel, kernel_tuner"):
+        with pytest.raises(tb.DefinitionError, match="unknown format 'csv'; known are aiter, aiter_triton, ejkernel"):
             formats.read("csv", tmp_path)
 
 
@@ -245,14 +255,225 @@ class TestTokamax:
 class TestVllm:
     def test_the_name_of_the_file_is_part_of_the_key(self):
         records = formats.read("vllm", SAMPLES["vllm"])
-        keys = [json.loads(r.problem.call_key) for r in records]
-        assert {"E": 8, "M": 64, "N": 14336, "block_shape": "[128,128]", "dtype": "fp8_w8a8"} in keys
-        assert {r.problem.device for r in records} == {"gpu:NVIDIA H200"}
+        found = {(r.problem.op, r.problem.device, r.problem.call_key) for r in records}
+        h200, fp8 = "gpu:NVIDIA H200", {"block_shape": "[128,128]", "dtype": "fp8_w8a8"}
+        assert found >= {
+            ("fused_moe@v0", h200, _key(E=8, M=64, N=14336, **fp8)),
+            ("fused_moe@v0", "gpu:AMD Instinct MI300X", _key(E=4, M=1, N=96, backend="flydsl", dtype="int4_w4a16")),
+            ("w8a8_scaled_mm@v0", h200, _key(K=160, M=24, N=96, **fp8)),
+            ("selective_state_update@v0", h200, _key(cache_dtype="float16", dstate=24, effective_batch=8, headdim=48)),
+        }
 
-    def test_a_record_with_another_key_is_refused(self, tmp_path):
+    def test_the_suffixes_and_the_version_folders_of_sglang_are_read(self):
+        records = formats.read("sglang", SAMPLES["sglang"])
+        keys = {r.problem.call_key for r in records}
+        assert _key(E=6, M=2, N=96, block_shape="[128, 128]", down=True, dtype="fp8_w8a8") in keys
+        assert _key(E=6, M=48, N=96, dtype="fp8_w8a8", per_channel_quant=True) in keys
+        assert _key(K=96, R=24, S=2, chunk_size=16) in keys
+        assert {r.body.provenance["triton_version"] for r in records} == {"3.5.1"}
+
+    @given(
+        sizes=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
+        device=st.text("ABCxyz019()-_", max_size=12),
+        dtype=st.sampled_from([None, "fp8_w8a8", "int4_w4a16", "fp8_w8a8_channelwise"]),
+        last=st.sampled_from(
+            ["", ",block_shape=[128,128]", ",block_shape=[64, 64]", ",per_channel_quant=True", "_down"]
+        ),
+        names=st.sampled_from([("E", "N"), ("N", "K")]),
+        rows=st.dictionaries(st.integers(0, 10**6).map(str), st.just({"BLOCK_SIZE_M": 16, "num_warps": 4}), min_size=1),
+        version=st.sampled_from(["", "triton_3_5_1/"]),
+    )
+    def test_every_name_of_its_form_makes_the_round_trip(
+        self, sizes, device, dtype, last, names, rows, version, tmp_path_factory
+    ):
+        parts = [f"{name}={size}" for name, size in zip(names, sizes, strict=True)]
+        given_dtype = [f"dtype={dtype}"] if dtype else []
+        name = ",".join([*parts, f"device_name={device}", *given_dtype]) + last + ".json"
+        place = tmp_path_factory.mktemp("table")
+        (place / "a" / version).mkdir(parents=True)
+        (place / "a" / version / name).write_text(json.dumps(rows))
+        form = "sglang" if version else "vllm"
+        if names == ("N", "K") and "quant" in last:
+            with pytest.raises(tb.CodecError, match=re.escape(name)):
+                formats.read(form, place / "a" / version / name)
+            return
+        formats.write(form, formats.read(form, place / "a" / version / name), place / "b")
+        assert json.loads((place / "b" / version / name).read_text()) == rows
+
+    def test_a_size_without_a_configuration_is_an_entry_without_a_choice(self, tmp_path):
+        file = tmp_path / "N=96,K=160,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json"
+        file.write_text('{"1": {"BLOCK_M": 16}, "48": null}')
+        assert [r.head.decided for r in formats.read("sglang", file)] == [True, False]
+
+    @pytest.mark.parametrize(
+        "name",
+        ["E=8,device_name=X.json", "N=1,E=8,device_name=X.json", "E=8,N=1,device_name=X,colour=red.json", "a=1.json"],
+    )
+    def test_a_name_of_another_form_is_refused_by_name(self, name, tmp_path):
+        (tmp_path / name).write_text('{"1": {"BLOCK_M": 16}}')
+        with pytest.raises(tb.CodecError, match=f"{name} is not a kernel table of vLLM: its name should be like"):
+            formats.read("vllm", tmp_path / name)
+
+    def test_tables_of_several_versions_at_once_say_that_a_book_keeps_one(self, tmp_path):
+        for version in ("triton_3_4_0", "triton_3_5_1"):
+            (tmp_path / version).mkdir()
+            (tmp_path / version / "E=8,N=1,device_name=X.json").write_text('{"1": {"BLOCK_M": 16}}')
+        with pytest.warns(tb.TunebookWarning, match=r"1 entries below .* have the same key as another"):
+            formats.read("sglang", tmp_path)
+
+    def test_a_record_with_another_key_is_refused_with_the_option_to_type(self, tmp_path):
         records = formats.read("tokamax", SAMPLES["tokamax"])
-        with pytest.raises(tb.CodecError, match="keys of E, N, M, dtype and block_shape"):
+        with pytest.raises(tb.CodecError, match=r"has keys of E, N, dtype.*--map E=w1\.shape\[0\]"):
             formats.write("vllm", records, tmp_path)
+
+
+def _key(**parts):
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+class TestTimesOfOthers:
+    """Formats that keep the time of their choice: it is a measurement here, and written as it was."""
+
+    @pytest.mark.parametrize(
+        ("name", "op", "seconds"),
+        [
+            ("aiter", "small_tuned_gemm@v0", [12.5e-6, 20.25e-6]),
+            ("fla", "scale_fwd_kernel@v0", [0.25e-3] * 2),
+            ("tunableop", "GemmTunableOp_float_NT@v0", [0.125e-3]),
+        ],
+    )
+    def test_the_time_of_the_choice_is_read(self, name, op, seconds):
+        records = [r for r in formats.read(name, SAMPLES[name]) if r.problem.op == op]
+        assert [s for r in records for m in r.body.measurements for s in m.samples_s] == pytest.approx(seconds)
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("aiter", "M,kernelId,us\n1,2,{}\n"),
+            (
+                "fla",
+                '{{"autotune_entries": [{{"autotune_key": [], "config": {{"kwargs": {{}}}}, "best_timing": "{}"}}]}}',
+            ),
+            ("tunableop", "Op,nn_1_2,Default,{}\n"),
+        ],
+    )
+    @pytest.mark.parametrize("time", ["inf", "nan", "", "soon"])
+    def test_a_time_that_is_not_one_is_an_error_that_names_the_file(self, name, text, time, tmp_path):
+        (tmp_path / "t.txt").write_text(text.format(time))
+        with pytest.raises(tb.CodecError, match=r"t\.txt is not a .*: "):
+            formats.read(name, tmp_path / "t.txt")
+
+    def test_a_list_of_shapes_is_not_a_table(self, tmp_path):
+        (tmp_path / "untuned.csv").write_text("M,N,K\n1,2,3\n")
+        with pytest.raises(tb.CodecError, match=r"untuned.csv .* has no times .* its columns are M, N, K"):
+            formats.read("aiter", tmp_path / "untuned.csv")
+
+    @given(
+        rows=st.lists(
+            st.tuples(
+                st.integers(1, 9),
+                st.floats(0.001, 1e6) | st.just("18.90") | st.just("1483.5 "),
+                st.text("ab0 ,\"'.%", max_size=5),
+            ),
+            max_size=4,
+        )
+    )
+    def test_every_csv_row_makes_the_round_trip(self, rows, tmp_path_factory):
+        place = tmp_path_factory.mktemp("csv")
+        with (place / "t.csv").open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["cu_num", "M", "note", "kernelId", "us", "tflops"])
+            writer.writerows([80, i, text, kernel, us, ""] for i, (kernel, us, text) in enumerate(rows))
+        formats.write("aiter", formats.read("aiter", place / "t.csv"), place / "b")
+        if rows:
+            assert (place / "b" / "t.csv").read_text() == (place / "t.csv").read_text()
+
+    def test_an_entry_of_fla_is_found_by_its_digest_of_the_key(self, tmp_path):
+        formats.write("fla", formats.read("fla", SAMPLES["fla"]), tmp_path)
+        entries = json.loads((tmp_path / "NVIDIA_H200" / "scale_fwd_kernel.json").read_text())["autotune_entries"]
+        text = '[96,true,"torch.float32"]'
+        assert entries[hashlib.md5(text.encode()).hexdigest()]["config"]["kwargs"] == {"BT": 16}
+
+    @pytest.mark.parametrize("entries", [[{"autotune_key": [1], "config": {"kwargs": {}}}], {}])
+    def test_other_forms_of_fla_are_read(self, entries, tmp_path):
+        (tmp_path / "k.json").write_text(
+            json.dumps({"kwargs": {"BT": 16}, "num_warps": 4, "autotune_entries": entries})
+        )
+        assert [r.problem.call_key for r in formats.read("fla", tmp_path / "k.json")] == ["{}", '{"key":[1]}'][
+            : 1 + len(entries)
+        ]
+
+
+SIZES = {"E": "w1.shape[0]", "N": "w2.shape[2]", "M": "x.shape[0]", "dtype": "'fp8_w8a8'"}
+
+
+class TestKeyMap:
+    """Entries that were tuned here for a kernel keyed on arrays, written with the keys of another tool."""
+
+    @pytest.fixture
+    def moe(self):
+        @tb.tunable(
+            space=tb.Space(BLOCK_SIZE_M=[16, 32]),
+            heuristic={"BLOCK_SIZE_M": 16},
+            bucket={"x": {0: tb.pow2}},
+            tuner=fake_tuner(clock := FakeClock()),
+        )
+        def moe(x, w1, w2, *, causal=False, config):
+            clock.spend(1 / config.BLOCK_SIZE_M / len(x))
+            return x
+
+        return moe
+
+    def tuned(self, moe, *sizes):
+        for m in sizes:
+            tb.tune(moe, np.ones((m, 8), np.float32), np.ones((4, 6, 8)), np.ones((4, 8, 3)))
+        return list(moe.selector.persistent.store.items(moe.kernel.op_id_v))
+
+    @pytest.mark.parametrize("name", ["vllm", "sglang"])
+    def test_entries_tuned_here_become_a_table(self, name, moe, tmp_path):
+        records = self.tuned(moe, 5, 16)
+        assert formats.write(name, records, tmp_path, key=SIZES) == 1
+        (file,) = tmp_path.glob("*")  # no folders of the slashes in a CPU's name
+        assert re.fullmatch(r"E=4,N=3,device_name=[^ /]+,dtype=fp8_w8a8\.json", file.name)
+        assert json.loads(file.read_text()) == {"8": {"BLOCK_SIZE_M": 32}, "16": {"BLOCK_SIZE_M": 32}}
+        assert {r.problem.op for r in formats.read(name, file)} == {"fused_moe@v0"}
+
+    def test_two_entries_for_one_row_are_refused_instead_of_losing_one(self, moe, tmp_path):
+        (first,) = self.tuned(moe, 16)
+        other = first.problem._replace(call_key=first.problem.call_key.replace("false", "true"))
+        changed = Record(replace(first.head, problem=other, config=encode({"BLOCK_SIZE_M": 64})), first.body)
+        with pytest.raises(tb.CodecError, match=r"two entries differ in it; the second has the key .*--map"):
+            formats.write("vllm", [first, changed], tmp_path, key=SIZES)
+
+    def test_columns_and_tuples_and_cases_are_mapped_too(self, moe, tmp_path):
+        records = self.tuned(moe, 16)
+        formats.write("aiter", records, tmp_path, key={"M": "x.shape[0]", "K": "x.shape[1] * 2"})
+        formats.write("gemlite", records, tmp_path, key={"key": "[x.shape[0], w1.shape[-1] // 3, -1]"})
+        formats.write("triton", records, tmp_path / "k.json", key={"key": "[x.shape[0], x.dtype]"})
+        formats.write("aiter_triton", records, tmp_path, key={"N": "w1.shape[0]", "case": "['any']"})
+        header, row = next(tmp_path.glob("*.csv")).read_text().splitlines()
+        assert header == "M,K,BLOCK_SIZE_M,us"
+        assert row.startswith("16,16,")
+        assert json.loads((tmp_path / "k.json").read_text())["key"] == [16, "float32"]
+        texts = " ".join(f"{file.name} {file.read_text()}" for file in tmp_path.glob("*.json"))
+        assert '"(16, 2, -1)"' in texts
+        assert "-N=4.json" in texts
+
+    @pytest.mark.parametrize(
+        ("expression", "error", "message"),
+        [
+            ("w9.shape[0]", tb.CodecError, r"--map M=w9\.shape\[0\] does not fit .*KeyError.*x: numpy float32"),
+            ("fp8_w8a8", tb.CodecError, r"Text needs quotes: --map \"M='...'\""),
+            ("x.shape[7]", tb.CodecError, "IndexError"),
+            ("x.shape[0] // 0", tb.CodecError, "ZeroDivisionError"),
+            ("x +", tb.DefinitionError, "is not an expression"),
+            ("open('a')", tb.DefinitionError, r"not understood: \"open\('a'\)\""),
+            ("[y for y in x]", tb.DefinitionError, "not understood"),
+        ],
+    )
+    def test_an_expression_that_does_not_fit_is_an_error_that_says_so(self, expression, error, message, moe, tmp_path):
+        with pytest.raises(error, match=message):
+            formats.write("vllm", self.tuned(moe, 16), tmp_path, key={"E": "1", "N": "2", "M": expression})
 
 
 class TestT4:
@@ -292,3 +513,12 @@ def test_an_imported_choice_answers_a_call_with_its_key(tmp_path):
     (tmp_path / "cache.json").write_text(json.dumps({"|".join(problem): {"block": 2}}))
     spender.selector.persistent.store.put_many(formats.read("ejkernel", tmp_path / "cache.json"))
     assert spender(8) == 2
+
+
+def test_the_tool_counts_files_and_says_why_others_are_left_out(tmp_path):
+    shutil.copytree(SAMPLES["vllm"], tmp_path / "all")
+    (tmp_path / "all" / "E=1,N=1,colour=red.json").write_text("{}")
+    tool = HERE.parent / "tools" / "count_tables.py"
+    done = subprocess.run([sys.executable, tool, "vllm", tmp_path / "all"], capture_output=True, text=True, check=True)
+    assert "vllm: 5 of 6 files are read without loss\n  1  it is not a kernel table of vLLM: its name" in done.stdout
+    assert done.stdout.endswith("first: E=1,N=1,colour=red.json\n")

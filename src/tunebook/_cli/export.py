@@ -19,33 +19,50 @@ from tunebook.formats import write
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="file to write; .db makes a pack, .json a readable book")
     add_format(parser)
+    parser.add_argument(
+        "--map",
+        metavar="NAME=EXPR",
+        action="append",
+        default=[],
+        help="a part of the file's key, from the arguments of the tuned call: E=w1.shape[0]; for other tools' formats",
+    )
     parser.add_argument("--unsigned", action="store_true", help="do not sign the bundle, even if a key is set")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     path = Path(options.file).expanduser()
     name = format_of(options.format, path)
+    key = dict(_named(text) for text in options.map)
+    if key and name in OWN:
+        raise UsageError(f"--map is for the formats of other tools, and {path} is a {name}; add --format")
     store = book_of(options)
     records = list(filters_of(options).records(store))
     if not records:
         terminal.note(f"nothing to export in {store.where}")
         return NO
-    key = None if options.unsigned or name != "bundle" else signing_key()
+    signed_with = None if options.unsigned or name != "bundle" else signing_key()
     if name == "bundle":
         from tunebook.formats._bundle import export_bundle  # noqa: PLC0415 - help loads no format
 
-        export_bundle(records, path, key=key)
+        export_bundle(records, path, key=signed_with)
     elif name not in OWN:
-        write(name, records, path)
+        write(name, records, path, key=key)
     elif ENGINES[name].writable and path.exists():  # a pack is replaced; a book would mix its entries with these
         raise UsageError(f"{path} exists; remove it first, or add to it: tunebook merge $(tunebook path) --book {path}")
     else:
         ENGINES[name].create(path, records)
     terminal.result(
-        {"file": str(path), "format": name, "entries": len(records), "signed": key is not None},
-        f"wrote {count_text(len(records), 'entry', 'entries')} to {path} ({name}{', signed' if key else ''})",
+        {"file": str(path), "format": name, "entries": len(records), "signed": signed_with is not None},
+        f"wrote {count_text(len(records), 'entry', 'entries')} to {path} ({name}{', signed' if signed_with else ''})",
     )
     return DONE
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, expression = text.partition("=")
+    if not (name.strip() and equals and expression.strip()):
+        raise UsageError(f"--map {text} should be like --map E=w1.shape[0]")
+    return name.strip(), expression
 
 
 VERB = Verb("tunebook export tuned.bundle.gz --newer-than 30d", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 
 # The format "x" is `FORMAT` in `_x.py`, which is loaded when it is named: help lists all of them, and loads none.
 FORMATS: Final[Mapping[str, str]] = {
+    "aiter": "AITER's tuned tables, CSV files",
+    "aiter_triton": "AITER's tables for Triton kernels, a directory of JSON files",
     "ejkernel": "ejkernel's persistent cache, one JSON file",
+    "fla": "flash-linear-attention's tables, a directory per device",
+    "gemlite": "gemlite's tables, a JSON file per device",
+    "helion": "vLLM's tables for Helion kernels, a directory per kernel",
     "kernel_tuner": "Kernel Tuner's cache files",
+    "sglang": "SGLang's kernel tables, a directory per version of Triton",
     "t4": "T4, the common form of auto-tuning results",
     "tokamax": "tokamax's tables, a directory per device",
     "triton": "Triton's autotune cache, <kernel>.autotune.json",
-    "vllm": "vLLM's fused-MoE tables, a directory of JSON files",
+    "tunableop": "PyTorch TunableOp's results, a CSV file",
+    "vllm": "vLLM's kernel tables, a directory of JSON files",
 }
 
 
@@ -36,9 +43,16 @@ def read(name: str, path: str | os.PathLike[str], *, op: str = "", device: str =
     return _load(name).read_all(Path(path), op, device)
 
 
-def write(name: str, records: Iterable[Record], path: str | os.PathLike[str]) -> int:
-    """Write records as another tool's files, and return how many files; `CodecError` if the format cannot hold them."""
-    return _load(name).write_all(list(records), Path(path))
+def write(
+    name: str, records: Iterable[Record], path: str | os.PathLike[str], *, key: Mapping[str, str] | None = None
+) -> int:
+    """Write records as another tool's files, and return how many files; `CodecError` if the format cannot hold them.
+
+    `key` gives the file's key as expressions over the arguments of the tuned call: `{"E": "w1.shape[0]", "M": "n"}`.
+    """
+    from tunebook.formats._key_map import KeyMap  # noqa: PLC0415 - help loads no format
+
+    return _load(name).write_all(list(records), Path(path), KeyMap(key) if key else None)
 
 
 def _load(name: str) -> Format:

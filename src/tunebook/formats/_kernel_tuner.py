@@ -6,8 +6,10 @@ cards hold samples as `[0, t]` pairs.
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import CodecError
@@ -108,4 +110,13 @@ def _entry(values: dict[str, Any], m: Measurement) -> dict[str, Any]:
     return {**values, **costs, **entry, **(kept if isinstance(kept, dict) else {})}
 
 
-FORMAT: Final = Format(_TOOL, "a cache file of Kernel Tuner", "*.json", _read, _content, _name, single=True, indent=0)
+FORMAT: Final = Format(
+    _TOOL,
+    "a cache file of Kernel Tuner",
+    "*.json",
+    _read,
+    _content,
+    _name,
+    single=True,
+    dump=partial(json.dumps, indent=0),
+)
