@@ -10,6 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._statistics.race import typical_s
 from tunebook.formats._format import ForeignFile, Format, OutgoingRecord
 from tunebook.formats._triton import MAP_THE_KEY, attributes_of, candidate_of
 
@@ -74,7 +75,7 @@ def _content(record: OutgoingRecord) -> dict[str, Any]:
         raise record.error(f"has a list of values as its key; found {record.problem.call_key}. {MAP_THE_KEY}")
     entry = {"autotune_key": key["key"], "config": config}
     if (chosen := record.timed_choice) is not None:
-        entry["best_timing"] = chosen.extra.get("fla", min(chosen.samples_s) * 1e3)
+        entry["best_timing"] = chosen.extra.get("fla", typical_s(chosen.samples_s) * 1e3)
     text = json.dumps(key["key"], separators=(",", ":"), sort_keys=True)
     return {**about, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(): entry}
 

@@ -25,4 +25,4 @@ def _name(record: OutgoingRecord) -> str:
     return f"{folder}{table_name(record)}"
 
 
-FORMAT: Final = Format("sglang", "a kernel table of SGLang", "*=*.json", _read, row_of, _name, dump=dump_table)
+FORMAT: Final = Format("sglang", "a kernel table of SGLang", "*.json", _read, row_of, _name, dump=dump_table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._statistics.race import typical_s
 from tunebook.formats._format import ForeignFile, Format, OutgoingRecord, config_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _content(record: OutgoingRecord) -> dict[str, Any]:
     validators = known.items() if isinstance(known, dict) else ()
     lines = {f"{_VALIDATOR},{name}": value for name, value in validators}
     times = chosen.extra.get("tunableop")
-    rest = [str(part) for part in times] if isinstance(times, list) else [repr(min(chosen.samples_s) * 1e3)]
+    rest = [str(part) for part in times] if isinstance(times, list) else [repr(typical_s(chosen.samples_s) * 1e3)]
     return {**lines, f"{record.op},{parameters}": ",".join([solution, *rest])}
 
 

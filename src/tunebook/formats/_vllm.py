@@ -132,7 +132,7 @@ def _content(record: OutgoingRecord) -> dict[str, Any]:
 FORMAT: Final = Format(
     "vllm",
     "a kernel table of vLLM",
-    "*=*.json",
+    "*.json",
     read_table,
     _content,
     table_name,
