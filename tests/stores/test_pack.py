@@ -26,7 +26,6 @@ from tunebook.stores import (
     LayeredStore,
     MemoryStore,
     PackStore,
-    find_packs,
     open_store,
     packs_in,
     write_pack,
@@ -390,8 +389,9 @@ def test_an_entry_point_that_leads_nowhere_is_a_warning(monkeypatch, tmp_path, v
 def test_packs_of_the_book_come_before_packs_of_packages(tmp_path, monkeypatch):
     write_pack(tmp_path / "v1" / "packs" / "a.db", [])
     announced = PackStore(tmp_path / "announced.db")
-    monkeypatch.setattr(discovery, "_announced", lambda: (announced,))
-    assert [Path(pack.where).name for pack in find_packs(tmp_path)] == ["a.db", "announced.db"]
+    monkeypatch.setattr(discovery, "announced", lambda: (announced,))
+    layers = open_store(None, default_root=tmp_path).layers
+    assert [Path(layer.where).name for layer in layers[1:]] == ["a.db", "announced.db"]
 
 
 # What a path means

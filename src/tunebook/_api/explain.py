@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tunebook._api.versions import environment_here, versions_differ, versions_of
@@ -23,6 +23,7 @@ from tunebook._selection.trusted_entries import (
 )
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.progress import day_text, seconds_text
+from tunebook.stores import shipped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +82,7 @@ class Explanation:
     """The answer of `explain`. Print it, or read its fields.
 
     `environment` is the environment of this process or machine; `differences` are its differences from the environment
-    of the verdict's measurements.
+    of the verdict's measurements. `shipped_in` is the pack that the record is from, or empty.
     """
 
     problem: Problem
@@ -92,6 +93,7 @@ class Explanation:
     near_misses: tuple[NearMiss, ...] = ()
     environment: str = ""
     differences: tuple[str, ...] = ()
+    shipped_in: str = ""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines()))
@@ -138,6 +140,8 @@ class Explanation:
                 yield _item("a guess", str(selection.guess), 12)
         else:
             yield ExplanationLine("answer", "answer: none")
+        if self.shipped_in:
+            yield _item("shipped in", self.shipped_in, 12)
         yield from (_item(tier, said, 12) for tier, said in selection.tried)
 
     def _measured(self) -> Iterable[ExplanationLine]:
@@ -260,16 +264,17 @@ def explain_call(
     problem = selection.problem
     here = kernel.environment(inv)
     others: list[tuple[Problem, str]] = []
-    record = None
+    record, shipped = None, ""
     if selector.persistent is not None:
         from tunebook.stores._listing import Catalogue  # noqa: PLC0415 - only explanations list a book
 
-        record = selector.persistent.read(problem)
+        record, shipped = selector.persistent.read(problem), selector.persistent.shipped_in(problem)
         others = _entries(Catalogue(selector.persistent.store), problem.op)
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
     body = Body() if record is None else record.body
     measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
-    return _explained(selection, record, measured_for_choice(body, measured or None), here, others)
+    explained = _explained(selection, record, measured_for_choice(body, measured or None), here, others)
+    return replace(explained, shipped_in=shipped)
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
@@ -280,7 +285,8 @@ def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None)
     selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
     if isinstance(selection, Selection) and record is not None and selection.source != "pinned":
         selection = selection._replace(config=_named(record.head.config))
-    return _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
+    explained = _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
+    return replace(explained, shipped_in=shipped_in(catalogue.store, problem))
 
 
 def _explained(

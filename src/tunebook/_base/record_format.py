@@ -34,11 +34,17 @@ if TYPE_CHECKING:
 # A record above this is refused when written and not read at all when met: a 100 MB value is a mistake, and
 # reading it would stall the call that met it.
 MAX_RECORD_BYTES: Final = 8 << 20
+SEAL_BYTES: Final = 77
 
 T = TypeVar("T")
 
 _HEAD_FIELDS: Final[dict[str, type]] = {"checksum": str, "origin": str, "environment": str, "generation": int}
 _IDENTITY: Final = ("fingerprint", "code", "policy", "environment")  # of a measurement
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return the bytes of a record without the line after them, `hmac-sha256 <64 hex digits>`, that signs them."""
+    return data[:-SEAL_BYTES] if data[-SEAL_BYTES - 1 : -SEAL_BYTES + 12] == b"\nhmac-sha256 " else data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

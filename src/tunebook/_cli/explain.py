@@ -81,6 +81,7 @@ def _as_json(explanation: Explanation) -> dict[str, Any]:
         "call": spell_out(problem.call_key),
         "answer": None if explanation.record is None else plain(explanation.record.head.config),
         "source": selection.source if isinstance(selection, Selection) else None,
+        "shipped_in": explanation.shipped_in or None,
         "tried": [{"tier": tier, "said": said} for tier, said in selection.tried],
         "differences": list(explanation.differences),
         "failures": [{"reason": failed.reason, "configs": list(failed.configs)} for failed in explanation.failed],

@@ -1,7 +1,7 @@
 """Merge the entries of a file into this book.
 
-The file is a bundle, a pack, a book or another tool's file. If TUNEBOOK_SIGNING_KEY is set, it must be a bundle that is
-signed with that key, unless --allow-unsigned is given: only bundles have signatures.
+The file is a bundle, a pack, a book or another tool's file. If TUNEBOOK_SIGNING_KEY is set, it must be a bundle or a
+pack that is signed with that key, unless --allow-unsigned is given: other files have no signatures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tunebook._cli._formats import ENGINES, add_format, format_of
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._cli.merge import ALLOW_UNSIGNED, merge_records, refuse_unsigned
 from tunebook.formats import read
-from tunebook.stores import open_store
+from tunebook.stores import PackStore, open_store
 from tunebook.stores._listing import measured_s
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def _read(path: Path, options: Namespace) -> Iterable[Record]:
         from tunebook.formats._bundle import import_bundle  # noqa: PLC0415 - help loads no format
 
         return import_bundle(path, key=signing_key(), allow_unsigned=options.allow_unsigned).records
-    refuse_unsigned([str(path)], options)
+    key = signing_key()
+    if name == "pack" and key is not None and not options.allow_unsigned and path.is_file():
+        PackStore(path, vouched=True).require_signature(key)
+    else:
+        refuse_unsigned([str(path)], options)
     if name in ENGINES and not path.is_dir():
         return ENGINES[name].open(path, vouched=True).items()
     if name in ENGINES:

@@ -41,7 +41,7 @@ def refuse_unsigned(sources: Sequence[str], options: Namespace) -> None:
     # Not only for bundles: else the sender of a file would choose, by its suffix, whether its signature is checked.
     if sources and signing_key() is not None and not options.allow_unsigned:
         raise CodecError(
-            f"{sources[0]} is not signed, and a key is set. Import a bundle that was exported with the same "
+            f"{sources[0]} is not signed, and a key is set. Import a bundle or pack that was written with the same "
             "TUNEBOOK_SIGNING_KEY, or say that its origin does not matter: --allow-unsigned"
         )
 

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import time
 import typing
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
+from zipimport import zipimporter
 
 from tunebook._base.config_codec import build, classes_of, decode, encode, fingerprint_of
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, no_home, remote_url, signing_key
 from tunebook._base.errors import CodecError, DefinitionError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
-from tunebook.stores import LeaseBoard, MemoryStore, Store, is_address, open_shared, open_store
+from tunebook._kernel.kernel import LIVE
+from tunebook.stores import (
+    LayeredStore,
+    MemoryStore,
+    is_address,
+    open_shared,
+    open_store,
+    packs_beside,
+    shipped_in,
+    shipped_with,
+)
 from tunebook.stores._files import FaultsAreWarnings, state_of
 from tunebook.stores._open import FILE_ENGINES
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from tunebook._kernel.kernel import Kernel
+    from tunebook.stores import LeaseBoard, Store
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -43,16 +58,39 @@ def book_before(url: str | None) -> Store:
     root = book_root()
     if root is None and url is None:
         warn_once("no-home", "book", f"{no_home()}: tuned configurations stay in memory. Set {HOME_VARIABLE}.")
-        return MemoryStore()
+        return _in_memory()
     key = None if url is None else signing_key()
     opened = _open_books.get((root, url, key))
     if opened is not None:
         return opened
-    front = MemoryStore() if root is None else open_store(None, default_root=root)
+    front = _in_memory() if root is None else open_store(None, default_root=root, beside=_packs_of)
     if url is not None:
         front = open_shared(front, url, root=root, key=key, may_write=lambda: mode() == "normal")
     # Opening touches nothing, so that it may happen twice: a lock could be held by a thread that a fork did not copy.
     return _open_books.setdefault((root, url, key), front)
+
+
+def _in_memory() -> Store:
+    # With the shipped packs: a container that has no home has kernels all the same.
+    return LayeredStore(MemoryStore(), tuple, shipped_with(_packs_of))
+
+
+def _packs_of(op: str | None) -> Iterable[Store]:
+    """Return the packs that were shipped with a kernel of this process; for None, with all of its kernels."""
+    kernels = list(LIVE.values()) if op is None else [LIVE.get(op)]
+    return dict.fromkeys(pack for kernel in kernels if kernel is not None for pack in _packs_with(kernel))
+
+
+def _packs_with(kernel: Kernel[Any, Any]) -> Iterable[Store]:
+    # The code's own module, which a loader of plugins may keep out of `sys.modules`. A decorator has another.
+    found = getattr(getattr(kernel, "function", type(kernel).run), "__globals__", {})
+    if found.get("__name__") != kernel.module:
+        found = getattr(sys.modules.get(kernel.module), "__dict__", {})
+    file, package = found.get("__file__"), found.get("__package__") or ""
+    if not isinstance(file, str):  # typed into a prompt or a notebook
+        return ()
+    loader = getattr(found.get("__spec__"), "loader", None)
+    return packs_beside(file, package, loader.archive if isinstance(loader, zipimporter) else None)
 
 
 def store_at(place: str | os.PathLike[str]) -> Store:
@@ -201,6 +239,12 @@ class PersistentCache(Generic[C]):
         with self._guard():
             return self.store.get(problem)
         return None
+
+    def shipped_in(self, problem: Problem) -> str:
+        """Return the place of the pack that the record of a problem is from; "" if it is not from a pack."""
+        with suppress(OSError, ValueError):  # `read` warns
+            return shipped_in(self.store, problem)
+        return ""
 
     def state(self, problem: Problem) -> object | None:
         """Return a value that changes whenever the record of a problem changes; None if that cannot be known."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tunebook._arrays.device_fingerprint import library_version
 from tunebook._arrays.library import load_adapters
-from tunebook._base.environment_variables import book_root
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import members_checksum
@@ -28,7 +27,7 @@ from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.selector import ConfigSelectorChain
 from tunebook._tuning.plan import forward_autotune_only
 from tunebook._tuning.tuner import Tuner
-from tunebook.stores import find_packs
+from tunebook.stores import announced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,8 +48,7 @@ def install() -> None:
     """Let tunebook choose the configurations of all ejkernel operations, also of modules imported before or later."""
     # Both take 50 ms, once. ejkernel opens its files when it is imported, so a first call finds everything open.
     load_adapters()
-    if (root := book_root()) is not None:
-        find_packs(root)
+    announced()
     _ops.ConfigSelectorChain.choose = _choose
     _ops.Executor._choose_heuristics_only = lambda executor, inv, kernel: _choose(executor.chooser, inv, kernel)  # noqa: SLF001
 

@@ -7,8 +7,11 @@ from tunebook.stores._files import LeaseFiles as LeaseFiles
 from tunebook.stores._files import problem_id as problem_id
 from tunebook.stores._json import JsonStore as JsonStore
 from tunebook.stores._layered import LayeredStore as LayeredStore
-from tunebook.stores._layered import find_packs as find_packs
+from tunebook.stores._layered import announced as announced
+from tunebook.stores._layered import packs_beside as packs_beside
 from tunebook.stores._layered import packs_in as packs_in
+from tunebook.stores._layered import shipped_in as shipped_in
+from tunebook.stores._layered import shipped_with as shipped_with
 from tunebook.stores._memory import MemoryStore as MemoryStore
 from tunebook.stores._open import FILE_ENGINES as FILE_ENGINES
 from tunebook.stores._open import file_kinds as file_kinds

@@ -1,7 +1,7 @@
 """A writable store in front of packs: the entries tuned here, then the entries that were shipped.
 
-Packs lie in the book (`<root>/v1/packs/*.db`), or an installed package announces them. It does so with an entry point
-that names its top-level package and the file in it::
+Packs lie in the book (`<root>/v1/packs/*.db`), beside the code of a kernel (`mykernels/__tunebook__/*.db`), or an
+installed package announces them. It does so with an entry point that names its top-level package and the file in it::
 
     [project.entry-points."tunebook.packs"]
     h200 = "mykernels:tuned.db"              # mykernels/tuned.db
@@ -12,7 +12,9 @@ Nothing of the package is imported to find the file: importing a kernel library 
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
@@ -24,39 +26,63 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from importlib.metadata import EntryPoint
     from importlib.resources.abc import Traversable
-    from pathlib import Path
+    from typing import TypeAlias
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Problem
     from tunebook.stores._listing import EntryGroup, Wanted
     from tunebook.stores._protocol import LeaseBoard, Store
 
+    Shipped: TypeAlias = Callable[[str | None], Iterable[Store]]  # of an operation; None for all that are known
+
 GROUP: Final = "tunebook.packs"
+FOLDER: Final = "__tunebook__"
 
 
 @final
 class LayeredStore:
-    """Writes go to `front`; a get that it cannot answer goes on to the shipped stores, in their order.
+    """Writes go to `front`; a get that it cannot answer goes on to packs: of the book, then the shipped ones.
 
-    `find_shipped` is called once, at the first miss: looking through the installed packages takes milliseconds. A
-    record deleted from the front, or without a decision, lets a shipped record of its problem be seen.
+    `find_packs` is called once, at the first miss; `shipped` at each miss, as far as its packs are asked: looking
+    through the installed packages takes milliseconds. A record deleted from the front, or without a decision, lets a
+    shipped record of its problem be seen.
     """
 
-    def __init__(self, front: Store, find_shipped: Callable[[], Sequence[Store]]) -> None:
-        self._front, self._find_shipped = front, find_shipped
+    def __init__(
+        self, front: Store, find_packs: Callable[[], Sequence[Store]], shipped: Shipped = lambda _op: ()
+    ) -> None:
+        self._front, self._find_packs, self._shipped = front, find_packs, shipped
         self.where: Final = front.where
 
     @computed_once
+    def _packs(self) -> tuple[Store, ...]:
+        return tuple(self._find_packs())
+
+    @property
     def layers(self) -> tuple[Store, ...]:
-        """The front, then the shipped stores in their order."""
-        return (self._front, *self._find_shipped())
+        """The front, then the packs in their order."""
+        return (self._front, *self._behind(None))
+
+    def _behind(self, op: str | None) -> Iterator[Store]:
+        yield from self._packs
+        yield from self._shipped(op)
 
     def get(self, problem: Problem) -> Record | None:
+        return self._find(problem)[0]
+
+    def _find(self, problem: Problem) -> tuple[Record | None, str]:
+        """Return the record of a problem, or None, and the pack that it was shipped in; "" if it is the front's."""
         front = self._front.get(problem)
         if front is not None and front.head.decided:
-            return front
-        shipped = (store.get(problem) for store in self.layers[1:])
-        return next((record for record in shipped if record is not None), front)
+            return front, ""
+        for store in self._behind(problem.op):
+            if (record := store.get(problem)) is not None:
+                return record, store.where
+        return front, ""
+
+    def shipped_in(self, problem: Problem) -> str:
+        """Return the place of the pack that the record of a problem is from; "" if it is the front's, or missing."""
+        return self._find(problem)[1]
 
     def state(self, problem: Problem) -> object | None:
         """Return the state of the front's record, because shipped records do not change; None if it is unknown."""
@@ -74,7 +100,7 @@ class LayeredStore:
     def items(self, op: str | None = None) -> Iterator[Record]:
         """Yield the records once per problem: the record that `get` returns."""
         seen: set[str] = set()
-        for store in self.layers:
+        for store in (self._front, *self._behind(op)):
             for record in store.items(op):
                 identifier = problem_id(record.problem)
                 if identifier not in seen:
@@ -99,6 +125,12 @@ class LayeredStore:
         return self._front.leases()
 
 
+def shipped_in(store: Store, problem: Problem) -> str:
+    """Return the place of the pack that a store has the record of a problem from; "" if it is not from a pack."""
+    find = getattr(store, "shipped_in", None)  # not a part of `Store`: most stores have no packs behind them
+    return "" if find is None else str(find(problem))
+
+
 def packs_in(root: Path) -> tuple[PackStore, ...]:
     """Return the packs of the book at a root, in the order of their names; () if the root is not to be trusted."""
     try:
@@ -109,13 +141,72 @@ def packs_in(root: Path) -> tuple[PackStore, ...]:
         return ()
 
 
-def find_packs(root: Path) -> tuple[PackStore, ...]:
-    """Return the packs of the book at a root, then the packs of the installed packages, found once per process."""
-    return (*packs_in(root), *_announced())
+def shipped_with(beside: Shipped = lambda _op: ()) -> Shipped:
+    """Return a function that yields the packs beside a kernel, then the packs of the installed packages."""
+
+    def shipped(op: str | None) -> Iterator[Store]:
+        yield from beside(op)
+        yield from announced()  # last: finding them takes 40 ms
+
+    return shipped
 
 
 @cache
-def _announced() -> tuple[PackStore, ...]:
+def packs_beside(file: str, package: str, archive: str | None = None) -> tuple[PackStore, ...]:
+    """Return the packs that were shipped with a module: beside its file, then in its parent packages.
+
+    `archive` is the zip file that the module was imported from. Each folder is listed once per process.
+    """
+    folder = Path(file).parent
+    folders = [folder, *folder.parents][: package.count(".") + 1]  # a plain script has no parent packages
+    return tuple(pack for each in folders for pack in _packs_of_folder(each / FOLDER, archive))
+
+
+@cache
+def _packs_of_folder(folder: Path, archive: str | None) -> tuple[PackStore, ...]:
+    with FaultsAreWarnings(str(folder), before=f"the packs in {folder} are not used: "):
+        if archive is not None:
+            return _packs_in_zip(folder, archive)
+        try:
+            names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not objects
+        except (FileNotFoundError, NotADirectoryError):  # nothing is shipped, as with nearly every module
+            return ()
+        code = folder.parent.stat()
+        if not _is_like(folder, code) and (unsafe := distrust(str(folder), inside="")) is not None:
+            warn_once(unsafe.kind, unsafe.path, unsafe.message)
+            return ()
+        paths = map(folder.joinpath, filter(_is_pack, names))
+        return tuple(PackStore(path, vouched=_is_like(path, code)) for path in paths)
+    return ()
+
+
+def _is_pack(name: str) -> bool:
+    return name.endswith(".db") and not name.startswith(".")  # macOS puts `._h200.db` beside h200.db on other disks
+
+
+def _is_like(path: Path, code: os.stat_result) -> bool:
+    """Whether a file is to be trusted like the code in a folder: the same user, and no other, can write to both."""
+    try:
+        facts = path.stat()
+    except OSError:  # a link that leads nowhere; opening it says so
+        return False
+    return facts.st_uid == code.st_uid and not facts.st_mode & ~code.st_mode & 0o022
+
+
+def _packs_in_zip(folder: Path, archive: str) -> tuple[PackStore, ...]:
+    import zipfile  # noqa: PLC0415 - milliseconds that only packages inside zip files pay
+
+    try:
+        inside = zipfile.Path(archive, f"{folder.relative_to(archive).as_posix()}/")
+        names = sorted(found.name for found in inside.iterdir()) if inside.exists() else []
+    except zipfile.BadZipFile as error:
+        raise OSError(str(error)) from error
+    return tuple(PackStore(inside / name, vouched=True) for name in filter(_is_pack, names))
+
+
+@cache
+def announced() -> tuple[PackStore, ...]:
+    """Return the packs that installed packages announce, found once per process."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - 40 ms that only a first miss pays
 
     # The whole search: one package with unreadable metadata must not cost the user the own book too.

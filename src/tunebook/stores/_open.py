@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tunebook._base.errors import DefinitionError, require
 from tunebook.stores._directory import DirectoryStore
 from tunebook.stores._json import JsonStore
-from tunebook.stores._layered import LayeredStore, find_packs, packs_in
+from tunebook.stores._layered import LayeredStore, packs_in, shipped_with
 from tunebook.stores._pack import PackStore, write_pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tunebook._base.record_format import Record
+    from tunebook.stores._layered import Shipped
     from tunebook.stores._protocol import Store
     from tunebook.stores._remote import RemoteStore
     from tunebook.stores._shared import SharedStore
@@ -53,17 +54,18 @@ def is_address(path: object) -> bool:
     return rest.startswith("/") and scheme.isascii() and scheme.replace("+", "").isalnum()
 
 
-def open_store(path: Path | str | None, *, default_root: Path | None = None) -> Store:
+def open_store(path: Path | str | None, *, default_root: Path | None = None, beside: Shipped = lambda _op: ()) -> Store:
     """Open the store at a path; touches nothing on disk, and looks only at the path itself.
 
     A directory, or a name that does not exist yet, is a directory of records, read together with the packs in it. None
-    is the user's own book at `default_root`, read together with the packs that installed packages announce too. The
-    address of a shared book opens that book itself: it raises `StoreError` when it does not answer.
+    is the user's own book at `default_root`, read together with the packs `beside` a kernel, and the packs that
+    installed packages announce too. The address of a shared book opens that book itself: it raises `StoreError` when
+    it does not answer.
     """
     if path is None:
         if default_root is None:
             raise DefinitionError("open_store(None) needs default_root=, the directory of the user's own book")
-        return LayeredStore(DirectoryStore(default_root), lambda: find_packs(default_root))
+        return LayeredStore(DirectoryStore(default_root), lambda: packs_in(default_root), shipped_with(beside))
     if is_address(path):
         return open_remote(str(path))
     place = Path(path)

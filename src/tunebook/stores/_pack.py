@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._base.record_format import MAX_RECORD_BYTES, Record
+from tunebook._base.record_format import MAX_RECORD_BYTES, SEAL_BYTES, Record, canonical_json, unsealed
 from tunebook.stores._files import distrust, make_directory, problem_id, sync_path, write_file, writing
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from importlib.resources.abc import Traversable
 
     from tunebook._base.vocabulary import Problem
@@ -55,10 +55,11 @@ _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"origin"' % ((_STRING,) * 3)
 
 
-def write_pack(path: Path, records: Iterable[Record]) -> int:
+def write_pack(path: Path, records: Iterable[Record], *, key: bytes | None = None) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
     Of two records of a problem it gets the higher generation, then the later. Readers of the earlier pack keep it.
+    With a key each record is signed, as in a shared book.
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
@@ -69,7 +70,7 @@ def write_pack(path: Path, records: Iterable[Record]) -> int:
         write_file(temp, b"", sync=None)
         try:
             with closing(sqlite3.connect(temp, isolation_level=None)) as connection:
-                count = _fill(connection, records)
+                count = _fill(connection, records, key)
             sync_path(temp, os.fsync)
             temp.rename(path)
             sync_path(path.parent, os.fsync)
@@ -81,7 +82,7 @@ def write_pack(path: Path, records: Iterable[Record]) -> int:
     return count
 
 
-def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
+def _fill(connection: sqlite3.Connection, records: Iterable[Record], key: bytes | None) -> int:
     # Nothing sees the file before it is whole and synced, so it needs no journal; the cache holds the inner pages of
     # a million records, which come in random order.
     for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144", f"application_id={_APPLICATION_ID}"):
@@ -89,7 +90,12 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record]) -> int:
     connection.execute(f"PRAGMA user_version={_VERSION}")
     connection.execute(_TABLE)
     connection.execute("BEGIN")
-    rows = ((bytes.fromhex(problem_id(r.problem)), r.head.generation, r.to_bytes()) for r in records)
+    seal: Callable[[Record], bytes] = Record.to_bytes
+    if key is not None:
+        from tunebook.stores._remote import Envelope  # noqa: PLC0415 - loaded late: for signed packs only
+
+        seal = Envelope("", key).seal
+    rows = ((bytes.fromhex(problem_id(r.problem)), r.head.generation, seal(r)) for r in records)
     connection.executemany(_INSERT, rows)
     connection.execute("COMMIT")
     (count,) = connection.execute("SELECT count(*) FROM records").fetchone()
@@ -125,14 +131,32 @@ class PackStore:
 
     def items(self, op: str | None = None) -> Iterator[Record]:
         """Yield every readable record, or the records of an operation, in the order of their ids."""
+        # The name is in the first line, as it is written there: 1 us tells that a record is another kernel's.
+        name = b"" if op is None else canonical_json(op).encode()
+        for identifier, content in self._rows():
+            if isinstance(content, bytes) and name not in content:
+                continue
+            record = self._decode(identifier, content)
+            if record is not None and op in {None, record.problem.op}:
+                yield record
+
+    def require_signature(self, key: bytes) -> None:
+        """Raise `CodecError` if a record of the pack is not signed with this key."""
+        from tunebook.stores._remote import Envelope  # noqa: PLC0415 - loaded late: for signed packs only
+
+        envelope = Envelope(self.where, key)
+        for _, content in self._rows():
+            try:
+                envelope.unseal(content if isinstance(content, bytes) else b"")
+            except CodecError as error:
+                raise CodecError(f"a record in the pack {self.where} is not believed: {error}") from error
+
+    def _rows(self) -> Iterator[tuple[bytes, Any]]:
         last = b""
         # In pages, so that no cursor stays open over a yield while other threads use the connection. Ids must rise:
         # in a damaged file they may go round in circles.
         while (rows := self._query(_SELECT_AFTER, last)) and rows[-1][0] > last:
-            for identifier, content in rows:
-                record = self._decode(identifier, content)
-                if record is not None and op in {None, record.problem.op}:
-                    yield record
+            yield from rows
             last = rows[-1][0]
 
     def heads(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
@@ -189,7 +213,7 @@ class PackStore:
         try:
             if not isinstance(content, bytes):
                 raise CodecError(f"a record is bytes, not {type(content).__name__}")  # noqa: TRY301 - one way out
-            record = Record.from_bytes(content)
+            record = Record.from_bytes(unsealed(content))  # a pack is trusted like a file of its owner, signed or not
         except CodecError as error:
             self._warn(f"a record in it is damaged: {error}"[:300])
             return None
@@ -208,7 +232,7 @@ class PackStore:
 
         try:
             with lock:
-                rows = connection.execute(sql, (identifier, MAX_RECORD_BYTES, *more)).fetchall()
+                rows = connection.execute(sql, (identifier, MAX_RECORD_BYTES + SEAL_BYTES, *more)).fetchall()
             # In a damaged file an id may be of any type.
             return [row for row in rows if isinstance(row[0], bytes)]
         except (Error, UnicodeDecodeError) as error:  # see `_open` for the second

@@ -16,7 +16,7 @@ from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
-from tunebook._base.record_format import Record
+from tunebook._base.record_format import Record, unsealed
 from tunebook.stores._protocol import LeaseBoard, Store
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 # Signed bytes begin with this, so that nothing signed with the same key for another purpose passes for a record.
 _PURPOSE: Final = b"tunebook record 1\n"
-_SEAL: Final = re.compile(rb"hmac-sha256 ([0-9a-f]{64})\n")
-_SEAL_BYTES: Final = 77
 
 
 class RemoteStore(Store, Protocol):
@@ -57,15 +55,14 @@ class Envelope(NamedTuple):
 
     def seal(self, record: Record) -> bytes:
         data = record.to_bytes()
-        return data if self.key is None else b"%shmac-sha256 %s\n" % (data, _digest(data, self.key))
+        return data if self.key is None else data + _signature(data, self.key)
 
     def unseal(self, content: bytes) -> Record:
         """Return the record in bytes from the shared book; `CodecError` if damaged, `NotSigned` if not believed."""
-        seal = _SEAL.fullmatch(content[-_SEAL_BYTES:])
-        data = content if seal is None else content[:-_SEAL_BYTES]
-        if self.key is not None and (seal is None or not hmac.compare_digest(seal[1], _digest(data, self.key))):
-            found = "it is not signed at all" if seal is None else "it is signed with another key, or was altered"
-            raise NotSigned(found)
+        data = unsealed(content)
+        seal = content[len(data) :]
+        if self.key is not None and not hmac.compare_digest(seal, _signature(data, self.key)):
+            raise NotSigned("it is signed with another key, or was altered" if seal else "it is not signed at all")
         return Record.from_bytes(data)
 
     def open(self, content: bytes | None, problem: Problem | None = None) -> Record | None:
@@ -87,8 +84,8 @@ class Envelope(NamedTuple):
         return None
 
 
-def _digest(data: bytes, key: bytes) -> bytes:
-    return hmac.new(key, _PURPOSE + data, "sha256").hexdigest().encode("ascii")
+def _signature(data: bytes, key: bytes) -> bytes:
+    return f"hmac-sha256 {hmac.new(key, _PURPOSE + data, 'sha256').hexdigest()}\n".encode("ascii")
 
 
 def fault(where: str, error: Exception) -> StoreError:

@@ -20,6 +20,7 @@ from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import blake2b, merge
 from tunebook._base.vocabulary import Problem
 from tunebook.stores._files import FaultsAreWarnings, make_directory, problem_id, read_file, write_file
+from tunebook.stores._layered import shipped_in
 from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ class SharedStore:
         if both != local:
             self._keep(both)
         return both
+
+    def shipped_in(self, problem: Problem) -> str:
+        return shipped_in(self._front, problem)
 
     def put(self, record: Record) -> None:
         """Store a record in the front, durably, and in the shared book, at once or later."""
