@@ -45,6 +45,40 @@ print(time.perf_counter() - began, loaded)
 assert record.problem == problem
 """
 
+# A library as its author ships it: the pack lies beside the code, and nothing announces it.
+LIBRARY = """
+import tunebook as tb
+
+@tb.tunable(space=tb.Space(step=[1, 2, 4]), heuristic={"step": 1})
+def scan(n, *, config):
+    return n
+"""
+# The first call of a user who has no book yet: the pack is found, opened and asked, and its entry checked.
+FIRST_CALL = """
+import sqlite3, sys, time
+sys.path.insert(0, sys.argv[1])
+import shipped
+began = time.perf_counter()
+config = shipped.scan.config_for(int(sys.argv[2]))
+print(time.perf_counter() - began)
+assert config.step == 4
+"""
+WRITE_PACK = """
+import sys
+from pathlib import Path
+import tunebook as tb
+sys.path.insert(0, sys.argv[1])
+import shipped
+from tunebook._base.record_format import Head, Record
+from tunebook.testing import example_record
+kernel = shipped.scan.kernel
+inv = kernel.call((0,), {})
+head = dict(config={"step": 4}, checksum=kernel.checksum(inv), origin="tuned", environment=kernel.environment(inv))
+problems = map(shipped.scan.problem, range(int(sys.argv[2])))
+records = (Record(Head(problem=problem, **head), example_record().body) for problem in problems)
+tb.write_pack(Path(sys.argv[1], "__tunebook__", "tuned.db"), records)
+"""
+
 
 def record_of(number: int):
     return example_record(call_key=str(number), config={"block_m": 64, "block_n": 128, "number": number})
@@ -108,6 +142,22 @@ def measure_pack(scratch: Path, count: int, runs: int) -> dict[str, object]:
     return raw
 
 
+def measure_shipped(scratch: Path, count: int, runs: int) -> dict[str, object]:
+    """Return the seconds of the first call of a kernel in a fresh process, which a shipped pack answers."""
+    folder = scratch / "library"
+    folder.mkdir()
+    (folder / "shipped.py").write_text(LIBRARY)
+    variables = {**environment(), "TUNEBOOK_HOME": str(scratch / "nobody's book")}
+
+    def run(code: str, number: int) -> str:
+        line = [sys.executable, "-c", code, str(folder), str(number)]
+        return subprocess.run(line, env=variables, capture_output=True, text=True, check=True).stdout
+
+    run(WRITE_PACK, count)
+    seconds = [float(run(FIRST_CALL, count * each // runs)) for each in range(runs)]
+    return {"shipped_records": count, "shipped_first_call_s": seconds}
+
+
 def measure_damage(scratch: Path) -> dict[str, object]:
     """Flip every bit of a record file and cut it at every length; count the answers that are wrong."""
     warnings.simplefilter("ignore", TunebookWarning)
@@ -156,11 +206,14 @@ def table(raw: dict, counts: list[int]) -> list[tuple[str, str, str, bool]]:
             rows.append((what, f"{value:.3g} {sign}", f"< {target} {sign}", value < target))
     pack_ms = statistics.median(raw["pack_open_and_get_s"]) * 1e3
     import_ms = statistics.median(raw["sqlite3_import_s"]) * 1e3
+    shipped_ms = statistics.median(raw["shipped_first_call_s"]) * 1e3
+    shipped = f"first call of a library with a pack of {raw['shipped_records']:,} beside it, sqlite3 loaded"
     p99_ms = percentile(raw["hammered_read_s"], 99) * 1e3
     rows += [
         ("syncs per put", f"{raw['syncs_per_put']:.3g}", "<= 2", raw["syncs_per_put"] <= 2),
         ("reader p99, 4 writers hammering", f"{p99_ms:.3g} ms", "< 20 ms", p99_ms < 20),
         (f"pack of {raw['pack_records']:,}: open + get, sqlite3 loaded", f"{pack_ms:.3g} ms", "< 2 ms", pack_ms < 2),
+        (shipped, f"{shipped_ms:.3g} ms", "< 5 ms", shipped_ms < 5),
         ("importing sqlite3, once per process that has packs", f"{import_ms:.3g} ms", "", True),
     ]
     for what, name in (
@@ -185,6 +238,7 @@ def main() -> int:
             **measure_directories(scratch, counts, runs=5 if quick else 15),
             **measure_puts(scratch, puts=20 if quick else 200),
             **measure_pack(scratch, count=20_000 if quick else 1_000_000, runs=5 if quick else 15),
+            **measure_shipped(scratch, count=1_000 if quick else 10_000, runs=5 if quick else 15),
             **measure_damage(scratch),
             **measure_stress(scratch, rounds=5 if quick else 50, reads=500 if quick else 5_000),
         }

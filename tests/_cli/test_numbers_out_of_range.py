@@ -22,7 +22,7 @@ PLACES = {
 }
 VERBS = [
     "ls", "ls --json", "ls --summary", "show {}", "show {} --json", "explain {}", "report -o r.html",
-    "export b.bundle.gz", "export p.db", "export j.json", "diff other --json", "merge other",
+    "export b.bundle.gz", "export p.db", "export j.json", "pack q.db", "diff other --json", "merge other",
     "prune --dry-run --older-than 1d",
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ VERBS = [
     ("ls",), ("ls", "--json"), ("ls", "--summary"), ("ls", "--summary", "--json"), ("show", "{id}"), ("show", "matmul"),
     ("show", "{id}", "--json"), ("explain", "{id}"), ("explain", "{id}", "--json"), ("report", "-o", "r.html"),
     ("export", "x.bundle"), ("export", "x.db"), ("diff", "other_book.json"), ("diff", "other_book.json", "--json"),
+    ("pack", "y.db"), ("pack", "y.db", "--json"), ("pack", "y.db", "--check"),
     ("merge", "other_book.json", "--dry-run"), ("prune", "--newer-than", "1d", "--dry-run"), ("doctor",),
     ("prune", "--newer-than", "1d", "--dry-run", "--json"), ("prune", "--other-versions", "--dry-run"),
     ("doctor", "--json"), ("pin", "{id}", "block=32"), ("unpin", "{id}"),

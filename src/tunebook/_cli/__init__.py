@@ -51,6 +51,7 @@ GROUPS: Final = {
     },
     "exchange and clean up": {
         "merge": "merge other books into this one",
+        "pack": "write tuned entries to ship with a library",
         "export": "write entries to a file, for another machine",
         "import": "read entries from a file",
         "prune": "remove old or unused entries",

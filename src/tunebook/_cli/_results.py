@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, key_text
 from tunebook._cli._terminal import TextColumn
+from tunebook._cli._verb import UsageError
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 
@@ -53,6 +55,19 @@ def write_table(results: Iterable[tuple[Problem, str, float, str]], summary: str
 def add_import(parser: ArgumentParser, text: str) -> None:
     """Add the option --import."""
     parser.add_argument("--import", dest="modules", metavar="MODULE", action="append", default=[], help=text)
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import the modules of --import; `UsageError` if one is missing."""
+    find_modules_here()
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
 
 
 def find_modules_here() -> None:

@@ -39,7 +39,9 @@ _tunebook() {{
     esac
     case "$current" in
         -*) COMPREPLY=($(compgen -W "$words" -- "$current")) ;;
-        *) case "${{COMP_WORDS[1]}}" in diff|export|import|merge) COMPREPLY=($(compgen -f -- "$current")) ;; esac ;;
+        *) case "${{COMP_WORDS[1]}}" in
+               diff|export|import|merge|pack) COMPREPLY=($(compgen -f -- "$current")) ;;
+           esac ;;
     esac
 }}
 complete -o filenames -F _tunebook tunebook

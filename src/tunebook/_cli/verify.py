@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunebook._api.function_kernel import FunctionKernel
@@ -21,7 +20,7 @@ from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._filters import FILTERS, book_of, filters_of
-from tunebook._cli._results import STYLES, add_import, find_modules_here, write_table
+from tunebook._cli._results import STYLES, add_import, import_modules, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.recording import how_to_give_values, live_kernel, make_up, saved_calls, with_inputs
 from tunebook.fleet._farm.task import Task, find_task_kernel
@@ -47,15 +46,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     if not options.modules and not options.recording:
         raise UsageError("name the module that defines the kernels, e.g. --import mykernels")
-    find_modules_here()
-    for name in options.modules:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
+    import_modules(options.modules)
     calls = list(_recorded_calls(options) if options.recording else _calls_of_book(options))
     if not calls:
         terminal.note("no matching call")
