@@ -134,7 +134,7 @@ class TestPack(OnABook):
         assert sorted(PackStore(Path(PACK)).items(), key=repr) == sorted(open_store(place / "home").items(), key=repr)
         code, _, err = run("import", "unsigned.db", *book)
         assert code == 3
-        assert "not signed at all" in err
+        assert "unsigned.db is not signed, and a key is set" in err
         assert run("import", PACK, *book)[0] == 0
         monkeypatch.setenv("TUNEBOOK_SIGNING_KEY", "another secret")
         code, _, err = run("import", PACK, *book)

@@ -23,7 +23,6 @@ from tunebook._selection.trusted_entries import (
 )
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.progress import day_text, seconds_text
-from tunebook.stores import shipped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -277,7 +276,7 @@ def explain_call(
     return replace(explained, shipped_in=shipped)
 
 
-def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None) -> Explanation:
+def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None, shipped_in: str = "") -> Explanation:
     """Explain a problem and its record in a book without the program: the answer that a new process would find."""
     body = Body() if record is None else record.body
     here = "" if record is None else environment_here(record.head.environment)
@@ -286,7 +285,7 @@ def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None)
     if isinstance(selection, Selection) and record is not None and selection.source != "pinned":
         selection = selection._replace(config=_named(record.head.config))
     explained = _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
-    return replace(explained, shipped_in=shipped_in(catalogue.store, problem))
+    return replace(explained, shipped_in=shipped_in)
 
 
 def _explained(

@@ -20,7 +20,7 @@ from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.selector import Selection
-from tunebook.stores import problem_id
+from tunebook.stores import problem_id, shipped_in
 from tunebook.stores._listing import Catalogue
 
 
@@ -33,11 +33,13 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     catalogue = Catalogue(book_of(options))
     if options.key is None:
-        newest = find_newest(catalogue, options, terminal)[1]
-        explanation = explain_entry(catalogue, newest.problem, newest)
+        listed, newest = find_newest(catalogue, options, terminal)
+        shipped = "" if listed.where == catalogue.store.where else listed.where
+        explanation = explain_entry(catalogue, newest.problem, newest, shipped)
     else:
         problem = _problem_with(options.key, find(catalogue, options.what, filters_of(options)))
-        explanation = explain_entry(catalogue, problem, catalogue.store.get(problem))
+        record = catalogue.store.get(problem)
+        explanation = explain_entry(catalogue, problem, record, shipped_in(catalogue.store, problem))
     if terminal.json:
         terminal.value(_as_json(explanation))
     else:

@@ -145,11 +145,15 @@ class PackStore:
         from tunebook.stores._remote import Envelope  # noqa: PLC0415 - loaded late: for signed packs only
 
         envelope = Envelope(self.where, key)
+        remedy = "Set the key that it was written with, or say that its origin does not matter: --allow-unsigned"
         for _, content in self._rows():
+            data = content if isinstance(content, bytes) else b""
             try:
-                envelope.unseal(content if isinstance(content, bytes) else b"")
+                envelope.unseal(data)
             except CodecError as error:
-                raise CodecError(f"a record in the pack {self.where} is not believed: {error}") from error
+                other = "signed with another key than TUNEBOOK_SIGNING_KEY, or was altered"
+                found = "not signed, and a key is set" if unsealed(data) == data else other
+                raise CodecError(f"{self.where} is {found}. {remedy}") from error
 
     def _rows(self) -> Iterator[tuple[bytes, Any]]:
         last = b""
