@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_stress.rounds import environment
 
-from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning
-from tunebook._base.record_format import MAX_RECORD_BYTES, Record
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, TunebookWarning
+from tunebook._base.record_format import MAX_RECORD_BYTES, SEAL_BYTES, Record
 from tunebook.stores import (
     DirectoryStore,
     JsonStore,
@@ -201,7 +201,7 @@ def test_a_damaged_pack_is_listed_as_far_as_it_can_be(path, damage):
 
 
 def test_a_record_over_the_limit_is_not_read(path):
-    _rewritten(path, f"UPDATE records SET record = zeroblob({MAX_RECORD_BYTES + 1})")
+    _rewritten(path, f"UPDATE records SET record = zeroblob({MAX_RECORD_BYTES + SEAL_BYTES + 1})")
     assert PackStore(path).get(example_record().problem) is None
 
 
@@ -266,6 +266,22 @@ def test_a_damaged_archive_is_one_warning(tmp_path, path):
     store = PackStore(zipfile.Path(archive) / "records.db")
     with pytest.warns(TunebookWarning, match="archive is damaged"):
         assert store.get(records(1)[0].problem) is None
+
+
+# Signatures
+
+
+def test_a_signed_pack_is_read_without_the_key_and_an_altered_record_is_not_believed_with_it(path):
+    write_pack(path, records(3), key=b"one secret")
+    store = PackStore(path)
+    assert store.get(records(3)[1].problem) == records(3)[1]
+    assert len(list(store.items())) == 3
+    store.require_signature(b"one secret")
+    with pytest.raises(CodecError, match="another key"):
+        store.require_signature(b"another secret")
+    write_pack(path, records(3))
+    with pytest.raises(CodecError, match="not signed, and a key is set"):
+        PackStore(path).require_signature(b"one secret")
 
 
 # Layers
