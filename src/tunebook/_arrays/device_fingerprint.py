@@ -79,12 +79,13 @@ def host_cpu() -> str:
     """Return the fingerprint of this machine's processor; read once per process."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        machine = os.uname().machine
     except OSError:
         import platform  # noqa: PLC0415 - loaded late: 1.3 ms, and Linux does without
 
         # macOS and Windows. The processor's own words: "Intel64 Family 6 Model 142 Stepping 10, GenuineIntel".
-        cpuinfo = f"model name: {platform.processor()}"
-    return cpu_fingerprint(cpuinfo, os.uname().machine, os.cpu_count() or 1)
+        cpuinfo, machine = f"model name: {platform.processor()}", platform.machine()
+    return cpu_fingerprint(cpuinfo, machine, os.cpu_count() or 1)
 
 
 def cpu_fingerprint(cpuinfo: str, machine: str, cores: int) -> str:
