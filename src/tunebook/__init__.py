@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tunebook._api.recorded import Entry as Entry
     from tunebook._api.recorded import autotune_recorded as autotune_recorded
     from tunebook._api.recorded import benchmark as benchmark
+    from tunebook._api.table import ConfigTable as ConfigTable
+    from tunebook._api.table import table as table
     from tunebook._api.tunable import Tunable as Tunable
     from tunebook._api.tunable import tunable as tunable
     from tunebook._api.tunable import tune as tune
@@ -108,6 +110,7 @@ _NAMES = {
     "_api.explain": "Explanation",
     "_api.function_kernel": "TunableOptions",
     "_api.recorded": "autotune_recorded AutotuningResult benchmark Entry",
+    "_api.table": "ConfigTable table",
     "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
     "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult CacheEntry ChecksumState Done Hit Match Miss "
     "NoMatch Pending ToBeVerified TuneCache TuneCacheResult Unchecked",

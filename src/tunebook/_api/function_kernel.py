@@ -75,12 +75,12 @@ class TunableOptions(TypedDict, total=False):
     on_event: Callable[..., None] | None
 
 
-def check_options(options: Iterable[str]) -> None:
-    """Raise `DefinitionError` for an unknown option of `@tunable`."""
-    valid = ("space", "name", *TunableOptions.__annotations__)
+def check_options(options: Iterable[str], function: str = "tunable", own: Sequence[str] = ("space", "name")) -> None:
+    """Raise `DefinitionError` for an unknown option of `@tunable`, or of a function with its `own` options beside."""
+    valid = (*own, *TunableOptions.__annotations__)
     for option in options:
         if option not in valid:
-            raise DefinitionError(f"tunable(): {did_you_mean('option', option, valid)}")
+            raise DefinitionError(f"{function}(): {did_you_mean('option', option, valid)}")
 
 
 class FunctionKernel(Kernel[Any, Any]):
@@ -88,6 +88,7 @@ class FunctionKernel(Kernel[Any, Any]):
 
     runner: Callable[..., Any]  # takes one argument per parameter, and a configuration
     selector: ConfigSelectorChain[Any]
+    refuse: Callable[[dict[str, Any]], object] | None = None  # as for a `Dispatcher`
 
     def __init__(
         self, function: Callable[..., Any] | Choice, space: SpaceLike | None, name: str | None, options: TunableOptions

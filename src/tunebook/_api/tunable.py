@@ -61,8 +61,11 @@ class Tunable(Protocol[R_co]):
         """Return the key of a call in memory and in the book."""
 
 
-def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunable[Any]:
+def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
     """Return the generated function with the name, the docstring and the signature of the author's function."""
+    persistent = open_persistent(kernel.op_id, options.get("store"))
+    policy, tuner, on_event = options.get("policy"), options.get("tuner"), options.get("on_event")
+    selector = ConfigSelectorChain[Any](ConfigCache(), policy, tuner, persistent, on_event=on_event)
 
     def select(arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
         return selector.select(kernel.invocation(arguments, override), kernel, problem)
@@ -85,7 +88,7 @@ def _build(kernel: FunctionKernel, selector: ConfigSelectorChain[Any]) -> Tunabl
 
     dispatcher = Dispatcher(
         kernel.function, names=kernel.names, layout=kernel.layout,
-        select=select, selector=selector, observe=observe, as_config=as_config,
+        select=select, selector=selector, observe=observe, as_config=as_config, refuse=kernel.refuse,
     )  # fmt: skip
     kernel.runner, kernel.selector = dispatcher.run, selector
 
@@ -164,10 +167,7 @@ def tunable(
         return partial(tunable, space=space, name=name, **options)
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
     load_adapters()
-    kernel = FunctionKernel(function, space, name, options)
-    persistent = open_persistent(kernel.op_id, options.get("store"))
-    policy, tuner, on_event = options.get("policy"), options.get("tuner"), options.get("on_event")
-    return _build(kernel, ConfigSelectorChain(ConfigCache(), policy, tuner, persistent, on_event=on_event))
+    return build(FunctionKernel(function, space, name, options), options)
 
 
 def tune(

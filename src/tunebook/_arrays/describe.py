@@ -250,6 +250,14 @@ def device_of(args: object) -> object | None:
     return host
 
 
+def accelerator() -> object | None:
+    """Return the accelerator of the libraries that this process has loaded; None if there is only the host."""
+    load_adapters()
+    # jax last: to ask it may take most of the memory of its device.
+    asked = sorted(loaded_libraries(), key=lambda library: library.name == "jax")
+    return next((device for library in asked if (device := library.accelerator()) is not None), None)
+
+
 def libraries_of(args: object) -> frozenset[str]:
     """Return the libraries whose arrays are in `args`, however deep in containers."""
     return frozenset(x.library if isinstance(x, ArraySpec) else library_of(x).name for x in arrays_in(args))
@@ -276,10 +284,11 @@ def surroundings_of(arguments: object) -> Mapping[str, Any]:
     return {} if framework is None else framework.surroundings(arguments)
 
 
-def obstacle_to(inv: Any) -> str | None:
-    """Return the reason why a call cannot be tuned at all, or None."""
-    framework = framework_of((inv.args, inv.kwargs))
-    return None if framework is None else framework.obstacle((inv.args, inv.kwargs))
+def obstacle_to(inv: Any, *, unseen: bool = False) -> str | None:
+    """Return the reason why a call cannot be tuned at all, or None; `unseen`: its arrays are yet to be made."""
+    arguments = inv.args, inv.kwargs
+    asked = [library.framework for library in loaded_libraries()] if unseen else [framework_of(arguments)]
+    return next(filter(None, (framework.obstacle(arguments) for framework in asked if framework is not None)), None)
 
 
 def is_traced(inv: Any) -> bool:
@@ -308,6 +317,12 @@ def is_compiling() -> bool:
     # Not by the record: the compiler reads a first call before the adapter is loaded.
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_dynamo_compiling())
+
+
+def outside_of_traces() -> AbstractContextManager[object]:
+    """Return a block in which functions of jax return values, though the caller is being traced."""
+    jax = sys.modules.get("jax")
+    return nullcontext() if jax is None else jax.ensure_compile_time_eval()
 
 
 def mesh_classes() -> tuple[type, ...]:

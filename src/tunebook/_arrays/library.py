@@ -238,8 +238,9 @@ class ArrayLibrary(NamedTuple):
 
     **Describing.** `shape(x)`, `dtype(x)`, `layout(x, shape)` and `device(x)` read an array; the defaults read the
     usual attributes. `platform(device)`, `hardware(device)` and `driver(device)` name a device object of the library:
-    its kind ("gpu"), its model, and the version of its software. `variant(x)` names the class of an array that behaves
-    unlike the library's ordinary arrays, as a masked array does, or another property that gives it other programs.
+    its kind ("gpu"), its model, and the version of its software. `accelerator()` returns the process's accelerator,
+    or None: a table gets no arrays to ask. `variant(x)` names the class of an array that behaves unlike the library's
+    ordinary arrays, as a masked array does, or another property that gives it other programs.
 
     **Copying and restoring.** The defaults are for arrays that cannot be written to. A library of mutable arrays gives
     all of: `is_writable(x)`, `copy(x)` (shares no memory with the array, and may be on another device),
@@ -276,6 +277,7 @@ class ArrayLibrary(NamedTuple):
     platform: Callable[[Any], str] = lambda _device: ""
     hardware: Callable[[Any], str | bytes | None] = lambda _device: None
     driver: Callable[[Any], Mapping[str, str] | None] = lambda _device: None
+    accelerator: Callable[[], object | None] = lambda: None
     is_writable: Callable[[Any], bool] = lambda _x: False
     copy: Callable[[Any], Any] = lambda x: x
     is_same: Callable[[Any, Any], bool] = lambda x, copy: x is copy

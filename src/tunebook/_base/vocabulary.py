@@ -74,6 +74,20 @@ class CallRecorder(Protocol):
         """Return a recorded invocation on made-up arguments, or without a seed on arguments without memory."""
 
 
+class NumberTable(Protocol):
+    """Configurations that are asked for by numbers: a call runs nothing, so candidates run on arguments made for it."""
+
+    declared: tuple[
+        Trust, ...
+    ]  # rungs that may answer where neither the policy nor the user says how far trust reaches
+
+    def is_near(self, one: str, other: str) -> bool:
+        """Return whether the entry of one call key may answer for another."""
+
+    def ready(self, inv: Any) -> Any:
+        """Return a call with the arguments that its candidates run on."""
+
+
 class Failure(NamedTuple):
     """The reason why a candidate has no time. After the Unix time `expires` it may be tried again."""
 

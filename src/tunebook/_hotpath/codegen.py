@@ -55,7 +55,9 @@ _STARS: Final[dict[object, str]] = {inspect.Parameter.VAR_POSITIONAL: "*", inspe
 class Signature:
     """The author's parameters, and the source of the functions generated from them."""
 
-    def __init__(self, implementation: Callable[..., Any]) -> None:
+    def __init__(self, implementation: Callable[..., Any], *, returns_config: bool = False) -> None:
+        """`returns_config`: calls return the configuration. Missing and unknown names then come to `_tb_refuse`."""
+        self._returns_config = returns_config
         name = implementation.__name__ if implementation.__name__.isidentifier() else "kernel"
         self.name = f"{name}_" if keyword.iskeyword(name) else name
         self.parameters = [p for p in inspect.signature(implementation).parameters.values() if p.name != "config"]
@@ -73,7 +75,7 @@ class Signature:
         """
         used = {p.name: readers.get(p.name, ANY) for p in self.parameters if p.name in names}
         arguments = ", ".join(self.names)
-        run = f"return _tb_impl({self._forwarded('_tb_found')})"
+        run = "return _tb_found" if self._returns_config else f"return _tb_impl({self._forwarded('_tb_found')})"
         exact = "".join(f"{reader.exact.format(n)}, " for n, reader in used.items())
         if packed:  # the accelerator's bytes are exact, and need no guards
             lookup = [f"_tb_found = _tb_find({', '.join(used)})", "if _tb_found is not None:", f" {run}"]
@@ -82,12 +84,13 @@ class Signature:
             lookup, fast_key = _plain_lookup(used, run)
         if used and not readers:
             lookup = []  # before the first call there is nothing to find, and torch's compiler need not read it
-        elif compiled and any(reader.traced for reader in used.values()):
+        elif compiled and (self._returns_config or any(reader.traced for reader in used.values())):
             # 20 ns. Torch's compiler could not read the lookup, and makes the choice a constant instead.
             lookup = ["if _tb_compiling():", f" return _tb_miss({arguments})", *lookup]
         return "\n".join(
             [
                 f"def call({self._declaration()}):",
+                *([" if _tb_unknown:", "  _tb_refuse(_tb_unknown)"] if self._returns_config else []),
                 " if config is None:",
                 *(f"  {line}" for line in lookup),
                 f"  return _tb_miss({arguments})",
@@ -109,13 +112,15 @@ class Signature:
             if p.kind is p.KEYWORD_ONLY and not starred:
                 parts.append("*")
             starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
-            default = "" if p.default is p.empty else f"=_tb_default_{p.name}"
+            default = "=_tb_missing" if self._returns_config else ""
+            default = default if p.default is p.empty else f"=_tb_default_{p.name}"
             parts.append(f"{_STARS.get(p.kind, '')}{p.name}{default}")
         if self.parameters and self.parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
             parts.append("/")
         tail = [] if starred else ["*"]
         position = len(parts) - 1 if parts and parts[-1].startswith("**") else len(parts)
-        return ", ".join([*parts[:position], *tail, "config=None", *parts[position:]])
+        tail = [*tail, "config=None", *(["**_tb_unknown"] if self._returns_config else [])]
+        return ", ".join([*parts[:position], *tail, *parts[position:]])
 
     def _forwarded(self, config: str) -> str:
         if self.positional_twin is not None:

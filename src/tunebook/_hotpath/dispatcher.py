@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from tunebook._tuning.in_call_session import InCallSession
 
 
+MISSING: Final = object()  # an argument that a call left out, where a call is refused by `refuse` and not by Python
+
+
 class MemoisedAnswer(NamedTuple):
     """A memoised answer. `tell` tells the listeners, if any; a new listener makes the memo forget all answers."""
 
@@ -130,8 +133,13 @@ class Dispatcher:
         selector: ConfigSelectorChain[Any],
         observe: Callable[..., Callable[[float], None]],
         as_config: Callable[[object], object],
+        refuse: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """`names` are the parameters that count; the callables take one argument per parameter of the function."""
+        """`names` are the parameters that count; the callables take one argument per parameter of the function.
+
+        With `refuse`, which gets unknown keyword arguments, calls return the configuration. An argument that is left
+        out is `MISSING`.
+        """
         self._implementation, self._names, self._layout = implementation, frozenset(names), layout
         self._select, self._observe, self._selector, self._as_config = select, observe, selector, as_config
         self._answers = Answers()
@@ -139,7 +147,8 @@ class Dispatcher:
         self._classes: dict[str, type] = {}
         self._packs = accelerator_wanted()  # until a call comes that cannot be packed
         self._pack: Pack | None = None
-        self._signature = Signature(implementation)
+        self._refuse = refuse
+        self._signature = Signature(implementation, returns_config=refuse is not None)
         self._constants = SimpleNamespace()
         self._generated = self._generate()
         self._generated_for = self._form()
@@ -155,6 +164,8 @@ class Dispatcher:
             "_tb_override": self.override,
             "_tb_impl": self._signature.positional_twin or self._implementation,
             "_tb_leaf": fast_key_of,
+            "_tb_refuse": self._refuse,
+            "_tb_missing": MISSING,
             **self._seen(),
         }
         packed, compiled = self._pack is not None, "_tb_compiling" in namespace

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._base.errors import TuningFailed
-    from tunebook._base.vocabulary import CallRecorder, StrategyLike, ValuesFrom
+    from tunebook._base.vocabulary import CallRecorder, NumberTable, StrategyLike, ValuesFrom
     from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
@@ -302,6 +302,7 @@ class Kernel(KernelOperations[Cfg, Out]):
     """Whether `prune_cfgs` drops candidates. It then gets the whole list."""
     recorder: CallRecorder | None = None
     """How calls are recorded, if the specs of their arrays do not say enough."""
+    table: NumberTable | None = None  # for a kernel whose calls get a configuration, and run nothing
 
     def __init__(
         self, op_id: str, version: str = "0", key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None

@@ -90,7 +90,7 @@ def is_plain(value: object) -> bool:
     row = _KINDS.get(type(value))
     code = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
     plain = (int, float, complex, str, bytes, enum.Enum, *code)
-    return row.plain if row is not None else isinstance(value, plain) or _dtype(value) is not None or _is_scalar(value)
+    return row.plain if row is not None else isinstance(value, plain) or _dtype(value) is not None or is_scalar(value)
 
 
 def register_key(kind: type[T], describe_value: Callable[[T], object]) -> None:
@@ -213,7 +213,7 @@ class _Describer:
         dtype = _dtype(value)
         if dtype is not None:
             return {"$dtype": dtype}
-        if _is_scalar(value):
+        if is_scalar(value):
             row = _KINDS.get(type(value.item()))
             # A long double, a date or a record has no Python number that holds it exactly; its text does.
             text = str(value) if row is None or not row.is_leaf else row.key(self, value.item(), place)
@@ -382,7 +382,7 @@ def _fast_way(x: Any, kind: type) -> _Fast:  # noqa: PLR0911 - a table of kinds,
         return lambda x, _depth: library_of(x).fast_key(x)  # type: ignore[misc] # it was seen with one
     if issubclass(kind, (enum.Enum, type)) or _dtype(x) is not None:
         return lambda x, _depth: x  # hashable, and equal only to itself
-    if _is_scalar(x):
+    if is_scalar(x):
         # Bytes, because 0.0 == -0.0; the dtype, because a date has a unit.
         return lambda x, _depth: (x.dtype, x.tobytes())
     if field_names(x) is not None:
@@ -400,7 +400,8 @@ def _fast_function(x: Any, _depth: int) -> Hashable:
     return x  # type: ignore[no-any-return]
 
 
-def _is_scalar(value: object) -> bool:
+def is_scalar(value: object) -> bool:
+    """Return whether a value is a scalar of numpy's, which has a class of its own."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 

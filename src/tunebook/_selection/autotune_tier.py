@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
@@ -152,7 +153,7 @@ class AutotuneTier(Tier[C]):
         reason = self._reason_not_to(request) if request.mode == "normal" else off(request).reason
         if reason is not None:
             return Skipped(reason)
-        if (obstacle := obstacle_to(request.inv)) is not None:
+        if (obstacle := obstacle_to(request.inv, unseen=request.kernel.table is not None)) is not None:
             # It may be gone when the same call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
         return self._failed_before(request, made_up=values_for(request) != "call")
@@ -289,7 +290,7 @@ class AutotuneTier(Tier[C]):
         step = _tell_steps(requests[0], on_step)
         with ExitStack() as sites:
             jobs: list[Job[C]] = []
-            for request, entry in zip(requests, entries, strict=True):
+            for request, entry in zip(map(_ready, requests), entries, strict=True):
                 site, there = sites.enter_context(tuning_site(request.inv))
                 history = self._book.history(request, entry.record)
                 jobs.append(there(job_for, request, request.policy, history, budget, step, site))
@@ -318,16 +319,17 @@ class AutotuneTier(Tier[C]):
         """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
         history = self._book.history(request, self._book.find(request).record)
         step = _tell_steps(request, request.on_step)
-        with tuning_site(request.inv) as (site, there):
-            try:
+        try:
+            request = _ready(request)
+            with tuning_site(request.inv) as (site, there):
                 job = there(job_for, request, request.policy, history, budget, step, site)
                 # By fingerprint: processes with another order of candidates leave none out, and measure none twice.
                 mine = sorted(job.candidates, key=fingerprint)[part::parts]
                 job = job._replace(candidates=mine, brief=True)  # the fastest of all parts race again
                 request.tell("autotune_start", candidates=job.size, verifying=False)
                 tuned: Tuned[C] = there(self._tuner.tune, job)
-            except TuningFailed as error:
-                return error.measurements
+        except TuningFailed as error:
+            return error.measurements
         return tuned.measurements
 
     @property
@@ -364,6 +366,7 @@ class AutotuneTier(Tier[C]):
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
         outdated = book.to_verify(request, entry, again=again) if reverify else None
         try:
+            request = _ready(request)
             with tuning_site(request.inv) as (site, there):
                 step = _tell_steps(request, on_step)
                 job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
@@ -417,9 +420,19 @@ class AutotuneTier(Tier[C]):
         if generation == 0 and self.writes:  # without a lease, others may have written meanwhile: a pin, say
             entry = self._book.find(request)
         config = self._book.publish(request, tuned, entry, under, verified=verified, weights=weights)
+        if request.kernel.table is not None:
+            MEMO.invalidate()  # the new entry may be nearer to other calls than the entry that answers them
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
+
+
+def _ready(request: Request[C]) -> Request[C]:
+    """Return a request whose call has the arguments that candidates run on."""
+    table = request.kernel.table
+    if table is None:
+        return request
+    return replace(request, inv=by_author("the function that makes inputs", table.ready, request.inv))
 
 
 def _may_guess(request: Request[Any]) -> bool:

@@ -355,6 +355,8 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
         )
     if request.policy.cache_miss_fallback != "incremental":
         return None
+    if request.kernel.table is not None:
+        return Skipped("its calls run nothing that a candidate could be tried in; use cache_miss_fallback='background'")
     from tunebook._tuning.in_call_session import why_not_in_calls  # noqa: PLC0415 - loaded late: few policies explore
 
     reason = why_not_in_calls(arguments)

@@ -314,15 +314,17 @@ def _trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None
         _reach_of(request.policy, request.mode),
         request.looks[-1][1] if request.looks else book.find(request),
     )
-    if reach == "exact" or not isinstance(entry, Refused):
+    table = None if trust_setting() or request.policy.trust else request.kernel.table
+    declared = () if table is None else table.declared
+    if (reach == "exact" and not declared) or not isinstance(entry, Refused):
         return None
     from tunebook._selection.trust import climb  # noqa: PLC0415 - loaded late: for misses
 
-    found = climb(book, request, entry, reach)
+    found = climb(book, request, entry, reach, declared)
     if found is None:
         return None
     op, rung = request.problem.op, found.rung
-    if not request.silent:
+    if not request.silent and rung not in declared:
         warn_once(
             "trust",
             f"{op}:{rung}",

@@ -13,7 +13,7 @@ from tunebook._base.vocabulary import Trust
 from tunebook._selection.trusted_entries import Trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._selection.trusted_entries import EntryGuard, Refused
@@ -42,9 +42,16 @@ class Climbed(NamedTuple, Generic[C]):
     guess: Nearest | None
 
 
-def climb(book: EntryGuard[C], call: Call[C], entry: Refused[C], reach: Trust) -> Climbed[C] | None:
-    """Return the answer of the first rung after "exact" that has one, and None if no rung up to `reach` has one."""
-    rungs = _ORDER[: _ORDER.index(reach) + 1]
+def climb(
+    book: EntryGuard[C], call: Call[C], entry: Refused[C], reach: Trust, declared: Sequence[Trust] = ()
+) -> Climbed[C] | None:
+    """Return the answer of the first rung after "exact" that has one; None if no rung up to `reach` has one.
+
+    `declared` rungs may answer too. Of these, "near" is for calls without an entry of their own, which is tuned anew.
+    """
+    rungs = {*_ORDER[: _ORDER.index(reach) + 1]}
+    has_own = entry.record is not None and entry.record.head.decided
+    rungs |= {rung for rung in declared if rung != "near" or not has_own}
     for rung, config, facts in _answers(book, call, entry, rungs):
         if rung in rungs:
             return Climbed(config, rung, _REASONS[rung].format(**facts), facts.get("guess"))
@@ -52,7 +59,7 @@ def climb(book: EntryGuard[C], call: Call[C], entry: Refused[C], reach: Trust) -
 
 
 def _answers(
-    book: EntryGuard[C], call: Call[C], entry: Refused[C], rungs: Sequence[Trust]
+    book: EntryGuard[C], call: Call[C], entry: Refused[C], rungs: Collection[Trust]
 ) -> Iterator[tuple[Trust, C, dict[str, Any]]]:
     """Yield the answers of the rungs in their order. Other entries are read only for rungs that need them."""
     own = entry.record
@@ -60,11 +67,12 @@ def _answers(
         outdated = entry.outdated is not None
         rung: Trust = "versions" if outdated else "candidates" if _has_same_code(call, own) else "code"
         yield rung, found, {"environment": own.head.environment}
-    if "family" not in rungs:
+    if "family" not in rungs and "near" not in rungs:
         return
     records = [r for r in book.records(call.problem.op) if r.head.decided]
-    family = family_of(call.problem.device)
-    relatives = [r for r in records if family_of(r.head.problem.device) == family]
+    family_in_reach: Callable[[str], str] = family_of if "family" in rungs else str
+    family = family_in_reach(call.problem.device)
+    relatives = [r for r in records if family_in_reach(r.head.problem.device) == family]
     for record in sorted(relatives, key=lambda r: _fitness(call, r), reverse=True):
         there = record.head.problem
         elsewhere = there.call_key == call.problem.call_key and there.device != call.problem.device

@@ -167,7 +167,10 @@ class EntryGuard(Generic[C]):
         """Return the candidate that was best for the nearest sizes (of `records`), with how sure that is, or None."""
         from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
 
-        found = nearest(self.records(call.problem.op) if records is None else records, call.problem)
+        those, table = self.records(call.problem.op) if records is None else records, call.kernel.table
+        if table is not None:
+            those = [r for r in those if table.is_near(r.problem.call_key, call.problem.call_key)]
+        found = nearest(those, call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)

@@ -218,11 +218,17 @@ def _hardware(device: Any) -> Any:
     return sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)["name"]
 
 
+def _accelerator() -> object | None:
+    cuda = sys.modules["cupy"].cuda
+    return cuda.Device() if cuda.is_available() else None
+
+
 register_array_library(
     ArrayLibrary(
         name="cupy",
         platform=lambda _device: "gpu",
         hardware=_hardware,
+        accelerator=_accelerator,
         is_writable=lambda x: (
             x.size > 0 and all(stride or n == 1 for stride, n in zip(x.strides, x.shape, strict=True))
         ),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from tunebook._arrays.describe import arrays_in, describe
+from tunebook._arrays.describe import arrays_in, describe, platform_of
 from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
 from tunebook._base.config_codec import register_codec
 from tunebook._keys.call_key import register_key
@@ -125,6 +125,15 @@ class _MeshOf(NamedTuple):
         return [self.device] * self.size
 
 
+def _default_device() -> object:
+    return jax.config.jax_default_device or jax.local_devices()[0]
+
+
+def _accelerator() -> object | None:
+    device = _default_device()
+    return None if platform_of(device) == "cpu" else device
+
+
 def _device(x: Any) -> object | None:
     """Return the device, or the sharding, of an array; for a traced or described one, the default device."""
     device: object | None = getattr(x, "device", None)
@@ -132,7 +141,7 @@ def _device(x: Any) -> object | None:
         return device
     sharding = getattr(getattr(x, "aval", x), "sharding", None)
     mesh = getattr(sharding, "mesh", None)
-    default: object = jax.config.jax_default_device or jax.local_devices()[0]
+    default = _default_device()
     if mesh is None:
         return default if sharding is None else sharding
     local = mesh.empty or all(kind.name == "Manual" for kind in mesh.axis_types)  # inside shard_map: one device's part
@@ -191,6 +200,7 @@ register_array_library(
         name="jax",
         shape=_shape,
         device=_device,
+        accelerator=_accelerator,
         variant=_variant,
         # An array does not change. A tracer's class lives in jax, not in jaxlib: in a trace there is nothing to time.
         is_restorable=lambda x: type(x).__module__.startswith("jaxlib"),

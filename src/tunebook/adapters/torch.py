@@ -81,13 +81,16 @@ class _Torch:
         return {"@torch": unusual} if unusual else {}
 
     def obstacle(self, arguments: object) -> str | None:
-        for x in _tensors(arguments):
+        tensors = _tensors(arguments)
+        for x in tensors:
             if x.is_meta and not _is_fake(x):
                 return "a tensor on the meta device has no values to measure on"
             if torch._C._functorch.is_functorch_wrapped_tensor(x):  # noqa: SLF001 - no public way to tell
                 return "a tensor inside torch.func's transforms has no values to measure on"
-            if x.is_cuda and torch.cuda.is_current_stream_capturing():
-                return "a CUDA graph is being captured, and nothing else may run"
+        # A table's call has no tensors: its inputs would be made on the device.
+        on_device = any(x.is_cuda for x in tensors) if tensors else torch.cuda.is_initialized()
+        if on_device and torch.cuda.is_current_stream_capturing():
+            return "a CUDA graph is being captured, and nothing else may run"
         return None
 
     def is_traced(self, arguments: object) -> bool:
@@ -424,6 +427,10 @@ def _hardware(device: Any) -> str:
     return str(device.type if ask is None else ask(device).name)
 
 
+def _accelerator() -> object | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
 _TORCH: Final = _Torch()
 register_array_library(
     ArrayLibrary(
@@ -432,6 +439,7 @@ register_array_library(
         grad=_wants_grad,
         variant=_variant,
         hardware=_hardware,
+        accelerator=_accelerator,
         is_writable=lambda x: bool(_memory(x)),
         copy=_copy,
         is_same=_is_same,
