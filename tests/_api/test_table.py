@@ -189,6 +189,15 @@ class TestNear:
         assert moe.table(*numbers).block == 64
         assert moe.ran
 
+    def test_one_entry_answers_and_not_what_several_agree_on(self, tmp_path):
+        moe = Moe(store=tmp_path, near=("M",))
+        for m, block in ((16, 16), (32, 128), (64, 16), (256, 32)):
+            problem = moe.table.problem(8, 4096, m, "bf16")
+            moe.table.selector.persistent.put(*problem, tb.Config(block=block))
+        asked = {1: 16, 31: 128, 33: 128, 63: 16, 128: 16, 129: 32, 9999: 32}  # 128 is as far from 64 as from 256
+        assert {m: moe.table(8, 4096, m, "bf16").block for m in asked} == asked
+        assert moe.ran == []
+
     def test_a_new_entry_counts_from_the_next_call_on(self, moe):
         assert moe.table(8, 4096, 70, "bf16").block == 128
         moe.table.tune(8, 4096, 64, "bf16")

@@ -165,12 +165,14 @@ class EntryGuard(Generic[C]):
 
     def nearest(self, call: Call[C], records: Iterable[Record] | None = None) -> tuple[C, Nearest] | None:
         """Return the candidate that was best for the nearest sizes (of `records`), with how sure that is, or None."""
-        from tunebook.search._warm_start import nearest  # noqa: PLC0415 - loaded late: few policies ask
+        from tunebook.search._warm_start import nearest, nearest_entry  # noqa: PLC0415 - loaded late: few policies ask
 
         those, table = self.records(call.problem.op) if records is None else records, call.kernel.table
-        if table is not None:
-            those = [r for r in those if table.is_near(r.problem.call_key, call.problem.call_key)]
-        found = nearest(those, call.problem)
+        if table is None:
+            found = nearest(those, call.problem)
+        else:
+            near = (r for r in those if table.is_near(r.problem.call_key, call.problem.call_key))
+            found = nearest_entry(near, call.problem)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)

@@ -203,6 +203,18 @@ class Nearest(NamedTuple):
         return f"{self.confidence:.0%} of the best speed expected, from the nearest tuned problem ({near})"
 
 
+def nearest_entry(records: Iterable[Record], problem: Problem) -> Nearest | None:
+    """Return the choice of the one entry that is nearest to a problem; of two as near, the one for smaller numbers."""
+    ranked = [(distance(r.problem.call_key, problem.call_key), r) for r in records if r.head.decided]
+
+    def rank(entry: tuple[float, Record]) -> tuple[float, bool, int, str]:
+        key = entry[1].problem.call_key
+        return entry[0], entry[1].problem.device != problem.device, len(key), key
+
+    far, record = min(ranked, key=rank, default=(math.inf, None))
+    return None if record is None or math.isinf(far) else Nearest(record.head.config, 2.0**-far, record.problem)
+
+
 def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
     """Return the configuration that did best on the problems nearest to one; None if nothing near was tuned."""
     near = [(times, worth) for times, worth in rank_records(records, problem) if times.seconds][:_NEIGHBOURS]
