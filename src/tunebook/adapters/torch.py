@@ -428,6 +428,8 @@ def _hardware(device: Any) -> str:
 
 
 def _accelerator() -> object | None:
+    if not hasattr(torch, "accelerator"):  # before torch 2.6
+        return torch.device("cuda") if torch.cuda.is_available() else None
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
