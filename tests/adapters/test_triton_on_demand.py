@@ -83,6 +83,13 @@ def test_several_launches_get_the_configuration_that_is_best_on_the_whole(gpu, w
     assert {facts["BLOCK"] for facts in gpu.launches} == {best}
 
 
+def test_times_of_launches_can_be_combined_in_other_ways(gpu):
+    calls = [(grid, tensor(256)), (grid, tensor(1024))]
+    assert block(kernel_of().tune_together(calls, combine="max").config.config) in (64, 128, 256)
+    with pytest.raises(tb.DefinitionError, match="combine='worst': choose one of"):
+        kernel_of().tune_together(calls, combine="worst")
+
+
 def test_launches_that_are_tuned_together_leave_their_tensors_alone(gpu):
     gpu.effect = lambda _facts, arguments: arguments["x_ptr"].mul_(2)
     tensors = [tensor(256), tensor(1024)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tunebook._api.explain import Explanation
     from tunebook._api.function_kernel import SpaceLike
-    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.recording import RecordedCall, Recording
@@ -196,18 +196,23 @@ def tune_together(
     /,
     *,
     weights: Sequence[float] | None = None,
+    combine: Combine = "mean",
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
 ) -> Tuned[Any]:
-    """Find the configuration with the least mean time over several calls, and use it for each of them.
+    """Find the configuration with the least time over several calls, and use it for each of them.
 
     `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
     shapes that change all the time, or where switching configurations costs something.
+
+    `combine` says which time is to be small: the weighted "mean" or geometric mean ("geomean") of the calls' times, the
+    weighted mean of their times "relative" to the best time of each call, or the largest of these ("max", without
+    weights). For the last two, each call is tuned alone first; measurements in the book are reused.
     """
     kernel, bound = _kernel_of(function)
     invs = [kernel.call((*bound, *args), {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.tune_together(invs, kernel, weights, budget=budget, on_step=show)
+    return kernel.selector.tune_together(invs, kernel, weights, combine=combine, budget=budget, on_step=show)
 
 
 def verify(

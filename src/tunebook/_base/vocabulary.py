@@ -18,6 +18,8 @@ FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memor
 Trust: TypeAlias = Literal["exact", "versions", "candidates", "code", "family", "near", "any"]
 
 ValuesFrom: TypeAlias = Literal["call", "inputs", "samples", "random"]
+# How the times of several calls make one.
+Combine: TypeAlias = Literal["mean", "geomean", "max", "relative"]
 """Where the values of a call's arguments are from: the caller, or made up by the author's function (`inputs=`), from
 recorded integers, or at random."""
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._arrays.library import Timer
+    from tunebook._base.vocabulary import Combine
     from tunebook._kernel.output_check import Compare
 
 Cfg = TypeVar("Cfg")
@@ -305,7 +306,7 @@ def _copy(output: object) -> object:
 
 
 class TimedPart(NamedTuple):
-    """One problem that candidates run on, with its checks and its share of the weighted mean."""
+    """One problem that candidates run on, with its checks and its share: the shares of all problems add up to 1."""
 
     launches: Launches[Any]
     check: Callable[[Any], Any] | None = None
@@ -313,11 +314,46 @@ class TimedPart(NamedTuple):
     share: float = 1.0
 
 
-class InProcess(Runner):
-    """Runs candidates in this process. A sample is the weighted mean of a sample on each problem."""
+def _geometric_mean(seconds: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the weighted geometric mean of the times.
 
-    def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch) -> None:
-        self._parts, self._stopwatch = parts, stopwatch
+    >>> round(_geometric_mean([2.0, 8.0], [0.5, 0.5]), 9)
+    4.0
+    """
+    if min(seconds) <= 0.0:  # shorter than a tick of the clock
+        return 0.0
+    return math.exp(math.fsum(share * math.log(each) for each, share in zip(seconds, shares, strict=True)))
+
+
+def _weighted_mean(seconds: Sequence[float], shares: Sequence[float]) -> float:
+    return math.fsum(share * each for each, share in zip(seconds, shares, strict=True))
+
+
+def _largest(seconds: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the largest product of a time and its share; times their number, it is as long as a mean would be."""
+    return len(seconds) * max(share * each for each, share in zip(seconds, shares, strict=True))
+
+
+# How the times of several problems make one. The shares of "relative" and "max" hold the best time of each problem.
+_COMBINE: Final[dict[Combine, Callable[[Sequence[float], Sequence[float]], float]]] = {
+    "mean": _weighted_mean,
+    "geomean": _geometric_mean,
+    "max": _largest,
+    "relative": _weighted_mean,
+}
+
+
+def combined_s(combine: Combine, seconds: Sequence[float], shares: Sequence[float]) -> float:
+    """Return one time for several problems."""
+    return _COMBINE[combine](seconds, shares)
+
+
+class InProcess(Runner):
+    """Runs candidates in this process. A sample combines a sample on each problem."""
+
+    def __init__(self, parts: Sequence[TimedPart], stopwatch: Stopwatch, combine: Combine = "mean") -> None:
+        self._parts, self._stopwatch, self._combine = parts, stopwatch, combine
+        self._shares: Final = [part.share for part in parts]
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with Attempt() if error is not None else nullcontext():  # the error at hand says more
@@ -329,8 +365,8 @@ class InProcess(Runner):
             part.launches.arguments.put_back_all()
 
     def first(self, index: int) -> Trial:
-        seconds = 0.0
-        for launches, check, model, share in self._parts:
+        seconds = []
+        for launches, check, model, _ in self._parts:
             if check is None and model is not None:
                 check = partial(model, launches, index)  # noqa: PLW2901 - in place of the missing one
             with Attempt() as attempt:
@@ -338,18 +374,18 @@ class InProcess(Runner):
             launches.arguments.notice()
             if attempt.trial.failure is not None:
                 return attempt.trial
-            seconds += share * attempt.trial.sample_s
-        return Trial(sample_s=seconds)
+            seconds.append(attempt.trial.sample_s)
+        return Trial(sample_s=combined_s(self._combine, seconds, self._shares))
 
     def sample(self, index: int, runs: int) -> Trial:
-        seconds = more_s = 0.0
-        for launches, _, _, share in self._parts:
+        seconds, more_s = [], 0.0
+        for launches, _, _, _ in self._parts:
             launches.arguments.restore()
             # Several runs would write to changed arguments several times.
             alone = launches.arguments.has_changes
             trial = sample(launches(index), self._stopwatch, 1 if alone else runs)
             if trial.failure is not None:
                 return trial
-            seconds += share * trial.sample_s
+            seconds.append(trial.sample_s)
             more_s += math.inf if alone else trial.more_s
-        return Trial(sample_s=seconds, more_s=more_s)
+        return Trial(sample_s=combined_s(self._combine, seconds, self._shares), more_s=more_s)

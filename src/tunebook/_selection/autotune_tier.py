@@ -6,12 +6,13 @@ import math
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import TuningFailed, as_text, text_of
+from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
 from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
 from tunebook._selection.recording import recordings
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Measurement, Problem
+    from tunebook._base.vocabulary import Combine, Json, Measurement, Problem
     from tunebook._selection.single_flight import FlightTurn
     from tunebook._selection.tiers import OfflineEntry
     from tunebook._selection.trusted_entries import EntryGuard
@@ -251,6 +252,7 @@ class AutotuneTier(Tier[C]):
         self,
         requests: Sequence[Request[C]],
         weights: Sequence[float],
+        combine: Combine,
         *,
         budget: Budget,
         on_step: Callable[[Step], None] | None,
@@ -267,7 +269,7 @@ class AutotuneTier(Tier[C]):
                     break
                 led.setdefault(problem_id(request.problem), turn)
             if tuned is None:
-                tuned = self._tune_all(requests, weights, led, budget, on_step)
+                tuned = self._tune_all(requests, weights, combine, led, budget, on_step)
             for turn in led.values():
                 turn.result = tuned
         return tuned
@@ -282,6 +284,7 @@ class AutotuneTier(Tier[C]):
         self,
         requests: Sequence[Request[C]],
         weights: Sequence[float],
+        combine: Combine,
         led: Mapping[str, FlightTurn[Tuned[C]]],
         budget: Budget,
         on_step: Callable[[Step], None] | None,
@@ -290,20 +293,29 @@ class AutotuneTier(Tier[C]):
         step = _tell_steps(requests[0], on_step)
         with ExitStack() as sites:
             jobs: list[Job[C]] = []
+            alone: list[Tuned[C]] = []
             for request, entry in zip(map(_ready, requests), entries, strict=True):
                 site, there = sites.enter_context(tuning_site(request.inv))
                 history = self._book.history(request, entry.record)
                 jobs.append(there(job_for, request, request.policy, history, budget, step, site))
-            job = together([request.problem for request in requests], jobs, weights)
-            for request in requests:
-                request.tell("autotune_start", candidates=job.size, verifying=False)
+                request.tell("autotune_start", candidates=jobs[0].size, verifying=False)
+                if combine in ("max", "relative"):
+                    part = jobs[-1]._replace(budget=budget.split(len(requests) + 1))
+                    alone.append(there(self._tuner.tune, part))
+            best_s = [_best_s(each) for each in alone] or [1.0] * len(requests)
+            scaled = [weight / seconds for weight, seconds in zip(weights, best_s, strict=True)]
+            job = together([request.problem for request in requests], jobs, scaled, combine)
+            job = job._replace(budget=reduce(Budget.less, alone, budget))
             tuned: Tuned[C] = there(self._tuner.tune, job)._replace(values_from=job.conditions.values_from)
         names = [problem_id(request.problem) for request in requests]
-        shares = dict.fromkeys(names, 0.0)
+        shares: dict[str, Any] = dict.fromkeys(names, 0.0)
         for name, weight in zip(names, weights, strict=True):
             shares[name] += weight / math.fsum(weights)
-        for name, request, entry in zip(names, requests, entries, strict=True):
-            self._publish(request, tuned, entry, led[name].generation, weights=shares)
+        # The measurements on one problem alone are kept in its entry too, so that they need not be taken again.
+        beside = [each.measurements for each in alone] or [()] * len(requests)
+        for name, request, entry, more in zip(names, requests, entries, beside, strict=True):
+            whole = tuned._replace(measurements=(*more, *tuned.measurements))
+            self._publish(request, whole, entry, led[name].generation, together={"weights": shares, "combine": combine})
         return tuned
 
     # -------------------------------------------------------------------------------------------- for an agreement
@@ -412,14 +424,14 @@ class AutotuneTier(Tier[C]):
         generation: int,
         *,
         verified: Trusted[C] | None = None,
-        weights: Mapping[str, float] | None = None,
+        together: Mapping[str, Json] = MappingProxyType({}),
     ) -> Tuned[C]:
         """Write a result into the book, and return it with the configuration that stands."""
         tuned = tuned._replace(problem=request.problem)
         under = _generation(entry) + generation
         if generation == 0 and self.writes:  # without a lease, others may have written meanwhile: a pin, say
             entry = self._book.find(request)
-        config = self._book.publish(request, tuned, entry, under, verified=verified, weights=weights)
+        config = self._book.publish(request, tuned, entry, under, verified=verified, together=together)
         if request.kernel.table is not None:
             MEMO.invalidate()  # the new entry may be nearer to other calls than the entry that answers them
         if not tuned.disturbances.quiet:
@@ -446,6 +458,14 @@ def _is_without_data(request: Request[Any], error: Exception | None) -> bool:
 
 def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
     return 0 if entry.record is None else entry.record.head.generation
+
+
+def _best_s(tuned: Tuned[Any]) -> float:
+    """Return the best time of a problem that was tuned alone."""
+    best_s = tuned.ranking[0][1] if tuned.ranking else 0.0
+    if not 0.0 < best_s < math.inf:
+        raise DefinitionError(f'combine="max" and "relative" need a positive time for each call, not {best_s!r}')
+    return best_s
 
 
 def _tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -> Callable[[Step], None] | None:

@@ -9,11 +9,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import mode
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
+from tunebook._base.vocabulary import Combine
 from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
@@ -355,17 +356,22 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         kernel: Kernel[C, Any],
         weights: Sequence[float] | None = None,
         *,
+        combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Tuned[C]:
         """Find the configuration that is best for several calls on the whole, and use it for each from now on."""
+        if combine not in get_args(Combine):
+            raise DefinitionError(f"combine={combine!r}: choose one of {', '.join(map(repr, get_args(Combine)))}")
+        if combine == "max" and weights is not None:
+            raise DefinitionError('combine="max" takes no weights: the worst call counts; use "relative" with weights')
         requests = [self._tuning_request(inv, kernel) for inv in invs]
         shares = [1.0] * len(invs) if weights is None else weights
         if not invs:
             raise DefinitionError("calls to tune for are missing; give at least one tuple of arguments")
         if len(shares) != len(invs) or not all(0 < share < math.inf for share in shares):
             raise DefinitionError(f"weights={[*shares]!r}: write a positive number for each of the {len(invs)} calls")
-        return self._finish(partial(self._autotune.tune_together, requests, shares), requests, budget, on_step)
+        return self._finish(partial(self._autotune.tune_together, requests, shares, combine), requests, budget, on_step)
 
     def verify(
         self,

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
@@ -213,7 +214,7 @@ class EntryGuard(Generic[C]):
         generation: int,
         *,
         verified: Trusted[C] | None = None,
-        weights: Mapping[str, float] | None = None,
+        together: Mapping[str, Json] = MappingProxyType({}),
     ) -> C:
         """Write the result of a tuning, and return the configuration that stands.
 
@@ -243,8 +244,7 @@ class EntryGuard(Generic[C]):
         provenance = _provenance(tuned, self._now_s())
         if verified is not None:
             provenance |= _restamped(verified.record, tuned, self._now_s())
-        if weights is not None:
-            provenance["weights"] = dict(weights)
+        provenance |= together
         self._write(head, tuned.measurements, provenance, entry.record)
         return tuned.config
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._arrays.library import Timer
-    from tunebook._base.vocabulary import Failure, FailureKind, Json, Problem, StrategyLike
+    from tunebook._base.vocabulary import Combine, Failure, FailureKind, Json, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.output_check import Compare
     from tunebook._measure.compile_pool import Compiled
@@ -75,6 +75,13 @@ class Budget(NamedTuple):
 
     seconds: float | None = None
     trials: int | None = None
+
+    def split(self, jobs: int) -> Budget:
+        """Return an equal part of the budget for each of so many jobs."""
+        return Budget(
+            None if self.seconds is None else self.seconds / jobs,
+            None if self.trials is None else max(self.trials // jobs, 1),
+        )
 
     @property
     def is_spent(self) -> bool:
@@ -181,6 +188,7 @@ class Goal(NamedTuple):
     enough_s: float = 0.0  # a candidate that takes no longer ends the job
     compare: Compare | None = None  # with the output of the heuristic's configuration, for problems without a check
     roofline: Roofline | None = None
+    combine: Combine = "mean"  # how the times of several problems make one
 
 
 class Conditions(NamedTuple):
@@ -194,7 +202,7 @@ class Conditions(NamedTuple):
 
 
 class Job(NamedTuple, Generic[Cfg]):
-    """A tuning job: finds the configuration with the smallest weighted mean time over all parts."""
+    """A tuning job: finds the configuration with the smallest time, combined over all parts."""
 
     parts: Sequence[Part[Cfg]]
     candidates: Sequence[Cfg]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.record_format import blake2b
-from tunebook._measure.stopwatch import Attempt
+from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tunebook._arrays.library import TuningSite
-    from tunebook._base.vocabulary import Problem, StrategyLike, ValuesFrom
+    from tunebook._base.vocabulary import Combine, Problem, StrategyLike, ValuesFrom
     from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
     from tunebook._tuning.job import Budget, Call, History, Step
     from tunebook.search._by_name import Search
@@ -33,6 +33,7 @@ R = TypeVar("R")
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
 RACED_WHOLE: Final = 1000
 TRIALS: Final = 300
+TOGETHER: Final = "/together="  # in the policy of measurements: times of several problems
 
 
 class _ForwardOnly:
@@ -145,12 +146,15 @@ def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: 
     )
 
 
-def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Sequence[float]) -> Job[C]:
-    """Return the job that finds one configuration for several problems, by the weighted mean of their times."""
+def together(
+    problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Sequence[float], combine: Combine = "mean"
+) -> Job[C]:
+    """Return the job that finds one configuration for several problems, by their combined times."""
     first = jobs[0]
     share = [weight / math.fsum(weights) for weight in weights]
     bounds = [job.goal.enough_s for job in jobs]
     texts = [f"{part:.6g} {problem.call_key}" for problem, part in zip(problems, share, strict=True)]
+    texts += [] if combine == "mean" else [combine]
     compilers = [job.setup.compile for job in jobs if job.setup.compile]
 
     def compile_for_all(config: C) -> object:
@@ -161,14 +165,15 @@ def together(problems: Sequence[Problem], jobs: Sequence[Job[C]], weights: Seque
         (job.conditions.values_from for job in jobs if job.conditions.values_from != "call"), "call"
     )
     # Times of several problems never compare with a single problem's, so the mode, a part of the policy, differs.
-    mode = f"{first.conditions.mode}/together={blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
+    mode = f"{first.conditions.mode}{TOGETHER}{blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
         conditions=first.conditions._replace(mode=mode, values_from=made_up),
         setup=first.setup._replace(compile=compile_for_all if first.setup.compile else None),
         goal=first.goal._replace(
             roofline=None,
-            enough_s=math.fsum(s * bound for s, bound in zip(share, bounds, strict=True)) if all(bounds) else 0.0,
+            combine=combine,
+            enough_s=combined_s(combine, bounds, share) if all(bounds) else 0.0,
         ),
     )
 

@@ -238,7 +238,7 @@ def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
         )
         for part in job.parts
     ]
-    runner = InProcess(parts, stopwatch)
+    runner = InProcess(parts, stopwatch, job.goal.combine)
     if not job.setup.isolate:
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import triton
 
     from tunebook._api.explain import Explanation
+    from tunebook._base.vocabulary import Combine
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._tuning.job import Budget, Tuned
@@ -88,15 +89,16 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         calls: Iterable[Sequence[Any]],
         *,
         weights: Sequence[float] | None = None,
+        combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
     ) -> Tuned[LaunchConfig]:
-        """Find the configuration with the least mean time over several launches, and use it for each of them.
+        """Find the configuration with the least time over several launches, and use it for each of them.
 
         A launch is a tuple of its grid and its arguments, and may have a dict of keyword arguments as a third part.
-        `weights` weigh the launches, for example by how often each happens.
+        `weights` weigh the launches, for example by how often each happens. `combine`: see `tunebook.tune_together`.
         """
-        return self._engine.tune_together(calls, weights=weights, budget=budget, progress=progress)
+        return self._engine.tune_together(calls, weights=weights, combine=combine, budget=budget, progress=progress)
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration that a launch gets, tuned first if need be; nothing is launched for the caller.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import AutotunePolicy, Invocation
     from tunebook.adapters._triton.check import OutputCheck
 
@@ -406,10 +406,11 @@ class Engine:
         calls: Iterable[Sequence[Any]],
         *,
         weights: Sequence[float] | None = None,
+        combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
     ) -> Tuned[LaunchConfig]:
-        """Find the configuration with the least mean time over several launches, and use it for each of them."""
+        """Find the configuration with the least time over several launches, and use it for each of them."""
         launches = []
         for call in calls:
             grid, args, *kwargs = call
@@ -418,7 +419,7 @@ class Engine:
             launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
         show = progress_for(progress, self.kernel.op_id)
         invs = [self.kernel.invocation(launch) for launch in launches]
-        return self.selector.tune_together(invs, self.kernel, weights, budget=budget, on_step=show)
+        return self.selector.tune_together(invs, self.kernel, weights, combine=combine, budget=budget, on_step=show)
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""
