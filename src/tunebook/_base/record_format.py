@@ -345,7 +345,7 @@ def merge(mine: Record, theirs: Record) -> Record:
         key=lambda m: (*identity(m), _outlasts(m), m.when, canonical_json(_measurement_to(m))),
     )
     latest = {identity(m): m for m in both}  # in the order of the identities still
-    newer = max(mine, theirs, key=_precedence)
+    newer = max(mine, theirs, key=precedence)
     extra = _merge_unknown(mine.body.extra, theirs.body.extra)
     body = Body(measurements=tuple(latest.values()), provenance=newer.body.provenance, extra=extra)
     merged = Record(replace(newer.head, extra=_merge_unknown(mine.head.extra, theirs.head.extra)), body)
@@ -362,7 +362,7 @@ def identity(m: Measurement) -> tuple[str, str, str, str]:
     return m.fingerprint, m.code, m.policy, m.environment
 
 
-def _precedence(record: Record) -> tuple[bool, bool, int, bool, float, str, str]:
+def precedence(record: Record) -> tuple[bool, bool, int, bool, float, str, str]:
     """Return the sort key of a record. With fields that a merge alters, merging twice would change the order."""
     head, provenance = record.head, dict(record.body.provenance)
     when = provenance.get("when")

@@ -15,7 +15,7 @@ from tunebook._base.environment_variables import signing_key
 from tunebook._cli._filters import FILTERS, filters_of
 from tunebook._cli._formats import ENGINES, add_format, format_of
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._cli.merge import ALLOW_UNSIGNED, merge_records, refuse_unsigned
+from tunebook._cli.merge import ALLOW_UNSIGNED, add_prefer, merge_records, refuse_unsigned
 from tunebook.formats import read
 from tunebook.stores import PackStore, open_store
 from tunebook.stores._listing import measured_s
@@ -32,6 +32,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--as-kernel", metavar="NAME", default="", help="the kernel, if the file does not name it")
     parser.add_argument("--as-device", metavar="NAME", default="", help="the device, if the file does not name it")
     parser.add_argument("--allow-unsigned", action="store_true", help=ALLOW_UNSIGNED)
+    add_prefer(parser)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:

@@ -1,8 +1,10 @@
 """Merge the entries of other books into this one.
 
-The measurements of both books are kept, the choice with the better evidence wins, and entries that are pinned here stay
-pinned. It is safe while programs tune into the same book. If TUNEBOOK_SIGNING_KEY is set, entries of a shared book must
-be signed with that key, and a book on disk, which has no signatures, needs --allow-unsigned.
+The measurements of all books are kept. --prefer says which choice stands if books differ: of the entry that was tuned
+more often (generation), the latest (newer), the one with the smaller time (faster), the one that most of the books
+have, this book among them (majority), or always this book's (mine). Entries that are pinned here stay pinned. It is
+safe while programs tune into the same book. If TUNEBOOK_SIGNING_KEY is set, entries of a shared book must be signed
+with that key, and a book on disk, which has no signatures, needs --allow-unsigned.
 """
 
 from __future__ import annotations
@@ -21,11 +23,19 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
 
 ALLOW_UNSIGNED: Final = "accept entries without a valid signature"
+_RULES: Final = ("generation", "newer", "faster", "majority", "mine")
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("sources", metavar="BOOK", nargs="+", help="a directory, a .json file, a .db pack or a URL")
     parser.add_argument("--allow-unsigned", action="store_true", help=ALLOW_UNSIGNED)
+    add_prefer(parser)
+
+
+def add_prefer(parser: ArgumentParser) -> None:
+    """Add the option --prefer."""
+    text = "which choice stands if books differ; see `tunebook merge --help` (default: generation)"
+    parser.add_argument("--prefer", choices=_RULES, default=_RULES[0], help=text)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
@@ -51,7 +61,7 @@ def merge_records(records: Iterable[Record], options: Namespace, terminal: Termi
     from tunebook.formats._bundle import merge_into  # noqa: PLC0415 - help loads no format
 
     where = (store := book_of(options)).where
-    merged = merge_into(store, records, dry_run=options.dry_run)
+    merged = merge_into(store, records, dry_run=options.dry_run, prefer=options.prefer)
     counts = {name: len(problems) for name, problems in merged._asdict().items()}
     words = {"added": "new", "changed": "changed", "same": "already known", "kept_pinned": "kept because pinned here"}
     said = ", ".join(f"{counts[name]:,} {words[name]}" for name in counts if counts[name] or name == "added")

@@ -6,26 +6,34 @@ import gzip
 import hashlib
 import hmac
 import json
+import math
 import os
 import time
 import zlib
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from tunebook._base.errors import CodecError, StoreError
-from tunebook._base.record_format import Record, canonical_json, merge
+from tunebook._base.config_codec import fingerprint_of
+from tunebook._base.errors import CodecError, DefinitionError, StoreError
+from tunebook._base.record_format import Record, canonical_json, merge, precedence
 from tunebook._selection.single_flight import Lease, acquire
+from tunebook._selection.trusted_entries import winner_of
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.plan import TOGETHER
 from tunebook.stores import problem_id
 from tunebook.stores._files import replace_file
+from tunebook.stores._listing import measured_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook.stores import Store
 
+Prefer: TypeAlias = Literal["generation", "newer", "faster", "majority", "mine"]  # see `merge_into`
 _FORMAT: Final = "tunebook-bundle/1"
 # A bundle is read into memory before its signature can be checked. Some 300,000 entries fit; a pack has no limit.
 _MAX_BYTES: Final = 512 << 20
@@ -158,41 +166,56 @@ class Merged(NamedTuple):
     kept_pinned: tuple[Problem, ...] = ()  # the configuration pinned here stays
 
 
-def merge_into(store: Store, records: Iterable[Record], *, dry_run: bool = False) -> Merged:
-    """Merge records into a store: measurements of both, and the decision that `merge` prefers.
+def merge_into(
+    store: Store, records: Iterable[Record], *, dry_run: bool = False, prefer: Prefer = "generation"
+) -> Merged:
+    """Merge records into a store: the measurements of all, and of the decisions about a problem the preferred one.
 
+    `prefer` is the rule. "generation": the decision that was tuned more often, and of equal ones the decision on a
+    caller's arguments, then the later one. "newer": the latest. "faster": the decision whose configuration has the
+    smaller typical time, of all its measurements on this problem alone. "majority": the configuration that most
+    of the records chose, of which the store's own is one. "mine": the store's own. Ties go by "generation". A pinned
+    configuration goes before the others, except with "mine".
     Each problem is merged under its lease, so that no tuning is lost; problems that are being tuned come last.
     """
+    if prefer not in get_args(Prefer):
+        raise DefinitionError(f"prefer={prefer!r}: choose one of {', '.join(map(repr, get_args(Prefer)))}")
     found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
-    busy: list[Record] = []
-    by_id: dict[str, Record] = {}
+    by_id: dict[str, list[Record]] = {}
     for record in records:
-        identifier = problem_id(record.problem)
-        by_id[identifier] = merge(by_id[identifier], record) if identifier in by_id else record
+        by_id.setdefault(problem_id(record.problem), []).append(record)
     ordered = [by_id[identifier] for identifier in sorted(by_id)]  # as everywhere, so that nobody waits in a ring
+    busy: list[list[Record]] = []
     for at in range(0, len(ordered), _AT_ONCE):
-        busy += _merge_group(store, ordered[at : at + _AT_ONCE], found, dry_run=dry_run, wait=False)
-    for record in busy:
-        _merge_group(store, [record], found, dry_run=dry_run, wait=True)
+        group = ordered[at : at + _AT_ONCE]
+        busy += _merge_group(store, group, found, prefer, dry_run=dry_run, wait=False)
+    for alike in busy:
+        _merge_group(store, [alike], found, prefer, dry_run=dry_run, wait=True)
     return Merged(**{name: tuple(problems) for name, problems in found.items()})
 
 
 def _merge_group(
-    store: Store, group: Sequence[Record], found: dict[str, list[Problem]], *, dry_run: bool, wait: bool
-) -> list[Record]:
-    """Merge some records, and return the records whose problem another process is working on."""
+    store: Store,
+    group: Sequence[list[Record]],
+    found: dict[str, list[Problem]],
+    prefer: Prefer,
+    *,
+    dry_run: bool,
+    wait: bool,
+) -> list[list[Record]]:
+    """Merge the records of some problems, and return those whose problem another process is working on."""
     board = None if dry_run else store.leases()
     busy, ready = [], []
     with ExitStack() as held:
         for theirs in group:
-            identifier, deadline_s = problem_id(theirs.problem), None if wait else 0.0
-            lease: object = acquire(board, identifier, look=lambda: None, deadline_s=deadline_s)
+            problem, deadline_s = theirs[0].problem, None if wait else 0.0
+            lease: object = acquire(board, problem_id(problem), look=lambda: None, deadline_s=deadline_s)
             if not isinstance(lease, Lease):
                 busy.append(theirs)
                 continue
             held.enter_context(lease)
-            outcome, merged = _merge_one(store.get(theirs.problem), theirs)
-            found[outcome].append(theirs.problem)
+            outcome, merged = _merge_one(store.get(problem), theirs, prefer)
+            found[outcome].append(problem)
             if merged is not None:
                 ready.append(merged)
         if ready and not dry_run:
@@ -200,15 +223,57 @@ def _merge_group(
     return busy
 
 
-def _merge_one(mine: Record | None, theirs: Record) -> tuple[str, Record | None]:
+def _merge_one(mine: Record | None, theirs: Sequence[Record], prefer: Prefer) -> tuple[str, Record | None]:
     """Return the field of `Merged` for a problem, and the record to write, if any."""
+    all_of_them = merge_all(mine, theirs, prefer)
     if mine is None:
-        return "added", theirs
-    both = merge(mine, theirs)
-    other = theirs.head.decided and theirs.head.config != mine.head.config
-    kept = mine.head.origin == "pinned" and other and both.head.config == mine.head.config
-    if both == merge(mine, mine):  # as it is, though its measurements may be in another order
-        return ("kept_pinned" if kept else "same"), None
+        return "added", all_of_them
+    other = any(record.head.decided and record.head.config != mine.head.config for record in theirs)
+    kept = mine.head.origin == "pinned" and other and all_of_them.head.config == mine.head.config
     # A store refuses a record of a lower generation than its own; the preferred decision may have one.
-    generation = max(mine.head.generation, theirs.head.generation)
-    return ("kept_pinned" if kept else "changed"), both.replace(head=replace(both.head, generation=generation))
+    generation = max(mine.head.generation, all_of_them.head.generation)
+    all_of_them = all_of_them.replace(head=replace(all_of_them.head, generation=generation))
+    if all_of_them == merge(mine, mine):  # as it is, though its measurements may be in another order
+        return ("kept_pinned" if kept else "same"), None
+    return ("kept_pinned" if kept else "changed"), all_of_them
+
+
+def merge_all(mine: Record | None, theirs: Sequence[Record], prefer: Prefer = "generation") -> Record:
+    """Return a record with the measurements of all records of a problem, and the decision that a rule prefers."""
+    every = [*theirs] if mine is None else [mine, *theirs]
+    whole = reduce(merge, every)
+    if prefer == "generation":
+        return whole
+    chosen = mine if prefer == "mine" else None
+    if chosen is None or not chosen.head.decided:
+        chosen = _preferred(every, whole.body.measurements, prefer)
+    body = replace(whole.body, provenance=chosen.body.provenance)
+    return Record(replace(chosen.head, extra=whole.head.extra), body).fitted()
+
+
+def _preferred(records: Sequence[Record], measured: Sequence[Measurement], prefer: Prefer) -> Record:
+    decided = [record for record in records if record.head.decided] or records
+    among = [record for record in decided if record.head.origin == "pinned"] or decided
+    ranks: list[float] = [0.0] * len(among)
+    if prefer == "newer":
+        ranks = [measured_s(record) for record in among]
+    elif prefer == "faster":
+        ranks = [-_least_s(record, measured) for record in among]
+    elif prefer == "majority":
+        texts = [canonical_json(record.head.config) for record in among]
+        ranks = [float(texts.count(text)) for text in texts]
+    return max(zip(ranks, among, strict=True), key=lambda ranked: (ranked[0], precedence(ranked[1])))[1]
+
+
+def _least_s(record: Record, measured: Sequence[Measurement]) -> float:
+    """Return the least typical time of a record's choice, in any of the books; infinite if it was not measured."""
+    winner = None if record.head.origin == "pinned" else winner_of(record.body)
+    choice = winner or fingerprint_of(record.head.config)
+    return min(
+        (
+            typical_s(m.valid_samples_s)
+            for m in measured
+            if m.fingerprint == choice and m.failure is None and m.valid_samples_s and TOGETHER not in m.policy
+        ),
+        default=math.inf,
+    )
