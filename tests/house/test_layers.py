@@ -49,6 +49,7 @@ ORDER = list(FOLDERS)
 # Imports by name, at run time. Each points up, or sideways, and each is wanted: the lower side must not depend on it.
 BY_STRING = {
     ("_arrays/library", "adapters"): "an adapter is loaded when the first array of its library appears",
+    ("_selection/selector", "_cli"): "a process of `tunebook run` reports to it",
     ("_selection/recording", "_arrays"): "the name of a class in saved recordings; not imported",
     ("_tuning/job", "_report"): "a notebook shows a result as a report",
     ("fleet/_agreement/agree", "adapters/_jax"): 'agree("jax") works without the adapter being imported first',

@@ -15,7 +15,7 @@ from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Mode = Literal["normal", "frozen", "replay", "off"]
 
@@ -79,7 +79,10 @@ HOME_VARIABLE: Final = SETTINGS[0].name
 
 
 class RunOptions(NamedTuple):
-    """The options of `tunebook run` for each process of its command; processes report in `folder`."""
+    """The options of `tunebook run` for each process of its command; processes report in `folder`.
+
+    Kernels of these `packages` are taken over, or of all if it is None; an empty tuple takes over nothing.
+    """
 
     folder: str
     packages: tuple[str, ...] | None = None
@@ -138,12 +141,20 @@ def run_options() -> RunOptions | None:
     return RunOptions(folder, None if packages is None else tuple(packages), budget, record)
 
 
-def environment_under(options: RunOptions, startup: str, *, mode: Mode | None, home: str | None) -> dict[str, str]:
-    """Return the environment of a command whose Python processes run `sitecustomize.py` of the folder `startup`."""
+def settings_under(
+    options: RunOptions, startup: str, *, mode: Mode | None, home: str | None = None, trust: Trust | None = None
+) -> dict[str, str]:
+    """Return the variables of a command whose Python processes run `sitecustomize.py` of the folder `startup`."""
     # An empty part of PYTHONPATH would be the working directory.
     places = os.pathsep.join(filter(None, [startup, os.environ.get("PYTHONPATH")]))
-    given = {"TUNEBOOK_MODE": mode, HOME_VARIABLE: home, "PYTHONPATH": places, "TUNEBOOK_RUN": json.dumps(options)}
-    return {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    given = {"TUNEBOOK_MODE": mode, HOME_VARIABLE: home, "TUNEBOOK_TRUST": trust}
+    given |= {"PYTHONPATH": places, "TUNEBOOK_RUN": json.dumps(options)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def environment_with(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a new process: the variables of this process, and these."""
+    return {**os.environ, **settings}
 
 
 def stamp_form() -> str | None:

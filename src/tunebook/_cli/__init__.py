@@ -42,6 +42,7 @@ GROUPS: Final = {
     "measure": {
         "run": "run a command on tunebook: tunes its Triton kernels",
         "tune": "tune the calls of a recording, here or on a cluster",
+        "ci": "check that a book covers a command or a recording",
         "verify": "measure again to check that choices still hold",
         "fit": "learn a heuristic from tuned entries",
     },

@@ -1,4 +1,4 @@
-"""The part of `tunebook run` in the processes of its command; `_startup/sitecustomize.py` calls it."""
+"""The part of `tunebook run` in the processes of its command: `_startup/sitecustomize.py` and the selector call it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tunebook._base.environment_variables import RunOptions, run_options
 from tunebook._base.errors import StoreError, warn_once
 from tunebook._report.run_log import LOG, RunLog, recording_path
 from tunebook._selection.recording import record
-from tunebook._selection.selector import EVERYWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tunebook._selection.recording import Recording
+    from tunebook._selection.selector import Everywhere
 
 
 def _nothing() -> None:
@@ -26,33 +26,35 @@ def _nothing() -> None:
 
 
 def _prepare_triton() -> Callable[[], object]:
+    if (options := run_options()) is None or options.packages == ():
+        return _nothing
     from tunebook.adapters._triton.takeover import is_installed  # noqa: PLC0415 - a program may have only one library
     from tunebook.adapters.triton import install  # noqa: PLC0415 - as above
 
-    if (options := run_options()) is None or is_installed():  # by the program, with its own options
+    if is_installed():  # by the program, with its own options
         return _nothing
     return partial(install, options.packages, budget=options.budget, on_kernel=_log_of(options).note)
 
 
 def _prepare_ejkernel() -> Callable[[], object]:
+    if (options := run_options()) is not None and options.packages == ():
+        return _nothing
     from tunebook.adapters.ejkernel import install  # noqa: PLC0415 - as above
 
     return install
 
 
-def _prepare_tunebook() -> Callable[[], object]:
-    options = run_options()
-    return _nothing if options is None else partial(_log_of, options)
+def report(everywhere: Everywhere) -> None:
+    """Report the events of this process to the command from now on, and record calls if asked to."""
+    if (options := run_options()) is not None:
+        everywhere.listen_rarely(_log_of(options).hear)
+        if options.record:
+            _record_until_exit(Path(options.folder))
 
 
 @cache
 def _log_of(options: RunOptions) -> RunLog:
-    """Report to the command from now on, and record calls if asked to."""
-    log = RunLog(Path(options.folder, LOG))
-    EVERYWHERE.listen_rarely(log.hear)
-    if options.record:
-        _record_until_exit(Path(options.folder))
-    return log
+    return RunLog(Path(options.folder, LOG))
 
 
 def _record_until_exit(folder: Path) -> None:
@@ -75,5 +77,4 @@ def _save(block: ExitStack, recording: Recording, folder: Path, process: int) ->
 PREPARE: Final[Mapping[str, Callable[[], Callable[[], object]]]] = {
     "triton": _prepare_triton,
     "ejkernel": _prepare_ejkernel,
-    "tunebook": _prepare_tunebook,
 }

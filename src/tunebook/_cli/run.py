@@ -16,12 +16,13 @@ import subprocess
 import sys
 import threading
 from argparse import REMAINDER
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from tunebook._base.environment_variables import Mode, RunOptions, environment_under
+from tunebook._base.environment_variables import Mode, RunOptions, environment_with, settings_under
 from tunebook._base.errors import clean
 from tunebook._cli._terminal import count_text
 from tunebook._cli._verb import ArgumentParser, Namespace, Terminal, UsageError, Verb
@@ -33,7 +34,7 @@ from tunebook._tuning.progress import seconds_text
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-_STARTUP: Final = Path(__file__).with_name("_startup")
+STARTUP: Final = str(Path(__file__).with_name("_startup"))
 # Signals that somebody may send to this process and mean for the command.
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ID_DIGITS: Final = 12  # of an id that a person types
@@ -47,7 +48,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--mode", choices=get_args(Mode), help=text)
     text = "time that each process may tune for, e.g. 10m; unknown launches then run with the first configuration"
     parser.add_argument("--budget", metavar="TIME", help=text)
-    text = "only kernels of these packages, e.g. fla,mylib (default: all)"
+    text = "take over only kernels of these packages, e.g. fla,mylib (default: all)"
     parser.add_argument("--packages", metavar="NAME,NAME", help=text)
     parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
     text = "write the calls to this file for `tunebook tune`, and tune nothing now"
@@ -56,37 +57,50 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    command = _command(options.command)
+    command = command_of(options.command, "tunebook run -- python train.py")
     if options.budget is not None and parse_budget(options.budget).seconds is None:
         raise UsageError(f"--budget {options.budget}: write a time, e.g. 30s or 10m")
-    packages = None if options.packages is None else tuple(filter(None, options.packages.split(",")))
     home = None if options.book is None else str(Path(options.book).expanduser().absolute())
-    with TemporaryDirectory(prefix="tunebook-run-", ignore_cleanup_errors=True) as folder:
-        Path(folder, LOG).touch()
-        asked = RunOptions(folder, packages, options.budget, record=options.record is not None)
-        code = _execute(command, environment_under(asked, str(_STARTUP), mode=options.mode, home=home))
+    with folder_of_run() as folder:
+        asked = RunOptions(str(folder), packages_of(options), options.budget, record=options.record is not None)
+        code = execute(command, settings_under(asked, STARTUP, mode=options.mode, home=home))
         if options.record is not None:
-            count = merge_recordings(sorted(Path(folder).glob("calls-*.json")), options.record)
+            count = merge_recordings(sorted(folder.glob("calls-*.json")), options.record)
             terminal.note(f"tunebook: recorded {count_text(count, 'call', 'calls')} in {options.record}")
         if not options.quiet:
-            for number, line in enumerate(summary(read_log(Path(folder, LOG)))):
+            for number, line in enumerate(summary(read_log(folder / LOG))):
                 terminal.note(line if number else f"tunebook: {line}")
     return code
 
 
-def _command(words: Sequence[str]) -> list[str]:
+def packages_of(options: Namespace) -> tuple[str, ...] | None:
+    """Return the packages whose kernels are taken over, by the option --packages; None is all."""
+    return None if options.packages is None else tuple(filter(None, options.packages.split(",")))
+
+
+@contextmanager
+def folder_of_run() -> Iterator[Path]:
+    """Make a folder with an empty log, and remove it at the end of the block."""
+    with TemporaryDirectory(prefix="tunebook-run-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / LOG).touch()
+        yield folder
+
+
+def command_of(words: Sequence[str], example: str) -> list[str]:
+    """Return the command to run; `UsageError` with an example if there is none."""
     command = [*words[1:]] if words[:1] == ["--"] else [*words]
     if not command:
-        raise UsageError("the command is missing; e.g. tunebook run -- python train.py")
+        raise UsageError(f"the command is missing; e.g. {example}")
     if shutil.which(command[0]) is None:
         if command[0] in ("-m", "-c") or command[0].endswith(".py"):
             return [sys.executable, *command]
-        raise UsageError(f"{command[0]}: command not found; e.g. tunebook run -- python train.py")
+        raise UsageError(f"{command[0]}: command not found; e.g. {example}")
     return command
 
 
-def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command and return its exit code. Signals to this process are sent to the command."""
+def execute(command: Sequence[str], settings: Mapping[str, str], *, stdout: int | None = None) -> int:
+    """Run a command with more variables and return its exit code. Signals to this process are sent to the command."""
     waiting: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -100,7 +114,7 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     with _handled_by(pass_on):
         try:
-            process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
+            process = subprocess.Popen(command, env=environment_with(settings), stdout=stdout)  # noqa: S603 - the user's own command
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         for number in waiting:
@@ -156,7 +170,9 @@ def summary(events: Iterable[RunEvent]) -> Iterator[str]:
         slowest = ", ".join(f"{clean(e.kernel)} {seconds_text(e.seconds)}" for e in tunings[:_SHOWN])
         yield f"  tuned    {_problems(tuned)} in {spent}; slowest: {slowest}"
     if found := by.get("found", {}).keys() - tuned:
-        yield f"  found    {_problems(found)} in the book"
+        rungs = Counter(by["found"][problem].why for problem in found)
+        trusted = ", ".join(f"{count} trusted as {rung}" for rung, count in sorted(rungs.items()) if rung)
+        yield f"  found    {_problems(found)} in the book{f', {clean(trusted)}' if trusted else ''}"
     if guessed := by.get("guessed", {}).keys() - tuned:
         yield f"  guessed  {_problems(guessed)}: not tuned, ran with the first configuration"
     for title, those in (("failed", failed), ("left", left)):

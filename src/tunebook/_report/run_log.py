@@ -9,16 +9,17 @@ import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, get_args
 
-from tunebook._base.vocabulary import Problem
+from tunebook._base.vocabulary import Problem, Trust
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 LOG: Final = "log"  # the file in the folder of a run
+_RUNGS: Final[tuple[Trust, ...]] = get_args(Trust)
 
 
 def recording_path(folder: Path) -> Path:
@@ -60,14 +61,18 @@ class RunLog:
     def hear(self, event: str, *, level: str | None = None, **data: Any) -> None:
         """Note an event; selectors call this."""
         self._times.hear(event, **data)
-        what = {"heuristics": "guessed", "cache_hit": "found" if level == "persistent" else ""}.get(event, "")
-        if event == "autotune_finish" and data.get("error") is None:
-            what = "found"  # the reader takes the tunings of all processes off
         problem = Problem(data["device"], data["op_id"], data["call_key"])
+        what, why = "", ""
+        if event == "heuristics":
+            what, why = "guessed", problem.call_key
+        elif event == "cache_hit" and level == "persistent":
+            what, why = "found", data.get("trust", "")
+        elif event == "autotune_finish" and data.get("error") is None:
+            what = "found"  # the reader takes the tunings of all processes off
         if event == "error":
             self.note("failed", problem.op, "no configuration; the process got an error", problem=problem_id(problem))
         elif what:
-            self.note(what, problem.op, problem=problem_id(problem))
+            self.note(what, problem.op, why, problem=problem_id(problem))
 
     def _note_tuning(self, problem: Problem, seconds: float, error: object) -> None:
         what, why = ("tuned", "") if error is None else ("failed", str(error).partition("\n")[0])
@@ -90,7 +95,10 @@ class RunLog:
 
 
 class RunEvent(NamedTuple):
-    """A line of the log."""
+    """A line of the log. `why` is the error of a failure, the call that was guessed, or the rung of a found entry.
+
+    The rung is empty if the entry was made for this very call here.
+    """
 
     what: str
     process: int
@@ -100,10 +108,23 @@ class RunEvent(NamedTuple):
     why: str
 
 
-def read_log(path: Path) -> list[RunEvent]:
-    """Return the lines of a log; a line that a process did not write to its end is left out."""
+def read_log(path: Path, start: int = 0) -> list[RunEvent]:
+    """Return the lines of a log from a byte on; a line that a process did not write to its end is left out."""
     events = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_bytes()[start:].decode(errors="replace").splitlines():
         with suppress(ValueError, TypeError):
             events.append(RunEvent(*json.loads(line)))
     return events
+
+
+def shortfalls(events: Iterable[RunEvent], trust: Trust) -> list[RunEvent]:
+    """Return an event for each problem that the book does not cover, up to a rung of trust.
+
+    >>> found = [RunEvent("found", 1, "k@v0", "p1", 0.0, "family"), RunEvent("found", 1, "k@v0", "p2", 0.0, "")]
+    >>> [event.problem for event in shortfalls(found, "versions")], shortfalls(found, "family")
+    (['p1'], [])
+    """
+    allowed = {"", *_RUNGS[: _RUNGS.index(trust) + 1]}
+    wrong = ("tuned", "guessed", "missing", "failed")
+    short = (e for e in events if e.what in wrong or (e.what == "found" and e.why not in allowed))
+    return list({(event.what, event.problem): event for event in short}.values())

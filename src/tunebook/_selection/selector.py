@@ -8,11 +8,12 @@ import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from tunebook._arrays.describe import is_traced
-from tunebook._base.environment_variables import mode
+from tunebook._base.environment_variables import mode, run_options
 from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
 from tunebook._base.vocabulary import Combine
 from tunebook._kernel.kernel import AutotunePolicy
@@ -287,6 +288,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         )  # once: a call inside an overlay asks them each time
         (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
         self._autotune: Final = local_tiers(self.tiers).autotune
+        if self.number == 0 and run_options() is not None:  # the first one, in a process of `tunebook run`
+            import_module("tunebook._cli._child").report(EVERYWHERE)
 
     if not TYPE_CHECKING:
 

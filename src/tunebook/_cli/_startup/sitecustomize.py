@@ -45,10 +45,6 @@ def _take_over_ejkernel(_module: ModuleType) -> None:
     _prepare("ejkernel")()
 
 
-def _report_tunebook(_module: ModuleType) -> None:
-    _prepare("tunebook")()
-
-
 def _prepare(library: str) -> Callable[[], object]:
     """Return the function that takes a library over; if that is not possible, warn, and let it return at once."""
     try:
@@ -112,6 +108,6 @@ def _run_next() -> None:
 
 
 if __name__ == "sitecustomize":
-    waiting = {"triton": _take_over_triton, "ejkernel.ops": _take_over_ejkernel, "tunebook": _report_tunebook}
+    waiting = {"triton": _take_over_triton, "ejkernel.ops": _take_over_ejkernel}
     sys.meta_path.insert(0, _AfterImport(waiting))  # type: ignore[arg-type] # Python calls no other method
     _run_next()
