@@ -31,8 +31,21 @@ def put(path: str, prefix: str, count: str) -> None:
     """Write records with keys of our own, and say so after each, when it is durable."""
     store = open_store(Path(path))
     for number in range(int(count)):
-        store.put(example_record(call_key=f"{prefix}{number}", config=config_of(prefix, number)))
+        record = example_record(call_key=f"{prefix}{number}", config=config_of(prefix, number))
+        while not was_put(store, record):
+            pass
         print(number, flush=True)
+
+
+def was_put(store: object, record: object) -> bool:
+    """Write a record; return False if another process kept the book locked, as on a disk that takes seconds to sync."""
+    try:
+        store.put(record)
+    except StoreError as error:
+        if error.kind != "busy":
+            raise
+        return False
+    return True
 
 
 def hammer(path: str, prefix: str) -> None:
