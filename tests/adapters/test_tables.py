@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -150,3 +151,10 @@ def test_a_table_is_asked_in_a_trace_of_jax(transform):
     assert (jax.jit(scale)(x) == 8) if transform == "jit" else (jax.grad(scale)(x) == 2).all()
     assert events[-1] == "autotune_finish"
     assert len(str(jax.make_jaxpr(scale)(x)).splitlines()) <= 5, "nothing of the tuning is left in the program"
+
+
+def test_an_adapter_that_was_imported_without_its_library_has_no_accelerator(monkeypatch):
+    import tunebook.adapters.cupy as adapter  # noqa: PLC0415 - for this test alone
+
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    assert adapter._accelerator() is None

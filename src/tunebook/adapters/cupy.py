@@ -219,8 +219,8 @@ def _hardware(device: Any) -> Any:
 
 
 def _accelerator() -> object | None:
-    cuda = sys.modules["cupy"].cuda
-    return cuda.Device() if cuda.is_available() else None
+    cupy = sys.modules.get("cupy")  # not there if this module was imported for its own sake
+    return cupy.cuda.Device() if cupy is not None and cupy.cuda.is_available() else None
 
 
 register_array_library(
