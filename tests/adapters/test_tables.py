@@ -154,7 +154,7 @@ def test_a_table_is_asked_in_a_trace_of_jax(transform):
 
 
 def test_an_adapter_that_was_imported_without_its_library_has_no_accelerator(monkeypatch):
-    import tunebook.adapters.cupy as adapter  # noqa: PLC0415 - for this test alone
+    import tunebook.adapters.cupy as adapter
 
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     assert adapter._accelerator() is None
