@@ -14,7 +14,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 
 help:
 	@echo 'make demo    tune real kernels, and watch'
-	@echo 'make test    everything that CI runs: lint, types, tests (about 12 minutes on 2 cores)'
+	@echo 'make test    everything that CI runs: lint, types, tests (about 10 minutes on 2 cores)'
 	@echo 'make soak    the long stress and kill -9 tests'
 	@echo 'make nightly the same, with ten minutes at full load'
 	@echo 'make bench   the numbers in the README, beside the peers'"'"'; writes bench/results'
