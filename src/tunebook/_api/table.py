@@ -137,7 +137,7 @@ class TableKernel(FunctionKernel):
     # --------------------------------------------------------------------------------------------------- a tuning
 
     def ready(self, inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
-        """Return a call with the arguments that `run` gets; they are no part of its key."""
+        """Return a call with the arguments that `run` gets; the key has the numbers alone."""
         if self._measured is None:
             raise DefinitionError(f"{self.op_id!r} cannot be tuned: give its table run= and inputs=")
         args, kwargs = self.make_inputs(inv)

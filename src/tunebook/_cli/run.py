@@ -88,7 +88,7 @@ def folder_of_run() -> Iterator[Path]:
 
 
 def command_of(words: Sequence[str], example: str) -> list[str]:
-    """Return the command to run; `UsageError` with an example if there is none."""
+    """Return the command to run; `UsageError` with an example if it is missing or not found."""
     command = [*words[1:]] if words[:1] == ["--"] else [*words]
     if not command:
         raise UsageError(f"the command is missing; e.g. {example}")

@@ -310,10 +310,8 @@ def _reach_of(policy: AutotunePolicy, mode: Mode) -> Trust:
 
 def _trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
     """Return the answer of an entry that was not made for this very call here, if such an entry is trusted."""
-    reach, entry = (
-        _reach_of(request.policy, request.mode),
-        request.looks[-1][1] if request.looks else book.find(request),
-    )
+    reach = _reach_of(request.policy, request.mode)
+    entry = request.looks[-1][1] if request.looks else book.find(request)
     table = None if trust_setting() or request.policy.trust else request.kernel.table
     declared = () if table is None else table.declared
     if (reach == "exact" and not declared) or not isinstance(entry, Refused):

@@ -74,7 +74,7 @@ class Launcher:
             self._names = list(names)
             self._positional = len(self._names)
         else:
-            # A call may pass by position what comes before the first parameter that a configuration supplies.
+            # A call may pass by position the parameters before the first one that a configuration supplies.
             usual = [
                 (parameter.name, parameter.default)
                 for parameter in inspect.signature(function).parameters.values()
