@@ -292,3 +292,15 @@ def test_a_warm_call_under_grad_makes_fewer_calls_than_ejkernels(name):
             sys.setprofile(None)
         counts[side] = len(calls)
     assert 0 < counts["tunebook"] < counts["ejkernel"]
+
+
+@pytest.mark.filterwarnings("ignore:.* is not tuned. no gradient")
+@pytest.mark.parametrize("way", ["eager", "grad"])
+@pytest.mark.parametrize("name", ["recurrent_attention", "lightning_attention"])
+def test_an_operation_whose_candidates_have_no_gradient_does_not_ask_the_tiers_in_each_call(name, way, monkeypatch):
+    bench = bench_operations()
+    function, args = bench.program(name, way), bench.arrays()
+    for _ in range(2):
+        function(*args)
+    monkeypatch.setattr(tb.ConfigSelectorChain, "select", None)  # asking the tiers again would raise
+    function(*args)

@@ -605,3 +605,32 @@ def test_candidates_that_cannot_be_transformed_are_tuned_all_the_same(name, back
     run(Untraceable("untraceable"), X)
     finished = [data for event, data in events if event == "autotune_finish"]
     assert [(data["cfg"] in {1, 2}, data.get("error")) for data in finished] == [(True, None)]
+
+
+class GradientInTheHeuristicAlone(tb.Kernel):
+    """Its candidates run on the host, where jax finds no gradient; it wants no other measurement."""
+
+    def run(self, x, *, cfg):
+        if cfg == 0:
+            return x * 2
+        return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    def heuristic_cfg(self, inv):
+        return 0
+
+    def candidate_cfgs(self, inv):
+        return [1, 2]
+
+    def measures_without_gradient(self):
+        return False
+
+
+@pytest.mark.parametrize("around", [jax.grad, lambda f: f], ids=["grad", "eager"])
+def test_that_candidates_have_no_gradient_is_found_once_in_a_trace_too(around, monkeypatch):
+    run, _ = executor(validate_backward=True)
+    call = around(lambda x: run(GradientInTheHeuristicAlone("host"), x).sum())
+    with pytest.warns(tb.TunebookWarning, match="host@v0 is not tuned: .*no gradient"):
+        call(X)
+    call(X)
+    monkeypatch.setattr(tb.ConfigSelectorChain, "select", None)  # asking the tiers again would raise
+    call(X)

@@ -3,6 +3,7 @@
 TunebookError
 ├── NoConfig             (RuntimeError, LookupError)     no tier had a configuration
 ├── TuningFailed         (ExceptionGroup, RuntimeError)  every candidate failed; holds the real errors
+│   └── NoGradient                                       gradients are to be measured, and there are none
 ├── DefinitionError      (ValueError)                    a kernel, space or setting is invalid
 ├── UnkeyableError       (TypeError)                     an argument cannot be part of a call key
 ├── CodecError           (ValueError)                    a value cannot be encoded, or data cannot be decoded
@@ -81,7 +82,7 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # n
 
     def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
         """Return a group of some of the errors, as `except*` needs it."""
-        return TuningFailed(self.message, excs, self.measurements)
+        return type(self)(self.message, excs, self.measurements)
 
     def __str__(self) -> str:
         # The first note of an error names its candidate.
@@ -89,6 +90,10 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # n
             ": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {text_of(e)}"]) for e in self.exceptions
         )
         return "\n".join([self.message, *(f"  {note}" for note in notes)])
+
+
+class NoGradient(TuningFailed):
+    """Gradients are to be measured, and the candidates have none, whatever the values of their arguments are."""
 
 
 class DefinitionError(TunebookError, ValueError):
@@ -236,7 +241,7 @@ def as_text(error: Exception) -> Exception:
     for each in error.exceptions:
         texts.append(as_text(each))
         texts[-1].__notes__ = list(getattr(each, "__notes__", ()))
-    return TuningFailed(error.message, texts)
+    return type(error)(error.message, texts)
 
 
 def forget_warnings() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 
 from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import mode, run_options
-from tunebook._base.errors import DefinitionError, NoConfig, TuningFailed, warn_once
+from tunebook._base.errors import DefinitionError, NoConfig, NoGradient, TuningFailed, warn_once
 from tunebook._base.vocabulary import Combine
 from tunebook._kernel.kernel import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
@@ -319,8 +319,9 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
             if selection.cause is not None:
                 _warn_of_rejection(request, selection, selection.cause)
-                # A trace has no values to tune on. The same call with values of its own is tuned.
-                selection = selection._replace(transient=selection.transient or is_traced(inv))
+                # A trace has no values to tune on. The same call with values of its own is tuned, if they matter.
+                matter = not isinstance(selection.cause, NoGradient)
+                selection = selection._replace(transient=selection.transient or (matter and is_traced(inv)))
             if selection.remember:
                 self._memory.remember(request, selection.config)
             rung = {} if selection.trust is None else {"trust": selection.trust[0]}

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
-from tunebook._base.errors import DefinitionError, TuningFailed
+from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
@@ -82,7 +82,7 @@ def job_for(
         forward = not job.candidates or not site.differentiable(bind, job.candidates[0])
         if forward and not kernel.measures_without_gradient():
             error = DefinitionError("the candidates have no gradient to measure")
-            raise TuningFailed("no gradient", [error])
+            raise NoGradient("no gradient", [error])
     check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
