@@ -4,11 +4,24 @@
 
 Every operation is called as its users call it: a new kernel object in each call, eager, under jit and under grad. Each
 cold call is timed in a process of its own with empty caches, in turn for both, because a second tuning in one process
-finds compiled programs; the ratio is the median over the samples. These processes are forks of one that has imported
-jax and both libraries, and used neither. Importing tunebook has a row of its own: ejkernel is imported either way. Warm
-calls are timed in one process per operation, in turn, as CPU time of the process. A ratio with a target has the lower
-end of its interval beside it, because the same program takes 0.9 to 1.1 x of itself. Writes
-bench/results/ejkernel_ops.json; 40 minutes, and nothing else may run meanwhile.
+finds compiled programs; the ratio is the median over the samples, five of them, or as many as fit into 6 s, and at
+least two. These processes are forks of one that has imported jax and both libraries, and used neither. Importing
+tunebook has a row of its own: ejkernel is imported either way. Warm calls are timed in one process per operation, in
+turn, as CPU time of the process. A ratio with a target has the lower end of its interval beside it, because the same
+program takes 0.9 to 1.1 x of itself.
+
+Such a clock cannot tell 0.99 x from 1.01 x, so a whole warm call is also decided by its work:
+
+* `same work` is 1 if, outside of choosing, a warm call on tunebook calls the same Python and C functions in the same
+  order as on ejkernel, runs the same compiled programs in the same order, and compiles as many (see `jax_work.py`).
+* Then the two calls differ in choosing alone. It is timed inside these calls, in turn: the CPU time of the thread from
+  the moment that ejkernel's executor asks its selector until it has the configuration.
+* `warm, by work` is (rest + choosing on tunebook) / (rest + choosing on ejkernel), with the medians over all rounds.
+  The rest of a call is the same work, so it is one number: the median over both sides. A call that does not choose, as
+  under jit, gives exactly 1. Where the work is not the same, the row is the ratio of the whole calls, as timed.
+
+Writes bench/results/ejkernel_ops.json and summary.md; 15 minutes, and nothing else may run meanwhile. An operation that
+fails has a row that says so, and the others go on.
 """
 
 from __future__ import annotations
@@ -16,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import random as random_of_python
 import statistics
@@ -30,9 +44,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ejkernel.ops import ConfigSelectorChain, Tuner
+import tables
+from ejkernel.ops import ConfigSelectorChain, Executor, Tuner
 from interleaved import RESULTS, Row, save, show
 from jax import random
+from jax_work import Watch, difference
 
 import tunebook
 from tunebook.adapters import ejkernel
@@ -40,7 +56,10 @@ from tunebook.adapters import ejkernel
 SIDES = "ejkernel", "tunebook"
 CONTROL = "ejkernel again"  # beside itself: how far from 1 noise alone takes a ratio
 WAYS = "eager", "jit", "grad"
-FEWEST, LONGEST_S = 21, 15.0  # rounds of warm calls: some operations take 0.1 s when they are not jitted
+FEWEST, LONGEST_S = 11, 4.0  # rounds of warm calls: some operations take 0.1 s when they are not jitted
+COLD_FEWEST, COLD_LONGEST_S = 2, 6.0  # samples of a cold call: tuning an operation takes up to 20 s
+CHOOSERS = (ConfigSelectorChain, "choose"), (Executor, "_choose_heuristics_only")  # ejkernel asks one of them
+ATTEMPTS = 5  # pairs of calls whose work is compared: in the first ones, caches of Python's modules fill
 SIZES = 1, 64, 2, 16  # batch, tokens, heads, head size: small, so that choosing weighs as much as it can
 
 
@@ -87,8 +106,13 @@ def arrays():
 def program(name, way):
     """Return an operation as a program would call it."""
     operation = operations()[name]
-    total = jax.grad(lambda q, k, v: operation(q, k, v).sum())
-    return {"eager": operation, "jit": jax.jit(operation), "grad": total}[way]
+    if way == "eager":
+        return operation
+
+    def call(*args):  # a new function each time: for the same one, jax finds the program that the other side has traced
+        return operation(*args)
+
+    return jax.jit(call) if way == "jit" else jax.grad(lambda *args: call(*args).sum())
 
 
 def use(side):
@@ -125,21 +149,26 @@ def in_a_fork(function, *case):
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        outcome = json.load(pipe)
-    os.waitpid(child, 0)
-    return outcome
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return json.loads(said) if said else {"error": f"the process ended with status {status}"}
 
 
 def print_cold(names, samples):
     """Print a line per cold call: all operations once, then all of them again."""
     operations()
+    spent_s = dict.fromkeys(((name, way) for name in names for way in WAYS), 0.0)
     for number in range(samples):
-        for case in ((name, way) for name in names for way in WAYS):
+        for case in spent_s:
+            if number >= COLD_FEWEST and spent_s[case] > COLD_LONGEST_S * len(SIDES):
+                continue
             for side in SIDES if number % 2 else SIDES[::-1]:
                 for path in Path(os.environ["BENCH_CACHES"]).rglob("*"):
                     if path.is_file():
                         path.unlink()
-                print(json.dumps([*case, side, in_a_fork(cold, *case, side)]), flush=True)
+                outcome = in_a_fork(cold, *case, side)
+                spent_s[case] += outcome.get("seconds", math.inf)  # a call that fails is not tried five times
+                print(json.dumps([*case, side, outcome]), flush=True)
 
 
 def caches_in(folder):
@@ -162,6 +191,8 @@ def measure_cold(names, samples):
             for said in filter(lambda said: said.startswith("["), process.stdout):
                 name, way, side, outcome = json.loads(said)
                 found.setdefault((name, way), {}).setdefault(side, []).append(outcome)
+                took = outcome.get("error") or f"{outcome['seconds']:.2f} s"
+                print(f"cold: {name}, {way}, on {side}: {took}", flush=True)
         if process.returncode:
             raise SystemExit("the process that times cold calls failed: see above")
     return found
@@ -233,10 +264,10 @@ def cold_rows(call, cold, same, **_warm):
 
 
 def warm(name, way, rounds):
-    """Return the CPU seconds of a warm call by side, one number per round, all sides in each round."""
-    function, args = program(name, way), arrays()
-    times = {side: [] for side in (*SIDES, CONTROL)}
-    for side in SIDES:
+    """Return the CPU seconds of a warm call, and of choosing in it, by side: one number per round, in each round."""
+    functions, args = {side: program(name, way) for side in SIDES}, arrays()
+    times, chose = ({side: [] for side in (*SIDES, CONTROL)} for _ in range(2))
+    for side, function in functions.items():
         use(side)
         jax.block_until_ready(function(*args))
     ends = time.monotonic() + LONGEST_S
@@ -244,42 +275,84 @@ def warm(name, way, rounds):
         if number >= FEWEST and time.monotonic() > ends:
             break
         for side in times if number % 2 else [*times][::-1]:
-            use(side.removesuffix(" again"))
-            call_s(function, args)  # changing sides has emptied the processor's caches
-            times[side].append(call_s(function, args))
-    return times
+            user = side.removesuffix(" again")
+            use(user)
+            spent_ns = time_choosers()
+            call_s(functions[user], args)  # changing sides has emptied the processor's caches
+            del spent_ns[:]
+            seconds, calls = call_s(functions[user], args)
+            times[side].append(seconds)
+            chose[side].append(sum(spent_ns) / 1e9 / calls)
+    return {"warm": times, "chose": chose}
+
+
+def time_choosers():
+    """Time the functions that ejkernel asks for a configuration until sides change; return the list for the times."""
+    spent_ns, clock = [], time.thread_time_ns
+
+    def timed(choose):
+        def choose_and_note(*args):
+            start = clock()
+            found = choose(*args)
+            spent_ns.append(clock() - start)
+            return found
+
+        return choose_and_note
+
+    for kind, method in CHOOSERS:
+        setattr(kind, method, timed(getattr(kind, method)))
+    return spent_ns
 
 
 def call_s(function, args):
-    """Return the CPU seconds of a call, the mean over 5 ms of them."""
+    """Return the CPU seconds of a call, the mean over 5 ms of them, and how many there were."""
     start, calls = time.process_time(), 0
     while calls < 1 or time.process_time() - start < 5e-3:
         jax.block_until_ready(function(*args))
         calls += 1
-    return (time.process_time() - start) / calls
+    return (time.process_time() - start) / calls, calls
+
+
+def same_work(watch, name, way):
+    """Return the work of a warm call outside of choosing, and how that on tunebook differs from that on ejkernel."""
+    functions, args, choosers = {side: program(name, way) for side in SIDES}, arrays(), set()
+    for side in SIDES:
+        use(side)
+        choosers |= {getattr(kind, method).__code__ for kind, method in CHOOSERS}
+    for _ in range(ATTEMPTS):
+        found = {}
+        for side, function in functions.items():
+            use(side)
+            found[side] = watch.work_of(function, args, choosers)
+        other = difference(found["tunebook"], found["ejkernel"])
+        if not other:
+            break
+    return {**found["tunebook"].summary(), "difference": other}
 
 
 def choosing(name, rounds):
     """Return the CPU seconds of choosing alone, by side: the selector is asked with a new kernel object each time."""
     use("tunebook")
     asked = []
-    ours = ConfigSelectorChain.choose
-    ConfigSelectorChain.choose = lambda chain, inv, kernel: (
-        asked.append((chain, inv, kernel)) or ours(chain, inv, kernel)
-    )
+
+    def asks(place, choose):
+        return lambda chooser, inv, kernel: asked.append((place, chooser, inv, kernel)) or choose(chooser, inv, kernel)
+
+    for place in CHOOSERS:
+        setattr(*place, asks(place, getattr(*place)))
     program(name, "eager")(*arrays())
     if not asked:
         return None  # the operation does not choose
-    chain, inv, kernel = asked[0]
+    place, chooser, inv, kernel = asked[0]
     times = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else SIDES[::-1]:
             use(side)
-            choose, kind = ConfigSelectorChain.choose, type(kernel)
-            choose(chain, inv, kind())
+            choose, kind = getattr(*place), type(kernel)
+            choose(chooser, inv, kind())
             start = time.process_time()
             for _ in range(200):
-                choose(chain, inv, kind())
+                choose(chooser, inv, kind())
             times[side].append((time.process_time() - start) / 200)
     return times
 
@@ -305,14 +378,42 @@ def lower_end(times):
     return found[1]
 
 
+def by_work(warm, chose, work):
+    """Return how long a warm call takes beside ejkernel's, if they differ in choosing alone; see above."""
+    if work["difference"]:
+        return ratio(warm)
+    calls = [pair for side in SIDES for pair in zip(warm[side], chose[side], strict=True)]
+    rest = statistics.median(whole - choosing for whole, choosing in calls)
+    theirs, ours = (statistics.median(chose[side]) for side in SIDES)
+    return (rest + ours) / (rest + theirs)
+
+
+def warm_rows(call, warm, chose, work, **_cold):
+    """Return the rows of a warm call."""
+    if work["difference"]:
+        print(f"{call}: the work differs: {work['difference']}")
+    return [
+        Row(what=f"{call}: same work outside of choosing", measured=float(not work["difference"]), unit="", at_least=1),
+        Row(what=f"{call}: warm, by work, beside ejkernel", measured=by_work(warm, chose, work), unit="x", at_most=1.0),
+        *ratio_rows(f"{call}: warm", warm, at_most=1.0),
+    ]
+
+
 def warm_and_choosing(name, ways, rounds):
-    """Return the times of warm calls by way, and of choosing, in one process."""
-    return {**{way: warm(name, way, rounds) for way in ways}, "choosing": choosing(name, rounds)}
+    """Return the times of warm calls by way, of choosing, and the work of the calls, in one process."""
+    found = {way: warm(name, way, rounds) for way in ways}
+    chosen = choosing(name, rounds)
+    watch = Watch()  # the last step, because calls take longer from now on
+    return {
+        "ways": {way: {**found[way], "work": same_work(watch, name, way)} for way in ways},
+        "choosing": chosen,
+    }
 
 
 def measure(names, rounds, samples, kept):
     """Return rows and raw times; with `kept`, the content of the last file of results, cold times are taken from it."""
     raw, rows, ratios = ({"import": import_s(samples)} if kept is None else kept["raw"]), [], []
+    decided = []
     took_ms = statistics.median(raw["import"]) * 1e3
     rows.append(Row(what="import tunebook.adapters.ejkernel, and install()", measured=took_ms, unit="ms"))
     show(rows)
@@ -323,11 +424,15 @@ def measure(names, rounds, samples, kept):
         first = [row for way in WAYS for row in cold_rows(f"{name}, {way}", **raw[f"{name}, {way}"])]
         # A process of its own: XLA's programs are never unloaded, and a process may map 65,530 pieces of memory.
         found = in_a_fork(warm_and_choosing, name, worked, rounds)
-        for way in worked:
-            times = raw[f"{name}, {way}"]["warm"] = found[way]
-            ratios.append((ratio(times), ratio(times, CONTROL)))
-            first += ratio_rows(f"{name}, {way}: warm", times, at_most=1.0)
-        chosen = found["choosing"]
+        if "error" in found:
+            print(f"{name}: warm calls: {found['error']}")
+            first.append(Row(what=f"{name}: warm calls measured", measured=0.0, unit="", at_least=1.0))
+        for way, measured in found.get("ways", {}).items():
+            raw[f"{name}, {way}"] |= measured
+            ratios.append((ratio(measured["warm"]), ratio(measured["warm"], CONTROL)))
+            decided.append(by_work(**measured))
+            first += warm_rows(f"{name}, {way}", **measured)
+        chosen = found.get("choosing")
         if chosen is not None:
             raw[f"{name}, choosing"] = chosen
             ours = statistics.median(chosen["tunebook"]) * 1e6
@@ -337,11 +442,14 @@ def measure(names, rounds, samples, kept):
             ]  # fmt: skip
         rows += first
         show(first)
+    mean = statistics.geometric_mean(decided)
+    rows.append(Row(what="warm, by work, beside ejkernel: mean", measured=mean, unit="x", at_most=1.0))
+    rows.append(Row(what="warm, by work, beside ejkernel: largest", measured=max(decided), unit="x", at_most=1.0))
     for what, found in zip(("tunebook", CONTROL), zip(*ratios, strict=True), strict=True):
         mean, at_most = statistics.geometric_mean(found), 1.0 if what in SIDES else None
         rows.append(Row(what=f"warm, {what} beside ejkernel: mean", measured=mean, unit="x", at_most=at_most))
         rows.append(Row(what=f"warm, {what} beside ejkernel: largest", measured=max(found), unit="x"))
-    show(rows[-4:])
+    show(rows[-6:])
     return rows, raw
 
 
@@ -364,6 +472,7 @@ def main():
         rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples, kept)
     if not given.ops:
         save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
+        (RESULTS / "summary.md").write_text(tables.summary(tables.read()))
 
 
 if __name__ == "__main__":

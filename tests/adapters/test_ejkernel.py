@@ -304,3 +304,25 @@ def test_an_operation_whose_candidates_have_no_gradient_does_not_ask_the_tiers_i
         function(*args)
     monkeypatch.setattr(tb.ConfigSelectorChain, "select", None)  # asking the tiers again would raise
     function(*args)
+
+
+@pytest.mark.parametrize(
+    ("ours", "differs", "expected"),
+    [
+        (1.0, "", 11 / 12),  # the same work: choosing alone decides
+        (4.0, "", 14 / 12),
+        (0.0, "one call more", 1.5),  # other work: the calls as timed
+    ],
+)
+def test_the_bench_decides_a_warm_call_by_choosing_only_if_the_rest_is_the_same_work(ours, differs, expected):
+    warm = {"ejkernel": [12.0] * 3, "tunebook": [18.0] * 3}
+    chose = {"ejkernel": [2.0] * 3, "tunebook": [ours] * 3}
+    warm_of = warm if differs else {**warm, "tunebook": [10.0 + ours] * 3}
+    assert bench_operations().by_work(warm_of, chose, {"difference": differs}) == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*os.fork")  # these children do not use jax
+def test_the_bench_goes_on_after_a_process_that_died():
+    bench = bench_operations()
+    assert bench.in_a_fork(os._exit, 3) == {"error": "the process ended with status 3"}
+    assert bench.in_a_fork(int, "x")["error"].startswith("ValueError")
