@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from limits import HANG_S
+
 import tunebook as tb
 from tunebook._selection.selector import local_tiers
 from tunebook.fleet._agreement.agreement_state import JobAgreement
 from tunebook.fleet._agreement.round import AgreementOptions
 
-# A lease that a busy machine does not mistake for a death.
-QUICK = AgreementOptions(vote_s=0.15, deadline_s=30.0, lease_s=1.0)
+# A lease that a busy machine does not mistake for a death, and a vote that all ranks come to.
+QUICK = AgreementOptions(vote_s=HANG_S / 2, deadline_s=HANG_S, lease_s=2.0)
+# A vote that some ranks do not come to.
+SOME_VOTE = QUICK._replace(vote_s=0.15)
 
 
 class Shared:
@@ -101,4 +105,4 @@ def ranks(n, shared=None, **options):
 def at_once(calls):
     """Run each call in its own thread; return their results in order."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(call) for call in calls]]
+        return [future.result(timeout=HANG_S) for future in [pool.submit(call) for call in calls]]

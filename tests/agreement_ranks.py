@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from limits import HANG_S
+
 import tunebook as tb
 from tunebook import fleet
 from tunebook._selection.selector import agreement
@@ -23,7 +25,7 @@ from tunebook.fleet._agreement.log import LogEntry
 from tunebook.stores import problem_id
 
 FRAMEWORK, RANK, WORLD, PLACE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-TERMS = {"vote_s": 0.3, "deadline_s": 30.0, "lease_s": 1.0}
+TERMS = {"vote_s": 2.0, "deadline_s": HANG_S, "lease_s": 2.0}
 KILLED = "rank 1 is killed"
 SPACE = [10 * n for n in range(1, 9)]
 ALIVE = [0, 2] if WORLD > 2 else [0]
@@ -138,7 +140,7 @@ def killed_in_the_vote():
         board.first(f"agree/{problem}/0", LogEntry("open", RANK, "the one that is killed").text())
         board.first("opened", "yes")
         os.kill(os.getpid(), signal.SIGKILL)
-    agreement().board.wait("opened", 20.0)
+    agreement().board.wait("opened", HANG_S)
     return timed(lambda: kernel(1))
 
 
@@ -150,7 +152,7 @@ def killed_while_it_tunes():
 
 
 def main():
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
     if RANK == 0:
         make("one hits")(1)
     join()
@@ -169,7 +171,7 @@ def main():
         "in a trace": in_a_trace(),
     }
     began = time.monotonic()
-    fleet.assert_agreement(timeout_s=20.0)
+    fleet.assert_agreement(timeout_s=HANG_S)
     said["compared in"] = time.monotonic() - began
     said["killed in the vote"] = killed_in_the_vote()
     if WORLD > 2:

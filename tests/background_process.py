@@ -11,6 +11,7 @@ import threading
 import time
 
 from kernels import FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 
@@ -45,11 +46,11 @@ def main(book, log, keys, seconds, end):
     assert all(kernel(n) in (1, 3) for n in range(int(keys))), "the heuristic serves, or what another found"
     print("served", flush=True)
     if end == "wait":
-        assert tb.wait_for_background(60)
+        assert tb.wait_for_background(HANG_S)
         assert all(kernel(n) == 3 for n in range(int(keys))), "the tuned one is swapped in"
         print("tuned", flush=True)
     else:
-        assert STARTED.wait(30)
+        assert STARTED.wait(HANG_S)
 
 
 if __name__ == "__main__":

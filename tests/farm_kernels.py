@@ -11,6 +11,8 @@ import signal
 import time
 from pathlib import Path
 
+from limits import HANG_S
+
 import tunebook as tb
 from tunebook._selection.recording import recordings
 
@@ -97,7 +99,7 @@ executor = tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), None, tb.Tuner()
 def _meet(this, other):
     """Say that this has begun, and wait until the other has: both must be going on at the same time."""
     (stage() / this).touch()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while not (stage() / other).exists():
         assert time.monotonic() < deadline, f"{this} has met no {other}"
         time.sleep(0.01)

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from limits import HANG_S
+
 from tunebook._measure.device_lock import DeviceTurn
 
 
@@ -22,11 +24,11 @@ def note(root, event, begin=0):
 
 def turns(root, count, seconds):
     """Have the device for a while, again and again."""
-    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
+    turn = DeviceTurn(["cpu"], HANG_S, root=Path(root, "locks"))
     print("ready", flush=True)
     for _ in range(int(count)):
         note(root, "want")
-        with turn.taken(60.0):
+        with turn.taken(HANG_S):
             began = time.monotonic_ns()
             note(root, "have")
             time.sleep(float(seconds))
@@ -36,15 +38,15 @@ def turns(root, count, seconds):
 
 def hold(root):
     """Have the device until killed."""
-    with DeviceTurn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
+    with DeviceTurn(["cpu"], HANG_S, root=Path(root, "locks")).taken(HANG_S):
         print("ready", flush=True)
-        time.sleep(120)
+        time.sleep(HANG_S)
 
 
 def hold_and_tell(root):
     """Hold the device, and print the disturbances: before and after a line of input."""
-    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
-    with turn.taken(60.0):
+    turn = DeviceTurn(["cpu"], HANG_S, root=Path(root, "locks"))
+    with turn.taken(HANG_S):
         print(turn.disturbances(), flush=True)
         sys.stdin.readline()
         print(turn.disturbances(), flush=True)
@@ -52,19 +54,19 @@ def hold_and_tell(root):
 
 def hold_and_fork(root):
     """Have the device until killed, with a child that outlives it."""
-    with DeviceTurn(["cpu"], 60.0, root=Path(root, "locks")).taken(60.0):
+    with DeviceTurn(["cpu"], HANG_S, root=Path(root, "locks")).taken(HANG_S):
         child = os.fork()
         if child == 0:
             print(os.getpid(), flush=True)
-            time.sleep(120)
-        time.sleep(120)
+            time.sleep(HANG_S)
+        time.sleep(HANG_S)
 
 
 def fork_back(root):
     """Fork within a turn; the child comes back from it first, and leaves the parent's lock alone."""
-    turn = DeviceTurn(["cpu"], 60.0, root=Path(root, "locks"))
+    turn = DeviceTurn(["cpu"], HANG_S, root=Path(root, "locks"))
     parent = os.getpid()
-    with turn.taken(60.0):
+    with turn.taken(HANG_S):
         child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -112,7 +114,7 @@ def ring(root, role):
 
     def meet(mine, other):
         Path(root, mine).touch()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_S
         while not Path(root, other).exists():
             assert time.monotonic() < deadline, f"{other} never came"
             time.sleep(0.01)

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from limits import HANG_S
+
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.single_flight import Flights, Lease, acquire
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def single_flight(flights, key, board, lease_id, *, look, work, instead=None):
+def single_flight(flights, key, board, lease_id, *, look, work, instead=None, **options):
     """The result that `look` finds, or else of `work`; of `instead` rather than wait for another's work."""
-    with flights.turn(key, board, lease_id, look=look, wait=instead is None) as turn:
+    with flights.turn(key, board, lease_id, look=look, wait=instead is None, **options) as turn:
         if turn.leads:
             turn.result = work(turn.generation)
         return instead() if turn.result is None else turn.result
@@ -83,7 +85,9 @@ class Book:
         def look() -> Record | None:
             return self.look(key)
 
-        record = single_flight(self.flights, key, self.store.leases(), self.lease_id(key), look=look, work=work)
+        # A lease that does not lapse while a test lasts: that its holder is gone must be seen.
+        options = {"look": look, "work": work, "lease_s": 10 * HANG_S}
+        record = single_flight(self.flights, key, self.store.leases(), self.lease_id(key), **options)
         self.log.write("have", key)
         return record
 
@@ -140,7 +144,7 @@ def outcome(command: str, **settings) -> dict:
     """Run a command to its end and return the JSON object that it printed last."""
     process = start(command, **settings)
     try:
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=HANG_S)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with all that it forked
@@ -160,7 +164,7 @@ def tune_each_key_once(processes: int, keys: int, work_s: float = 0.001) -> dict
         for worker in workers:
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        failed = sum(worker.wait(timeout=110) != 0 for worker in workers)
+        failed = sum(worker.wait(timeout=HANG_S) != 0 for worker in workers)
         seconds = time.monotonic() - ready
         for worker in workers:
             worker.communicate()

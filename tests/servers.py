@@ -29,12 +29,12 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
+from limits import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST = "127.0.0.1"
-START_S = 30.0  # a busy machine with 2 cores may take this long to start anything
 S3_KEYS = ("tune", "book-secret")
 _PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
@@ -76,7 +76,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, on the port that it had, and wait until it answers."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + HANG_S
         # It writes its number there once the port is its own: the server of another test may answer in its place.
         started = self._directory / "redis.pid"
         while time.monotonic() < deadline:
@@ -149,7 +149,7 @@ class RedisServer:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)  # a paused one would not see the other
             self.process.send_signal(signal_number)
-            self.process.wait(timeout=START_S)
+            self.process.wait(timeout=HANG_S)
 
 
 @contextmanager
@@ -227,7 +227,7 @@ class S3Server:
         keys = {"accessKey": S3_KEYS[0], "secretKey": S3_KEYS[1]}
         identity = {"name": "tests", "credentials": [keys], "actions": ["Admin", "Read", "List", "Write"]}
         (self._directory / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        deadline = time.monotonic() + 2 * START_S
+        deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
             ports = self._ports or [free_port() for _ in range(8)]
             with (self._directory / "log").open("ab") as log:
@@ -246,7 +246,7 @@ class S3Server:
             return
         self.process.send_signal(signal.SIGCONT)
         self.process.kill()
-        self.process.wait(timeout=START_S)
+        self.process.wait(timeout=HANG_S)
         for port in self._ports:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)

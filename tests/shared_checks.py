@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from limits import HANG_S
 from servers import HOST, RedisServer
 from shared_processes import problem, record, start
 from shared_stress import tune_together
@@ -53,7 +54,7 @@ def marks(root: Path) -> list[Path]:
     return [path for path in (root / "v1" / "outbox").rglob("*") if path.is_file()]
 
 
-def eventually(fact: Callable[[], object], patience_s: float = 30.0) -> bool:
+def eventually(fact: Callable[[], object], patience_s: float = HANG_S) -> bool:
     """Return whether something becomes true before patience ends."""
     ends = time.monotonic() + patience_s
     while time.monotonic() < ends:
@@ -127,7 +128,7 @@ def check_that_a_planted_slip_keeps_nobody_waiting(board: LeaseBoard, lease_id: 
             lease_id,
             look=lambda: None,
             lease_s=0.2,
-            deadline_s=30,
+            deadline_s=HANG_S,
             clock=lambda: next(clock),
             sleep=lambda _: None,
         )
@@ -162,7 +163,7 @@ def check_that_a_late_write_is_refused_everywhere(tmp_path: Path, url: str) -> N
     mine.put(record("k", "mine", held.generation))
     held.release()
     holder.send_signal(signal.SIGCONT)
-    out, _ = holder.communicate("publish\nrelease\n", timeout=60)
+    out, _ = holder.communicate("publish\nrelease\n", timeout=HANG_S)
     assert '"stands": "mine"' in out
     assert open_store(url).get(problem("k")).head.config == "mine"
     assert DirectoryStore(tmp_path / "a").get(problem("k")).head.config == "mine"

@@ -15,13 +15,14 @@ import time
 import warnings
 from pathlib import Path
 
+from limits import HANG_S
+
 from tunebook._base.errors import TunebookWarning
 from tunebook._base.record_format import Head, Record
 from tunebook._base.vocabulary import Problem
 from tunebook._selection.persistent_cache import book_before
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook.stores import problem_id
-from tunebook.stores._shared import PATIENT_S
+from tunebook.stores import _shared, problem_id
 
 
 def start(command: str, home: Path, **settings) -> subprocess.Popen[str]:
@@ -46,6 +47,7 @@ def record(key: str, config: object, generation: int = 0) -> Record:
 
 def _hold(url: str, key: str, lease_s: float) -> None:
     """Hold the lease; publish on the first line of input, release on the second."""
+    _shared.HOT_S = HANG_S  # a busy server must not make a local lease of this one
     store = book_before(url)
     held = acquire(store.leases(), problem_id(problem(key)), look=lambda: None, lease_s=lease_s)
     assert isinstance(held, Lease)
@@ -96,7 +98,7 @@ def _holdings() -> dict[str, int]:
     # Each question has a thread, and each lease: when they have ended, the system has yet to clear them away, which on
     # a busy machine takes longer than a turn (4 were seen of a process that knew only its main thread). A question that
     # no call waits for any more ends when its client gives up. What is left then, stays.
-    ends = time.monotonic() + 4 * PATIENT_S
+    ends = time.monotonic() + 4 * _shared.PATIENT_S
     while time.monotonic() < ends and (_tasks() > 2 or _is_asking()):
         time.sleep(0.01)
     return {

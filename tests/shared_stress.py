@@ -11,17 +11,18 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from limits import HANG_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SCRIPT = Path(__file__).with_name("tuning_process.py")
-# Sixteen processes and their server on two cores: now and then an answer takes longer than a call should wait, and who
+# Many processes and their server on two cores: now and then an answer takes longer than a call should wait, and who
 # gives up on the server says so and tunes for itself. That has tests of its own; here the question is who tunes what.
-MANY = 8
-PATIENT = """
+PATIENT = f"""
 import runpy, sys
 from tunebook.stores import _shared
-_shared.HOT_S = 5.0
+_shared.HOT_S = {HANG_S}
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -55,8 +56,7 @@ def tune_together(
 
     def start(name: str) -> subprocess.Popen[str]:
         variables = {**os.environ, **(environment or {}), "TUNEBOOK_HOME": str(tmp_path / name)}
-        script = [str(SCRIPT)] if processes <= MANY else ["-c", PATIENT, str(SCRIPT)]
-        command = [sys.executable, *script, url, str(log), str(keys), str(seconds)]
+        command = [sys.executable, "-c", PATIENT, str(SCRIPT), url, str(log), str(keys), str(seconds)]
         return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     running = [start(f"home-{n}") for n in range(processes)]
@@ -69,7 +69,7 @@ def tune_together(
         victims.append(victim)
         running.append(start(f"another-{number}"))
     meanwhile()
-    said = [process.communicate(timeout=600)[0] for process in running]
+    said = [process.communicate(timeout=HANG_S)[0] for process in running]
     lines = [line.split() for line in log.read_text().splitlines()]
     return Outcome(
         begun=Counter(key for event, key in lines if event == "begin"),
@@ -82,6 +82,6 @@ def tune_together(
 
 
 def _wait_for_lines(log: Path, count: int) -> None:
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + HANG_S
     while time.monotonic() < ends and (not log.exists() or log.read_text().count("\n") < count):
         time.sleep(0.005)

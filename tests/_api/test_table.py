@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from kernels import FakeClock, fake_tuner, note_in
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._arrays import library as registry
@@ -160,7 +161,7 @@ class TestAnswers:
     def test_background_tuning_and_an_incremental_policy(self):
         moe = Moe(policy=tb.AutotunePolicy(cache_miss_fallback="background"))
         assert moe.table(8, 4096, 64, "bf16").block == 16
-        assert tb.wait_for_background(60)
+        assert tb.wait_for_background(HANG_S)
         assert moe.table(8, 4096, 64, "bf16").block == 64
         moe = Moe(policy=tb.AutotunePolicy(cache_miss_fallback="incremental"))
         with pytest.warns(tb.TunebookWarning, match="its calls run nothing"):

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from kernels import FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 
@@ -95,11 +96,11 @@ def test_an_overlay_in_one_thread_leaves_another_threads_hot_calls_alone():
     def hold():
         with kernel.overlay(block=16):
             inside.set()
-            assert done.wait(10)
+            assert done.wait(HANG_S)
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(hold)
-        assert inside.wait(10)
+        assert inside.wait(HANG_S)
         for _ in range(4):
             kernel(x)
             assert runs[-1].block == 64

@@ -8,6 +8,7 @@ import threading
 import typing
 
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook import (
@@ -209,7 +210,7 @@ def run_at_once(threads, work):
     for thread in running:
         thread.start()
     for thread in running:
-        thread.join(60)
+        thread.join(HANG_S)
     return results
 
 
@@ -220,7 +221,7 @@ def fastest_of(cache, key, measured):
             case Hit(index):
                 return index
             case Pending() as pending:
-                assert pending.wait(60)
+                assert pending.wait(HANG_S)
             case Unchecked():
                 cache.validate_checksum(key, "sum")
             case Miss():
@@ -244,10 +245,10 @@ def test_a_thread_that_waits_is_woken_by_the_result(root):
     pending = cache.fastest("k")
     assert pending.wait(0.0) is False
     found = []
-    waiter = threading.Thread(target=lambda: found.append((pending.wait(60), cache.fastest("k"))))
+    waiter = threading.Thread(target=lambda: found.append((pending.wait(HANG_S), cache.fastest("k"))))
     waiter.start()
     cache.cache_insert("k", 2)
-    waiter.join(60)
+    waiter.join(HANG_S)
     assert found == [(True, Hit(2))]
 
 
@@ -285,7 +286,7 @@ def test_a_claim_counts_for_other_processes_that_share_the_store(root):
     one.cache_insert("k", 1)
     assert two.fastest("k") == Pending(), "not on disk yet"
     one.persistent_cache_insert("k", "sum", 1, [])
-    assert pending.wait(60)
+    assert pending.wait(HANG_S)
     assert two.fastest("k") == Unchecked()
     assert two.validate_checksum("k", "sum") == Hit(1)
 
@@ -297,7 +298,7 @@ def test_a_claim_ends_by_itself_if_the_result_is_never_written_to_disk(root, mon
     two.mark_pending("k")
     pending = two.fastest("k")
     one.cache_insert("k", 1)
-    assert pending.wait(60)
+    assert pending.wait(HANG_S)
     assert two.fastest("k") == Miss()
 
 
@@ -307,7 +308,7 @@ def test_a_claim_that_another_process_gives_up_is_free(root):
     two.mark_pending("k")
     pending = two.fastest("k")
     one.clear_pending("k")
-    assert pending.wait(60)
+    assert pending.wait(HANG_S)
     assert two.fastest("k") == Miss()
     assert two.mark_pending("k")
 
@@ -332,7 +333,7 @@ def claim_and_die(root):
 def test_the_claim_of_a_process_that_has_ended_is_free(root):
     process = multiprocessing.get_context("spawn").Process(target=claim_and_die, args=(root,))
     process.start()
-    process.join(60)
+    process.join(HANG_S)
     assert process.exitcode == 0
     cache = TuneCache("matmul", "gpu0", root)
     assert cache.mark_pending("k")
@@ -351,5 +352,5 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(root):
     found = context.Queue()
     process = context.Process(target=child, args=(found,))
     process.start()
-    assert [found.get(timeout=60), found.get(timeout=60)] == ["Pending()", False]
-    process.join(60)
+    assert [found.get(timeout=HANG_S), found.get(timeout=HANG_S)] == ["Pending()", False]
+    process.join(HANG_S)

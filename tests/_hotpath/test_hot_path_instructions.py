@@ -23,7 +23,6 @@ VALGRIND = shutil.which("valgrind")
 pytestmark = [
     pytest.mark.skipif(VALGRIND is None, reason="valgrind is not installed: apt-get install valgrind"),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="counts forked children"),
-    pytest.mark.timeout(600),  # valgrind on a busy machine
 ]
 
 

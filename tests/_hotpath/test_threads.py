@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._base.vocabulary import computed_once
@@ -150,7 +151,7 @@ def ends(call):
     done = []
     thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(HANG_S)
     return done
 
 
@@ -176,13 +177,13 @@ def test_a_child_that_is_forked_while_a_thread_generates_code_can_call_kernels(m
     def slowly(value, **options):
         if threading.current_thread() is busy and not over.is_set():
             begun.set()
-            over.wait(60)
+            over.wait(HANG_S)
         return reader_for(value, **options)
 
     monkeypatch.setattr(dispatcher, "reader_for", slowly)
     busy = threading.Thread(target=kernel, args=(A, 1))
     busy.start()
-    begun.wait(60)
+    begun.wait(HANG_S)
     child = os.fork()
     if child == 0:
         os._exit(0 if ends(lambda: kernel(B, [1])) == [expected(B, [1])] else 1)
@@ -200,12 +201,12 @@ def test_a_child_that_is_forked_while_a_thread_computes_an_attribute_can_compute
         def attribute(self):
             if threading.current_thread() is busy:
                 begun.set()
-                over.wait(60)
+                over.wait(HANG_S)
             return 1
 
     busy = threading.Thread(target=lambda: Computing().attribute)
     busy.start()
-    begun.wait(60)
+    begun.wait(HANG_S)
     child = os.fork()
     if child == 0:
         os._exit(0 if ends(lambda: Computing().attribute) == [1] else 1)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_driver import driver as driver  # noqa: PLC0414 - a fixture
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._base.errors import TunebookWarning
@@ -51,7 +52,10 @@ def start(tmp_path):
         process.communicate()
 
 
-def turn(tmp_path, wait_s=60.0, names=("cpu",), **options):
+PATIENT = tb.Tuner(device_wait_s=10 * HANG_S)  # longer than a test may take: a wait for the device fails it
+
+
+def turn(tmp_path, wait_s=HANG_S, names=("cpu",), **options):
     return DeviceTurn(names, wait_s, root=tmp_path / "locks", **options)
 
 
@@ -71,7 +75,7 @@ def overlaps(tmp_path):
 
 def test_turns_of_processes_do_not_overlap(tmp_path, start):
     processes = [start("turns", 8, 0.003) for _ in range(4)]
-    assert [process.communicate(timeout=60)[0] for process in processes] == ["ready\n"] * 4
+    assert [process.communicate(timeout=HANG_S)[0] for process in processes] == ["ready\n"] * 4
     assert [process.returncode for process in processes] == [0] * 4
     assert overlaps(tmp_path) == (0, 4)
     assert Counter(event for event, *_ in events(tmp_path))["had"] == 32
@@ -85,7 +89,7 @@ def test_processes_that_tune_do_not_run_candidates_at_the_same_time(tmp_path, st
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    assert [process.communicate(timeout=100)[0] for process in processes] == ["", ""]
+    assert [process.communicate(timeout=HANG_S)[0] for process in processes] == ["", ""]
     found, pids = overlaps(tmp_path)
     assert found == 0
     assert pids >= 2
@@ -95,7 +99,7 @@ def test_a_process_that_takes_many_turns_does_not_keep_others_waiting(tmp_path, 
     greedy = start("turns", 100_000, 0.001)
     greedy.stdout.readline()
     modest = start("turns", 10, 0.001)
-    assert modest.communicate(timeout=60)[0] == "ready\n"
+    assert modest.communicate(timeout=HANG_S)[0] == "ready\n"
     waited = []
     for event, pid, *_ in events(tmp_path):
         if pid == modest.pid and event == "want":
@@ -113,7 +117,7 @@ def test_killing_the_holder_of_the_device_frees_it(tmp_path, start):
     while not (tmp_path / "log").exists():
         time.sleep(0.01)
     holder.kill()
-    waiter.communicate(timeout=30)
+    waiter.communicate(timeout=HANG_S)
     assert [event for event, *_ in events(tmp_path)] == ["want", "have", "had"]
 
 
@@ -124,7 +128,7 @@ def test_a_forked_child_does_not_have_the_device(tmp_path, start):
     holder.wait()
     try:
         mine = turn(tmp_path)
-        with mine.taken(30.0):
+        with mine.taken(HANG_S):
             os.kill(child, 0)
             assert mine.disturbances() == ()
     finally:
@@ -176,18 +180,18 @@ def test_a_shared_ground_is_written_down(tmp_path, start):
 def test_a_budget_is_not_spent_on_waiting(tmp_path, start):
     start("hold").stdout.readline()
 
-    @tb.tunable(space=tb.Space(n=[10, 20]), name="hurried", check=False, store=False)
+    @tb.tunable(space=tb.Space(n=[10, 20]), name="hurried", check=False, store=False, tuner=PATIENT)
     def kernel(x, *, config):
         return sum(range(config.n))
 
     tuned = tb.tune(kernel, 1, budget="500ms")
     assert tuned.ran >= 1
-    assert tuned.seconds < 5
+    assert tuned.seconds < HANG_S
 
 
 def test_the_holder_of_the_device_and_the_holder_of_the_lease_do_not_deadlock(start):
     processes = [start("ring", role) for role in ("outer", "inner")]
-    assert [process.communicate(timeout=60)[0] for process in processes] == ["1\n", "1\n"]
+    assert [process.communicate(timeout=HANG_S)[0] for process in processes] == ["1\n", "1\n"]
 
 
 def never(_seconds):
@@ -210,17 +214,15 @@ def claims_of(mine):
 
 @pytest.mark.promise("nested-kernels")
 def test_a_tunable_kernel_that_calls_another_is_tuned_without_waiting(tmp_path):
-    @tb.tunable(space=tb.Space(n=[10, 20]), name="inner", check=False, store=False)
+    @tb.tunable(space=tb.Space(n=[10, 20]), name="inner", check=False, store=False, tuner=PATIENT)
     def inner(x, *, config):
         return sum(range(config.n))
 
-    @tb.tunable(space=tb.Space(n=[1, 2]), name="outer", check=False, store=False)
+    @tb.tunable(space=tb.Space(n=[1, 2]), name="outer", check=False, store=False, tuner=PATIENT)
     def outer(x, *, config):
         return [inner(x) for _ in range(config.n)]
 
-    began = time.monotonic()
-    assert outer(1) == [45] or outer(1) == [190]
-    assert time.monotonic() - began < 30  # the limit on waiting is 60
+    assert outer(1) in ([45], [45, 45], [190], [190, 190])
 
 
 def test_threads_take_turns_and_different_devices_do_not_wait(tmp_path):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("report", "metrics")
@@ -38,6 +39,6 @@ def test_every_picture_of_a_page_is_there_and_is_described(name):
 def test_the_script_makes_every_picture(tmp_path):
     if not all(map(shutil.which, ("chromium", "chromedriver", "cc"))):
         pytest.skip("chromium, chromium-driver or a C compiler is not installed")
-    subprocess.run([sys.executable, str(DOCS / "screenshots.py"), "--into", str(tmp_path)], check=True, timeout=1200)
+    subprocess.run([sys.executable, str(DOCS / "screenshots.py"), "--into", str(tmp_path)], check=True, timeout=HANG_S)
     made = {path.name for path in tmp_path.iterdir()}
     assert made == {path.name for path in (DOCS / "images").iterdir()}

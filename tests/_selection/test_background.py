@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._memo.answer_memo import EPOCH
@@ -31,7 +32,7 @@ COSTS = {GUESS: 0.003, SLOW: 0.005, FAST: 0.001}
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
     yield
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
 
 
 def is_behind():
@@ -47,7 +48,7 @@ class Latch:
     def pass_through(self):
         if is_behind():
             self.reached.set()
-            assert self.opened.wait(30)
+            assert self.opened.wait(HANG_S)
 
 
 class LatchedKernel(PretendKernel):
@@ -91,12 +92,12 @@ def test_the_heuristic_serves_while_it_is_tuned_and_then_the_tuned_one_does(tmp_
     chain, kernel, events = make(path=tmp_path)
     before = tb.epoch()
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
     assert said_by_autotune(chain, kernel, 1) == "running in the background"
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
     assert tb.epoch() == before
     kernel.latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
     assert tb.epoch() == before + 1
     assert chain.persistent.get(*kernel.problem(invocation(kernel, 1))) == FAST
@@ -114,10 +115,10 @@ def test_several_problems_wait_for_their_turn():
     chain, kernel, events = make()
     for n in range(5):
         assert chain.choose(invocation(kernel, n), kernel) == GUESS
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
     assert said_by_autotune(chain, kernel, 4) == "waiting for its turn in the background"
     kernel.latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert {chain.choose(invocation(kernel, n), kernel) for n in range(5)} == {FAST}
     assert names(events).count("autotune_start") == 5
 
@@ -139,7 +140,7 @@ def test_a_tuning_that_confirms_the_heuristic_does_not_start_a_new_epoch():
     kernel.latch.opened.set()
     before = tb.epoch()
     chain.choose(invocation(kernel, 1), kernel)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
     assert tb.epoch() == before
 
@@ -166,7 +167,7 @@ def test_an_epoch_listener_finds_the_new_answer_in_place(tmp_path):
     found = []
     stop = tb.on_epoch(lambda _: found.append((chain.cache.get(*problem), chain.persistent.get(*problem))))
     chain.choose(invocation(kernel, 1), kernel)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     stop()
     assert found == [(FAST, FAST)]
 
@@ -184,13 +185,13 @@ def test_a_memoised_heuristic_serves_while_tuning_runs_and_does_not_stick():
 
     x = np.ones(4)
     assert f(x) == 1
-    assert latch.reached.wait(30)
+    assert latch.reached.wait(HANG_S)
     f(x)  # memoised by now, at the latest
     count = len(asked)
     assert [f(x) for _ in range(50)] == [1] * 50
     assert len(asked) == count, "the tiers were not asked again"
     latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(x) == 2
 
 
@@ -216,7 +217,7 @@ def test_the_users_arrays_are_left_alone():
 
     mine = np.zeros((2, 3), np.float32)
     add_one(mine, 2)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert (mine == 2).all(), "one run, in the user's own call"
     behind = [x for x, is_behind_, _ in seen if is_behind_]
     assert behind
@@ -249,7 +250,7 @@ def test_plain_values_and_dataclasses_of_them_go_along_by_value():
 
     arguments = np.ones(3), Options(), ["a", {"b": 1.5}]
     assert f(*arguments) == 1
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(*arguments) == 2
 
 
@@ -268,7 +269,7 @@ def test_an_array_in_a_dataclass_is_made_up_and_the_callers_is_not_touched():
         return config.s
 
     assert f(mine) == 1
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(mine) == 2
     assert all(x is mine.x["x"] or not np.shares_memory(x, mine.x["x"]) for x in seen)
 
@@ -285,7 +286,7 @@ def test_an_argument_of_unknown_content_keeps_the_heuristic_and_says_why(fallbac
     with pytest.warns(tb.TunebookWarning, match=r"one of its arguments is a test_background.Pool") as told:
         assert [f(pool) for _ in range(20)] == [1] * 20
     assert len(told) == 1
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(pool) == 1
     assert "another thread must not touch" in str(f.explain(pool))
 
@@ -301,7 +302,7 @@ def test_failures_behind_a_call_never_reach_it_and_are_remembered():
     executor = tb.Executor(chain)
 
     def call_and_wait():
-        return executor(kernel, 1), tb.wait_for_background(30)
+        return executor(kernel, 1), tb.wait_for_background(HANG_S)
 
     with pytest.warns(tb.TunebookWarning, match=r"pretend@v0 could not be tuned in the background: all 3 candidates"):
         assert call_and_wait() == (GUESS, True)
@@ -321,7 +322,7 @@ def test_arrays_that_cannot_be_made_up_are_a_failure_that_is_told_once():
     chain, kernel, events = make()
 
     def choose_and_wait():
-        return chain.choose(invocation(kernel, Foreign()), kernel), tb.wait_for_background(30)
+        return chain.choose(invocation(kernel, Foreign()), kernel), tb.wait_for_background(HANG_S)
 
     with pytest.warns(tb.TunebookWarning, match="cannot make an array of 'test_background'"):
         assert choose_and_wait() == (GUESS, True)
@@ -345,7 +346,7 @@ def test_the_callers_overlays_and_policies_do_not_leak_into_the_background():
     with inner.overlay(s=7), tb.policy_override(outer.selector, cache_miss_fallback="background"):
         outer(1)
     with tb.policy_override(inner.selector, allow_autotune=False):
-        assert tb.wait_for_background(30)
+        assert tb.wait_for_background(HANG_S)
     assert seen[0] == (False, 7, "background")
     assert {said for said in seen if said[0]} <= {(True, 1, "autotune"), (True, 2, "autotune")}
     assert any(behind for behind, *_ in seen)
@@ -369,14 +370,14 @@ def test_a_block_of_forward_passes_only_is_part_of_the_request(forward_only):
             chain.choose(invocation(kernel, 1), kernel)
     else:
         chain.choose(invocation(kernel, 1), kernel)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert bool(kernel.backward) is not forward_only
 
 
 def test_a_call_that_may_wait_waits_for_the_background():
     chain, kernel, events = make()
     chain.choose(invocation(kernel, 1), kernel)
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
 
     def wait_for_it():
         with tb.policy_override(chain, cache_miss_fallback="autotune"):
@@ -386,34 +387,34 @@ def test_a_call_that_may_wait_waits_for_the_background():
         waiting = pool.submit(wait_for_it)
         assert not waiting.done()
         kernel.latch.opened.set()
-        assert waiting.result(30) == FAST
-    assert tb.wait_for_background(30)
+        assert waiting.result(HANG_S) == FAST
+    assert tb.wait_for_background(HANG_S)
     assert names(events).count("autotune_start") == 1
 
 
 def test_a_problem_tuned_in_a_call_meanwhile_is_not_tuned_again():
     chain, kernel, events = make()
     chain.choose(invocation(kernel, 0), kernel)
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
     chain.choose(invocation(kernel, 1), kernel)  # waits behind the first
     assert chain.tune(invocation(kernel, 1), kernel).config == FAST
     kernel.latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert names(events).count("autotune_start") == 2
 
 
 def test_a_recording_puts_the_tuning_off_and_not_away():
     chain, kernel, events = make()
     chain.choose(invocation(kernel, 0), kernel)
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
     chain.choose(invocation(kernel, 1), kernel)
     with tb.record():
         kernel.latch.opened.set()
-        assert tb.wait_for_background(30)
+        assert tb.wait_for_background(HANG_S)
         assert chain.choose(invocation(kernel, 1), kernel) == GUESS
     assert names(events).count("autotune_start") == 1
     assert chain.choose(invocation(kernel, 1), kernel) == GUESS
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
 
 
@@ -425,24 +426,24 @@ def test_a_recording_does_not_leave_the_heuristic_memoised_for_ever():
         return config.s
 
     f(1.0)
-    assert latch.reached.wait(30)
+    assert latch.reached.wait(HANG_S)
     f(2.0)
     with tb.record():
         latch.opened.set()
-        assert tb.wait_for_background(30)
+        assert tb.wait_for_background(HANG_S)
     f(2.0)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(2.0) == 2
 
 
 def test_a_changed_policy_counts_at_once_though_a_tuning_runs():
     chain, kernel, _ = make()
     chain.choose(invocation(kernel, 1), kernel)
-    assert kernel.latch.reached.wait(30)
+    assert kernel.latch.reached.wait(HANG_S)
     chain.policy = tb.AutotunePolicy(allow_autotune=False)
     assert said_by_autotune(chain, kernel, 1) == "off: policy.allow_autotune is False"
     kernel.latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
 
 
@@ -456,7 +457,7 @@ def test_a_call_inside_a_jax_trace_is_tuned_behind_it_and_leaves_nothing_in_it()
     before = tb.epoch()
     x = jax.numpy.ones(3)
     program = jax.make_jaxpr(lambda x: f(x))(x)  # noqa: PLW0108 - a function of the user's
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert len(program.eqns) <= 1
     assert tb.epoch() == before + 1
     assert jax.jit(lambda x: f(x))(x).tolist() == [2.0] * 3  # noqa: PLW0108 - as above
@@ -493,7 +494,7 @@ def test_eight_threads_get_right_answers_while_results_land_and_each_problem_is_
     with ThreadPoolExecutor(8) as pool:
         for seen in pool.map(call, range(8)):
             assert all(answers == sorted(answers) for answers in seen), "once the tuned one came, it stays"
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert sorted(tuned) == list(range(6))
     assert [f(n, x)[2] for n in range(6)] == [2] * 6
 
@@ -512,7 +513,7 @@ def test_asyncio_tasks_are_served_at_once():
     async def main():
         first = await asyncio.gather(*(call(n % 4) for n in range(40)))
         latch.opened.set()
-        assert await asyncio.to_thread(tb.wait_for_background, 30)
+        assert await asyncio.to_thread(tb.wait_for_background, HANG_S)
         return first, await asyncio.gather(*(call(n % 4) for n in range(40)))
 
     first, then = asyncio.run(main())
@@ -532,7 +533,7 @@ def start(*arguments):
 @pytest.mark.parametrize("book", ["book", "book.json"])
 def test_processes_with_one_book_tune_each_problem_once(tmp_path, book):
     processes = [start(tmp_path / book, tmp_path / "log", 8, 0.002, "wait") for _ in range(3)]
-    assert [p.communicate(timeout=90) for p in processes] == [("served\ntuned\n", "")] * 3
+    assert [p.communicate(timeout=HANG_S) for p in processes] == [("served\ntuned\n", "")] * 3
     begun = Counter((tmp_path / "log").read_text().splitlines())
     assert len(begun) == 8
     assert set(begun.values()) == {1}
@@ -546,12 +547,12 @@ def leases(book):
 def test_the_end_of_a_process_is_not_held_up_by_its_background(tmp_path, seconds_per_run):
     book, log = tmp_path / "book", tmp_path / "log"
     ending = start(book, log, 3, seconds_per_run, "exit")
-    assert ending.communicate(timeout=60) == ("served\n", "")
+    assert ending.communicate(timeout=HANG_S) == ("served\n", "")
     assert ending.returncode == 0
     if seconds_per_run < 1:
         assert leases(book) == [], "let go of, because the candidate's run ended in time"
     successor = start(book, log, 3, 0.003, "wait")
-    assert successor.communicate(timeout=60) == ("served\ntuned\n", "")
+    assert successor.communicate(timeout=HANG_S) == ("served\ntuned\n", "")
 
 
 IN_A_POOL = """
@@ -578,12 +579,14 @@ class Job:
 
 job = Job()
 BACKGROUND.submit("for ever", job.attempt, job.ended)
-assert started.wait(30)
+started.wait()
 """
 
 
 def test_the_end_of_a_process_is_not_held_up_by_work_in_a_pool_which_it_joins():
-    ended = subprocess.run([sys.executable, "-c", IN_A_POOL], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_A_POOL], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
@@ -596,7 +599,7 @@ def test_a_forked_child_has_a_queue_and_a_thread_of_its_own():
         return config.s
 
     f(1)
-    assert latch.reached.wait(30)
+    assert latch.reached.wait(HANG_S)
     f(1), f(2)
     pid = os.fork()
     if pid == 0:
@@ -606,14 +609,14 @@ def test_a_forked_child_has_a_queue_and_a_thread_of_its_own():
             latch.opened.set()
             empty = tb.wait_for_background(0)
             served = [f(1), f(2)]
-            tuned = tb.wait_for_background(30) and [f(1), f(2)]
+            tuned = tb.wait_for_background(HANG_S) and [f(1), f(2)]
             outcome = 0 if (empty, served, tuned) == (True, [1, 1], [2, 2]) else 2
         finally:
             os._exit(outcome)
     assert os.waitpid(pid, 0)[1] == 0
     assert f(1) == 1
     latch.opened.set()
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert [f(1), f(2)] == [2, 2]
 
 
@@ -630,7 +633,7 @@ class Job:
         self.log.append((self.name, patient))
         answer = self.answers.pop(0)
         if isinstance(answer, threading.Event):
-            assert answer.wait(30)
+            assert answer.wait(HANG_S)
             return True
         if isinstance(answer, BaseException):
             raise answer
@@ -650,7 +653,7 @@ def test_a_job_that_another_caller_is_doing_is_put_off_until_the_others_are_done
     submit(queue, 1, Job(log, "busy", False, True))
     submit(queue, 2, Job(log, "last", True))
     gate.set()
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert log == [
         ("first", False), ("first", "ended"), ("busy", False), ("last", False), ("last", "ended"),
         ("busy", True), ("busy", "ended"),
@@ -666,7 +669,7 @@ def test_a_job_that_waits_for_the_queue_does_not_wait_for_itself():
             return True
 
     submit(queue, 0, Waits([], "waits"))
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert said == [False]
 
 
@@ -678,9 +681,9 @@ def test_a_full_queue_refuses_new_keys_and_knows_the_old_ones():
     assert submit(queue, "b", Job(log, "another b", True))
     assert not queue.wait(0)
     gate.set()
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert submit(queue, "c", Job(log, "c", True))
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert [name for name, said in log if said == "ended"] == ["a", "b", "c"]
 
 
@@ -692,7 +695,7 @@ def test_a_job_that_ends_its_thread_ends_no_other_job(monkeypatch):
     submit(queue, 1, Job(log, "broken", RuntimeError("a listener's")))
     submit(queue, 2, Job(log, "after", True))
     gate.set()
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert [name for name, said in log if said == "ended"] == ["first", "broken", "after"]
     assert [type(hook.exc_value) for hook in seen] == [RuntimeError]
 
@@ -707,7 +710,7 @@ def test_where_no_thread_can_be_started_a_job_is_refused_and_nobody_waits(monkey
         assert not submit(queue, 0, Job(log, "refused", True))
     assert queue.wait(0)
     assert submit(queue, 0, Job(log, "again", True))
-    assert queue.wait(30)
+    assert queue.wait(HANG_S)
     assert log == [("again", False), ("again", "ended")]
 
 
@@ -753,6 +756,6 @@ def test_candidates_in_the_background_may_be_isolated():
     chain, kernel, _ = make(policy=BACKGROUND.updated({"isolate": "always"}))
     kernel.latch.opened.set()
     chain.choose(invocation(kernel, 1), kernel)
-    assert tb.wait_for_background(60)
+    assert tb.wait_for_background(HANG_S)
     assert kernel.runs == [], "all in the worker process"
     assert dict(chain.preview(invocation(kernel, 1), kernel)._asdict())["source"] == "memory"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernels import FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._base.record_format import Record, merge
@@ -122,10 +123,10 @@ def tune_recording(kernel):
 def tune_behind(kernel):
     with tb.policy_override(kernel.call.selector, cache_miss_fallback="background"):
         with pytest.warns(tb.TunebookWarning, match=r"(?s)on made-up arguments: .*no root.*inputs="):
-            kernel.call(REAL), tb.wait_for_background(30)
+            kernel.call(REAL), tb.wait_for_background(HANG_S)
         ran = len(kernel.ran_on)
         kernel.call(REAL)
-        assert tb.wait_for_background(30)
+        assert tb.wait_for_background(HANG_S)
         assert len(kernel.ran_on) == ran + 1, "the background does not try again at every call"
 
 
@@ -151,7 +152,7 @@ def test_a_later_process_does_not_repeat_a_failure_in_the_background(tmp_path):
     tb._base.errors.forget_warnings()
     again = Root(tmp_path, policy=BACKGROUND)
     with pytest.warns(tb.TunebookWarning, match="failed before"):
-        again.call(REAL), tb.wait_for_background(30)
+        again.call(REAL), tb.wait_for_background(HANG_S)
     assert again.ran_on == ["call"]
 
 
@@ -161,7 +162,7 @@ def test_a_call_that_waits_for_a_background_tuning_is_not_failed_by_it(tmp_path)
     def valid(a):
         if a.min() < 0:
             started.set()
-            assert go_on.wait(30)
+            assert go_on.wait(HANG_S)
         return a.min() >= 0
 
     kernel = Root(tmp_path, valid=valid)
@@ -169,12 +170,12 @@ def test_a_call_that_waits_for_a_background_tuning_is_not_failed_by_it(tmp_path)
     with tb.record() as calls:
         kernel.call(REAL)
     behind.start()
-    assert started.wait(30)
+    assert started.wait(HANG_S)
     caller = threading.Thread(target=kernel.call, args=(REAL,))
     caller.start()
     go_on.set()
-    caller.join(30)
-    behind.join(30)
+    caller.join(HANG_S)
+    behind.join(HANG_S)
     assert kernel.record.body.provenance["values_from"] == "call"
 
 
@@ -271,7 +272,7 @@ def test_of_two_books_the_choice_on_a_callers_arguments_goes_before_a_later_one(
 
 def behind(kernel):
     with tb.policy_override(kernel.call.selector, cache_miss_fallback="background"):
-        kernel.call(REAL), tb.wait_for_background(30)
+        kernel.call(REAL), tb.wait_for_background(HANG_S)
 
 
 def recorded(kernel):

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 SCRIPT = Path(__file__).parents[1] / "tuning_process.py"
 
@@ -28,7 +29,7 @@ def lines(log):
 def test_each_key_is_tuned_once_among_processes(tmp_path, book):
     log = tmp_path / "log"
     processes = [start(tmp_path / book, log, 20, 0.002) for _ in range(6)]
-    assert [p.communicate(timeout=60)[0] for p in processes] == ["done\n"] * 6
+    assert [p.communicate(timeout=HANG_S)[0] for p in processes] == ["done\n"] * 6
     begun = Counter(key for event, key in lines(log) if event == "begin")
     assert begun == {str(key): 1 for key in range(20)}
 
@@ -37,13 +38,13 @@ def test_each_key_is_tuned_once_among_processes(tmp_path, book):
 def test_a_waiter_takes_over_from_a_killed_tuner(tmp_path):
     log = tmp_path / "log"
     first = start(tmp_path / "book", log, 1, 60)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while not lines(log) and time.monotonic() < deadline:
         time.sleep(0.01)
     second = start(tmp_path / "book", log, 1, 0.001)
     time.sleep(1.0)  # long enough to be waiting for the lease; if it is not yet, it finds a dead holder instead
     first.kill()
     first.communicate()
-    assert second.communicate(timeout=30)[0] == "done\n"
+    assert second.communicate(timeout=HANG_S)[0] == "done\n"
     events = [event for event, *_ in lines(log)]
     assert events == ["begin", "begin", "end"]

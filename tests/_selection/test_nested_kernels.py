@@ -7,17 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._measure.device_lock import DeviceTurn, StuckWatch, place_of_wait, turns_put_down
 from tunebook._selection.single_flight import Flights
 
-# A wait for the device would last ten minutes; the limit on a test is two.
+# A wait for the device would last longer than a test may.
 PATIENT = {"check": False, "store": False}
 
 
 def tuner():
-    return tb.Tuner(device_wait_s=600.0)
+    return tb.Tuner(device_wait_s=10 * HANG_S)
 
 
 def in_threads(*calls):
@@ -40,7 +41,7 @@ def test_the_thread_that_measures_and_the_thread_that_leads_do_not_wait_for_each
 
     def leading(candidates, x):  # called when the flight is up, and nothing has been measured
         leads.set()
-        measures.wait(60)
+        measures.wait(HANG_S)
         return candidates
 
     @tb.tunable(space=[{"n": 1}, {"n": 2}], heuristic={"n": 1}, tuner=tuner(), prune=leading, **PATIENT)
@@ -50,7 +51,7 @@ def test_the_thread_that_measures_and_the_thread_that_leads_do_not_wait_for_each
     @tb.tunable(space=[{"n": 1}], heuristic={"n": 1}, tuner=tuner(), **PATIENT)
     def outer(x, *, config):
         measures.set()
-        leads.wait(60)
+        leads.wait(HANG_S)
         return inner(x)
 
     assert in_threads(lambda: outer(1), lambda: inner(1)) == [1, 1]
@@ -77,7 +78,7 @@ def test_kernels_that_call_each_other_end_in_two_threads(heuristic):
     def together():
         if threading.get_ident() not in met:  # once per thread: both lead by then
             met.add(threading.get_ident())
-            meet.wait(60)
+            meet.wait(HANG_S)
 
     @tb.tunable(space=[{"via": 0}, {"via": 1}], heuristic=heuristic, tuner=tuner(), **PATIENT)
     def conv(n, depth=0, *, config):
@@ -98,7 +99,7 @@ def test_a_ring_of_flights_is_seen_by_the_last_to_join_it(may_guess):
 
     def lead(key, other):
         with flights.turn(key) as turn:
-            meet.wait(60)
+            meet.wait(HANG_S)
             with flights.turn(other, may_guess=lambda: may_guess) as inner:
                 seen.append((inner.ring, inner.leads))
                 inner.result = inner.result or "inner"
@@ -130,7 +131,7 @@ def test_a_flight_of_the_same_thread_in_another_context_is_not_waited_for():
 def waiting():
     """A thread that waits for an event, as a kernel does that waits for a pool."""
     over = threading.Event()
-    thread = threading.Thread(target=lambda: over.wait(60))
+    thread = threading.Thread(target=lambda: over.wait(HANG_S))
     thread.start()
     while place_of_wait(thread.ident) is None:
         pass
@@ -167,16 +168,16 @@ def test_a_thread_that_runs_is_never_stuck():
 
 
 def test_a_turn_that_is_put_down_can_be_taken_by_another_thread_and_is_taken_again(tmp_path):
-    def turn(wait_s=600.0):
+    def turn(wait_s=HANG_S):
         return DeviceTurn(["cpu"], wait_s, root=tmp_path / "locks")
 
     def names():
         mine = turn()
-        with mine.taken(600.0):
+        with mine.taken(HANG_S):
             return mine.disturbances(), [claim.name for claim in mine._claims]
 
     mine = turn()
-    with mine.taken(600.0):
+    with mine.taken(HANG_S):
         with turns_put_down():
             assert in_threads(names) == [((), ["cpu"])]
         assert [claim.name for claim in mine._claims] == ["cpu"]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lease_processes import Book, Log, judge, kill_holders, outcome, single_flight, start, tune_each_key_once
+from limits import HANG_S
 
 from tunebook._base import errors
 from tunebook._base.errors import StoreError, TunebookWarning, TuningFailed
@@ -771,8 +772,7 @@ def test_processes_that_ask_for_the_same_keys_tune_each_exactly_once(processes, 
 def test_when_a_holder_is_killed_one_other_takes_over_soon(kills):
     report = kill_holders(kills)
     assert (report["duplicates"], report["overlaps"], report["unfinished"]) == (0, 0, 0)
-    # One look, of 50 ms at most, and a busy machine. By time alone it would be 10 s.
-    assert max(report["recoveries_ms"]) < 500
+    assert max(report["recoveries_ms"]) < 1000 * HANG_S, "one look, of 50 ms at most; by time alone it would be longer"
 
 
 @pytest.mark.promise("late-writer-refused")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._selection.selector import ORDER
@@ -308,13 +309,13 @@ def test_a_caller_that_waits_for_a_failing_tuning_does_not_repeat_it(tmp_path):
     class Held(dict):
         def __getitem__(self, config):
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(HANG_S)
             return super().__getitem__(config)
 
     kernel.costs = Held(FAILING)
     with ThreadPoolExecutor(2) as pool:
         failing = pool.submit(first.choose, invocation(kernel, 1), kernel)
-        assert begun.wait(10)
+        assert begun.wait(HANG_S)
         waiter = pool.submit(second.choose, invocation(waiting, 1), waiting)
         go_on.set()
         assert (failing.result(), waiter.result()) == (GUESS, GUESS)
@@ -444,13 +445,13 @@ def test_a_thread_may_take_the_heuristic_while_another_tunes():
 
     def slow_spend(seconds):
         tuning.set()
-        assert asked.wait(10)
+        assert asked.wait(HANG_S)
         spend(seconds)
 
     kernel.clock.spend = slow_spend
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(chain.choose, invocation(kernel, 1), kernel)
-        assert tuning.wait(10)
+        assert tuning.wait(HANG_S)
         assert chain.choose(invocation(kernel, 1), kernel) == GUESS
         asked.set()
         assert first.result() == FAST

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._measure.stopwatch import Stopwatch
@@ -177,7 +178,7 @@ class Calls:
             if not self.function.selector.pending:
                 return calls
             if all(session.is_finished for session in self.function.selector.pending):
-                assert tb.wait_for_background(30)
+                assert tb.wait_for_background(HANG_S)
         raise AssertionError(f"nothing was found in {most} calls")
 
     def names(self):
@@ -245,7 +246,7 @@ def test_a_wrong_candidate_is_noticed_by_the_reference_and_never_returned():
     seen = set()
     for _ in range(400):
         seen.add(calls.function(X))
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert seen == {4.0}
     assert calls.runs.count(2) == 1
     assert calls.function(X) == 4.0
@@ -255,7 +256,7 @@ def test_a_wrong_candidate_is_noticed_by_the_reference_and_never_returned():
 def test_without_a_reference_a_candidate_is_compared_with_the_heuristic_on_its_first_run():
     calls = Calls(body=lambda x, b: float(x.sum()) + (b == 2), check=True)
     assert {calls.function(X) for _ in range(400)} == {4.0}
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     calls.function(X)
     assert calls.runs[-1] == 4
 
@@ -295,7 +296,7 @@ def test_an_error_that_is_the_calls_own_is_raised_and_blamed_on_no_candidate():
         calls.function(X)
         with pytest.raises(ValueError, match="not a number"):
             calls.function(bad)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     calls.function(X)
     assert calls.runs[-1] == 2
 
@@ -401,7 +402,7 @@ def test_results_that_come_later_are_waited_for_when_timed():
 
     for _ in range(60):
         f(X)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert f(X).seconds == 1e-3
     assert len(waited) < 60, "calls that are not timed are not waited for"
 
@@ -420,7 +421,7 @@ def test_jax_arrays_are_tried_and_traces_are_left_alone():
     for _ in range(40):
         f(x)
         jax.jit(lambda x: f(x))(x)  # noqa: PLW0108 - a new function of the user's, traced anew
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     traced = [b for b, is_traced in runs if is_traced]
     assert traced == sorted(traced), "the heuristic until it is found, and never a trial"
     assert f(x).tolist() == [2.0] * 3
@@ -442,7 +443,7 @@ def test_an_executor_tries_candidates_too():
     executor = tb.Executor(chain)
     results = [executor(kernel, 7) for _ in range(40)]
     assert results == kernel.runs
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert executor(kernel, 7) == Tiles(1)
 
 
@@ -458,7 +459,7 @@ def test_candidates_of_a_later_group_are_not_tried():
     executor = tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), INCREMENTAL, fake_tuner(clock)))
     for _ in range(60):
         executor(kernel, 7)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert executor(kernel, 7) == Tiles(2)
     assert Tiles(3) not in kernel.runs
 
@@ -515,16 +516,16 @@ def test_while_one_thread_tries_a_candidate_another_gets_the_heuristic():
     def body(x, b):
         if b != 1:
             inside.set()
-            assert go_on.wait(30)
+            assert go_on.wait(HANG_S)
         return b
 
     calls = Calls(body=body)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(lambda: [calls.function(X) for _ in range(60)])
-        assert inside.wait(30)
+        assert inside.wait(HANG_S)
         assert [calls.function(X) for _ in range(20)] == [1] * 20
         go_on.set()
-        assert set(other.result(30)) > {1}
+        assert set(other.result(HANG_S)) > {1}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of forks in processes with threads
@@ -537,7 +538,7 @@ def test_a_child_that_is_forked_while_a_candidate_runs_goes_on_by_itself():
             if forked[0] == 0:
                 # As a thread that is not the one that has the turn, and may have been in the parent only.
                 with ThreadPoolExecutor(1) as pool:
-                    served = pool.submit(lambda: [calls.function(X) for _ in range(400)]).result(30)
+                    served = pool.submit(lambda: [calls.function(X) for _ in range(400)]).result(HANG_S)
                 in_child.append(set(served) == {4.0} and set(calls.runs) == set(COSTS))
         return 4.0
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from kernels import FakeClock, fake_tuner, job
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._statistics.decide import objective_for
@@ -30,7 +31,7 @@ class TestCompile:
 
         def compile_one(config):
             if config == "late":
-                assert ran.wait(10), "nothing ran while this one was compiling"
+                assert ran.wait(HANG_S), "nothing ran while this one was compiling"
             log.append(config)
 
         costs = {name: lambda: ran.set() or 0.1 for name in ("early", "late")}
@@ -41,7 +42,7 @@ class TestCompile:
         assert all(m.compile_s is not None for m in tuned.measurements)
 
     def test_several_are_compiled_at_once(self):
-        clock, together = FakeClock(), threading.Barrier(4, timeout=10)
+        clock, together = FakeClock(), threading.Barrier(4, timeout=HANG_S)
         work, _ = job(clock, dict.fromkeys(range(4), 0.1), compile=lambda _: together.wait())
         assert failures(tuned_by(clock, work, compile_threads=4)) == {}
 
@@ -50,8 +51,8 @@ class TestCompile:
 
         def compile_one(config):
             if config == "hopeless":  # until the tuner has gone on without it
-                assert ran_good.wait(10)
-                assert asked.wait(10)
+                assert ran_good.wait(HANG_S)
+                assert asked.wait(HANG_S)
 
         def reason_against(config):
             if config != "hopeless" or not ran_good.is_set():

@@ -8,6 +8,7 @@ import sys
 from typing import get_args
 
 import pytest
+from limits import HANG_S
 
 from tunebook._base.vocabulary import FailureKind
 from tunebook._tuning.job import Step
@@ -112,7 +113,7 @@ def test_in_a_notebook_one_output_changes():
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=int(HANG_S), kernel_name="python3").execute()
     (output,) = notebook.cells[0].outputs
     assert output.output_type == "display_data"
     assert "scale racing" in output.data["text/plain"]

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
+from limits import HANG_S
 from test_jax_trace import python
 
 import tunebook as tb
@@ -353,7 +354,7 @@ def test_results_of_the_background_are_adopted_by_a_refresh():
     )  # fmt: skip
     f = Traced(k)
     assert f() == 1
-    assert tb.wait_for_background(60)
+    assert tb.wait_for_background(HANG_S)
     tbx.refresh()
     assert f() == 2
 
@@ -381,7 +382,7 @@ def test_a_running_program_adopts_the_results_of_background_tuning():
     stop = tb.on_epoch(tbx.refresh)
     try:
         assert (f(), unrelated()) == (1, 2)
-        assert tb.wait_for_background(60)
+        assert tb.wait_for_background(HANG_S)
         assert [(f(), unrelated()) for _ in range(5)] == [(2, 2)] * 5
         assert (f.count, unrelated.count) == (2, 1)
     finally:

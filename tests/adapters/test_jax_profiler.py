@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._arrays.describe import timer_for
@@ -160,7 +161,7 @@ def test_a_profile_of_the_users_own_is_waited_for(tmp_path):
     with pytest.raises(RuntimeError, match="already been started"):
         record_profile(lambda: None)
     done = []
-    thread = threading.Thread(target=lambda: done.append(record_profile(lambda: None, patience_s=60)))
+    thread = threading.Thread(target=lambda: done.append(record_profile(lambda: None, patience_s=HANG_S)))
     thread.start()
     thread.join(0.2)
     assert not done

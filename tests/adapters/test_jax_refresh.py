@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from limits import HANG_S
 from test_jax_context import Traced, make
 from test_jax_trace import compose, python
 
@@ -247,13 +248,13 @@ def test_a_trace_that_another_thread_is_making_does_not_keep_an_old_configuratio
     def slow(x):
         out = k(x)
         looked_up.set()
-        assert refreshed.wait(60)
+        assert refreshed.wait(HANG_S)
         return out
 
     f = Traced(slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(f)
-        assert looked_up.wait(60)
+        assert looked_up.wait(HANG_S)
         adopt(k, 3)
         refreshed.set()
         assert first.result() == 1

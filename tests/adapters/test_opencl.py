@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kernels import FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
@@ -310,7 +311,7 @@ def test_tuning_in_the_background_serves_the_heuristic_meanwhile(context, queue)
     x = ones(queue)
     scale(x)
     assert (x.get() == 3).all()
-    assert tb.wait_for_background(60)
+    assert tb.wait_for_background(HANG_S)
     assert scale.explain(x).selection.source == "memory"
 
 

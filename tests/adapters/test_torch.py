@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._arrays.describe import describe, timer_for
@@ -477,7 +478,7 @@ def test_tuning_in_the_background_serves_the_heuristic_meanwhile():
     x, y = operands(requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert kernel(x, y).dtype is torch.bfloat16
-        assert tb.wait_for_background(60)
+        assert tb.wait_for_background(HANG_S)
         assert kernel.explain(x, y).selection.source == "memory"
 
 

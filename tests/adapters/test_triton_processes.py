@@ -220,7 +220,7 @@ def test_one_fork_finds_that_the_candidates_are_in_the_cache(gpu, compiled_here,
 
 
 def isolated(configs, **options):
-    policy = tb.AutotunePolicy(isolate="always", candidate_timeout_s=5.0)
+    policy = tb.AutotunePolicy(isolate="always", candidate_timeout_s=15.0)
     return autotune(configs, key=["n"], policy=policy, worker_setup="fake_gpu:install_dangerous", **options)(scale)
 
 

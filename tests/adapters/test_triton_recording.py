@@ -435,7 +435,7 @@ def test_forks_that_die_or_hang_cost_their_programs_and_nothing_else(gpu, monkey
         (result,) = compile_calls(calls, "cuda:90")
     assert tuple(result) == (0, 0, "time was up, or a process was lost")
     # Not `join`: the pool's own thread waits for the same forks, and Python says "alive" to whoever waits second.
-    assert eventually(lambda: not any(fork.is_alive() for fork in multiprocessing.active_children()), 60)
+    assert eventually(lambda: not any(fork.is_alive() for fork in multiprocessing.active_children()))
 
 
 def test_nothing_is_compiled_when_the_time_is_up(gpu):

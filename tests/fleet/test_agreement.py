@@ -13,9 +13,10 @@ from functools import partial
 from random import Random
 
 import pytest
-from agreement_board import QUICK, MemoryBoard, Rank, Shared, at_once, ranks
+from agreement_board import QUICK, SOME_VOTE, MemoryBoard, Rank, Shared, at_once, ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from limits import HANG_S
 from servers import proxy, redis_server
 
 import tunebook as tb
@@ -85,7 +86,7 @@ def test_a_wait_ends_with_the_value_or_with_the_time(board_of):
     assert one.wait("key", 0.0) is None
     assert one.wait("key", 0.05) is None
     threading.Timer(0.1, other.first, ("key", "value")).start()
-    assert one.wait("key", 20.0) == "value"
+    assert one.wait("key", HANG_S) == "value"
 
 
 def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):
@@ -195,33 +196,33 @@ def test_if_some_ranks_hit_all_ranks_take_the_answer_of_the_lowest_hitting_rank(
 
 
 def test_a_hit_that_comes_while_another_rank_tunes_ends_the_wait_for_it():
-    slow, waiting, late = ranks(3)
+    slow, waiting, late = ranks(3, agreeing=SOME_VOTE)
     tb.tune(late.kernel, 1)
     tuning, over = threading.Event(), threading.Event()
-    slow.before_tuning = lambda: (tuning.set(), over.wait(20))
-    calls = [slow.choose, waiting.choose, lambda: (tuning.wait(20), late.choose(), over.set())]
+    slow.before_tuning = lambda: (tuning.set(), over.wait(HANG_S))
+    calls = [slow.choose, waiting.choose, lambda: (tuning.wait(HANG_S), late.choose(), over.set())]
     assert at_once(calls)[:2] == [late.b, late.b]
 
 
 def test_a_rank_that_never_calls_is_waited_for_once_per_function():
-    job = ranks(3)[:2]
+    job = ranks(3, agreeing=SOME_VOTE)[:2]
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < QUICK.deadline_s / 2
     assert [rank.agreement.voters for rank in job if rank.agreement.voters] == [{"shared@v0": frozenset({0, 1})}]
 
 
 def test_a_rank_that_has_not_voted_on_a_function_before_is_not_waited_for():
-    job = ranks(3, agreeing=QUICK._replace(vote_s=25.0))[:2]
+    job = ranks(3)[:2]
     for rank in job:
         rank.agreement.voters["shared@v0"] = frozenset({0, 1})
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < QUICK.vote_s
 
 
 def test_ranks_that_come_in_different_orders_agree_on_each_problem():
-    job = ranks(3)
+    job = ranks(3, agreeing=SOME_VOTE)
     orders = [(1, 2, 3), (3, 1, 2), (2, 3, 1)]
     found = at_once([lambda r=r, o=o: {x: r.choose(x) for x in o} for r, o in zip(job, orders, strict=True)])
     assert found[0] == found[1] == found[2]
@@ -289,7 +290,7 @@ def test_ranks_with_different_candidates_fall_back_to_the_heuristic_together():
 
 def test_a_late_rank_warns_if_the_choice_is_not_among_its_candidates():
     shared = Shared()
-    job = [Rank(shared, 0, 2, b=20), Rank(shared, 1, 2, b=50, space=[10, 50])]
+    job = [Rank(shared, 0, 2, b=20, agreeing=SOME_VOTE), Rank(shared, 1, 2, b=50, space=[10, 50])]
     assert job[0].choose() == 20
     with pytest.warns(tb.TunebookWarning, match="rank 0 chose .*20.*, which is not a candidate in this rank"):
         assert job[1].choose() == 10
@@ -360,8 +361,8 @@ class Runs:
         return "the same code in every rank"
 
 
-def splitting(n):
-    job = ranks(n, agreeing=QUICK._replace(share="split"))
+def splitting(n, agreeing=QUICK):
+    job = ranks(n, agreeing=agreeing._replace(share="split"))
     for rank in job:
         runs = rank.runs = Runs(rank.board.rank)
         space = tb.Space(b=[10 * i for i in range(1, 9)])
@@ -386,7 +387,7 @@ def test_ranks_that_share_the_candidates_measure_each_once_and_choose_one(n):
 
 
 def test_the_part_of_a_rank_that_ends_while_it_measures_is_measured_by_the_leader():
-    job = splitting(2)
+    job = splitting(2, SOME_VOTE)
     job[1].runs.ends = True
 
     def dies():
@@ -417,7 +418,7 @@ def test_a_vote_whose_opener_is_dead_goes_on_after_its_lease():
     opened_by_a_dead_rank(shared, job[0])
     began = time.monotonic()
     assert len(set(at_once([rank.choose for rank in job]))) == 1
-    assert QUICK.lease_s <= time.monotonic() - began < 20
+    assert QUICK.lease_s <= time.monotonic() - began < QUICK.deadline_s / 2
     assert sum(rank.tuned for rank in job) == 1
 
 
@@ -450,7 +451,7 @@ def test_after_the_deadline_all_take_the_heuristic_and_the_late_leader_too():
     job = ranks(3, agreeing=QUICK._replace(deadline_s=1.0), b=40)
     over = threading.Event()
     for rank in job:
-        rank.before_tuning = lambda: over.wait(20)
+        rank.before_tuning = lambda: over.wait(HANG_S)
 
     def call(rank):
         found = rank.choose()
@@ -473,7 +474,7 @@ def test_a_leader_whose_call_fails_leaves_the_tuning_to_another():
 
     began = time.monotonic()
     assert at_once([lambda r=r: call(r) for r in job]) == [None, job[1].b]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < QUICK.deadline_s / 2
     assert job[0].choose() == job[1].b, "asked again, it takes what stands"
     assert job[0].tuned == 1
 
@@ -510,11 +511,9 @@ def stumble(ends, pauses, message):
 @pytest.mark.filterwarnings("ignore::tunebook.TunebookWarning")
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_the_others_ranks_that_answer_use_one_configuration(seed):
-    began = time.monotonic()
     found = chaos(seed)
     assert found[-1] is not None
     assert len(set(found) - {None}) == 1
-    assert time.monotonic() - began < 20
 
 
 def test_a_candidate_that_calls_its_own_function_does_not_wait_for_itself():
@@ -534,13 +533,13 @@ def test_a_board_that_is_down_costs_one_warning_and_gives_the_heuristic(request)
     began = time.monotonic()
     with pytest.warns(tb.TunebookWarning, match="a board in memory failed: it is down.*takes its heuristic"):
         assert rank.kernel(1)[1] == 10
-    assert time.monotonic() - began < 10
-    began = time.monotonic()
+    assert time.monotonic() - began < QUICK.deadline_s / 2
+    asked = rank.board.messages
     assert rank.kernel(2)[1] == 10
     assert Rank(shared, 0, 2, b=40, heuristic=None, space=[30, 40]).kernel(1)[1] == 30, (
         "without one its first candidate"
     )
-    assert time.monotonic() - began < 1, "it is not asked again for a while"
+    assert rank.board.messages == asked, "it is not asked again for a while"
 
 
 @pytest.mark.parametrize("fault", ["restart", "hang"])
@@ -570,7 +569,8 @@ def test_a_redis_that_comes_back_without_its_data_lets_late_ranks_differ_and_tha
         job = ranks(2, b=None)
         for rank in job:
             rank.b = 20 + 10 * rank.board.rank
-            rank.agreement = type(rank.agreement)(RedisBoard(server.url, job="a", rank=rank.board.rank, world=2), QUICK)
+            board = RedisBoard(server.url, job="a", rank=rank.board.rank, world=2)
+            rank.agreement = type(rank.agreement)(board, SOME_VOTE)
         assert job[0].choose() == 20
         server.restart(keep_data=False)
         assert job[1].choose() == 30
@@ -580,7 +580,7 @@ def test_a_redis_that_comes_back_without_its_data_lets_late_ranks_differ_and_tha
 
 def raised(agreement):
     with pytest.raises(fleet.Disagreement, match="rank 0: b=20\n    rank 1: b=30") as caught:
-        compare(agreement, 20.0)
+        compare(agreement, HANG_S)
     return caught.value
 
 
@@ -596,7 +596,7 @@ def test_a_redis_that_is_gone_gives_the_heuristic_in_bounded_time(tmp_path):
         began = time.monotonic()
         with pytest.warns(tb.TunebookWarning, match=r"Redis at 127\.0\.0\.1 failed"):
             assert isinstance(rank.ask(), Skipped)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < QUICK.deadline_s / 2
 
 
 def test_a_redis_that_refuses_to_write_is_an_error_that_says_so(tmp_path):
@@ -673,13 +673,13 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 2 * (agreement() i
 
 def test_a_forked_child_is_not_a_rank():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", FORKS], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKS], env=environment, check=True, timeout=HANG_S)
 
 
 # --------------------------------------------------------------------------------------------------- assert_agreement
 
 
-def holding(shared, tables, timeout_s=20.0, first=None):
+def holding(shared, tables, timeout_s=HANG_S, first=None):
     """Let each rank hold a table of {argument: b}, and compare; return what each raised, and its messages.
 
     `first` is the rank that comes first.
@@ -688,7 +688,7 @@ def holding(shared, tables, timeout_s=20.0, first=None):
     def holder(rank, table):
         held = Rank(shared, rank, len(tables))
         if first is not None and rank != first:
-            held.board.wait("check/1/first", 20.0)
+            held.board.wait("check/1/first", HANG_S)
             held.board.messages = 0
         for x, b in table.items():
             problem = tb.Problem("cpu", "op", f"x={x}")

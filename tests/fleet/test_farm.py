@@ -19,6 +19,7 @@ from pathlib import Path
 import farm_kernels
 import numpy as np
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook import fleet
@@ -52,8 +53,8 @@ def log(stage):
     return [line.split() for line in (stage / "log").read_text().splitlines()] if (stage / "log").exists() else []
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_for(condition):
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -323,16 +324,24 @@ def test_only_gpus_visible_to_the_process_are_listed(tmp_path, monkeypatch):
 def cluster():
     """Two workers on loopback, each with a nanny that starts it again."""
     distributed = pytest.importorskip("distributed")
+    from dask import config
+
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
-    with distributed.LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address=":0",  # None is port 8787 for some releases, which another run of the tests may have
-        host="127.0.0.1",
-        silence_logs=50,
-        env={"PYTHONPATH": path},
-    ) as cluster:
+    # A worker that a busy machine holds up is not a lost one.
+    waits = {"distributed.comm.timeouts.connect": f"{HANG_S}s", "distributed.comm.timeouts.tcp": f"{HANG_S}s"}
+    with (
+        config.set({**waits, "distributed.scheduler.worker-ttl": None}),
+        distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",  # None is port 8787 for some releases, which another run of the tests may have
+            host="127.0.0.1",
+            silence_logs=50,
+            memory_limit=None,
+            env={"PYTHONPATH": path},
+        ) as cluster,
+    ):
         yield cluster
 
 
@@ -344,8 +353,8 @@ def dask(cluster, stage, monkeypatch):
     given = {name: os.environ[name] for name in ("FARM_TEST", "TUNEBOOK_LOCKS", "TUNEBOOK_HOME")}
     given["TUNEBOOK_HOME"] = str(stage / "workers")  # another book than the parent's, as on another machine
     with Client(cluster, set_as_default=False) as client:
-        wait_for(lambda: len(client.nthreads()) == 2)
-        client.run(_set_environment, given)
+        # The scheduler may not know yet that a worker is gone, which then answers with an error.
+        wait_for(lambda: [*client.run(_set_environment, given, on_error="return").values()] == [None, None])
     return cluster.scheduler_address.replace("tcp://", "dask://")
 
 
@@ -405,7 +414,7 @@ def test_ranks_of_mpi_tune(tmp_path):
     # Open MPI refuses to run for root, as containers do, unless it is told twice. MPICH does not look.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(
-        command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=100, check=False
+        command, env={**os.environ, **allowed}, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.stdout.splitlines()[-1:] == ["{'tuned': 3}"], done.stderr
     assert len(list(default_book().items())) == 3

@@ -21,7 +21,6 @@ ip link set lo up && ip addr add 10.99.0.1/32 dev lo && ip route add default dev
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
     pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare to make a network namespace"),
 ]

@@ -16,6 +16,7 @@ import farm_kernels
 import numpy as np
 import pytest
 from fake_driver import driver as driver  # noqa: PLC0414 - a fixture
+from limits import HANG_S
 from test_farm import HERE, alive, log, recorded, wait_for
 from test_farm import stage as stage  # noqa: PLC0414 - a fixture
 
@@ -96,7 +97,7 @@ def test_ctrl_c_ends_the_workers_at_once(tmp_path):
     parent = subprocess.Popen([sys.executable, HERE / "farm_parent.py", calls, "local"], stderr=subprocess.PIPE)
     wait_for(lambda: log(tmp_path))
     parent.send_signal(signal.SIGINT)
-    said = parent.communicate(timeout=30)[1]
+    said = parent.communicate(timeout=HANG_S)[1]
     assert b"KeyboardInterrupt" in said
     wait_for(lambda: not alive(int(log(tmp_path)[0][2])))
 

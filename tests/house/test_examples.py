@@ -49,7 +49,6 @@ def load(example, name):
     return example(name)
 
 
-@pytest.mark.timeout(600)  # a busy machine takes five times as long
 def test_the_demo_shows_a_second_process_finding_the_answers(home):
     command = [sys.executable, "-W", "error", str(EXAMPLES / "demo.py"), "--home", str(home)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

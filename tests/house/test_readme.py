@@ -42,7 +42,6 @@ def test_the_code_of_the_other_pages_is_run_elsewhere(page, test):
     assert f"{page}" in (ROOT / "tests" / test).read_text()
 
 
-@pytest.mark.timeout(600)  # pages tune for real, and a busy machine takes five times as long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_each_page_of_the_docs_runs(page, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 from kernels import FakeClock, fake_tuner, note_in
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook import AutotunePolicy, Config, DefinitionError, Space, TuningFailed
@@ -281,5 +282,5 @@ def test_calls_that_try_one_candidate_each_go_through_a_few_of_a_big_space(tmp_p
     bench = Bench(tmp_path, policy=policy)
     for _ in range(400):
         bench.function(1)
-    assert tb.wait_for_background(30), "its result is written behind the calls, and must not reach the next test"
+    assert tb.wait_for_background(HANG_S), "its result is written behind the calls, and must not reach the next test"
     assert 10 < len(bench.tried) <= 65

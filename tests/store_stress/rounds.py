@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from limits import HANG_S
+
 import tunebook
 from tunebook.stores import open_store
 from tunebook.testing import example_record
@@ -39,7 +41,7 @@ def lost_by_writers(path, processes=8, count=50):
     """Let processes write together; return how many of their records cannot be read back as written."""
     writers = [start("put", path, f"w{n}-", count) for n in range(processes)]
     for writer in writers:
-        writer.communicate(timeout=120)
+        writer.communicate(timeout=HANG_S)
         assert writer.returncode == 0
     store = open_store(Path(path))
     expected = [(f"w{n}-", number) for n in range(processes) for number in range(count)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import HANG_S
 from store_stress.rounds import (
     command,
     environment,
@@ -431,7 +432,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 
 def run(*line):
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -10,6 +10,7 @@ import time
 from functools import partial
 
 import pytest
+from limits import HANG_S
 from servers import HOST, proxy, s3_server, s3_store
 from shared_checks import (
     PLANTED,
@@ -93,7 +94,7 @@ def test_the_bytes_in_the_bucket_equal_the_bytes_of_every_other_store(url, bucke
 
 
 def test_of_many_offers_at_once_the_highest_generation_stands(url):
-    check_that_the_highest_generation_stands(lambda: ObjectStore(url, timeout_s=60), offers=32)
+    check_that_the_highest_generation_stands(lambda: ObjectStore(url, timeout_s=HANG_S), offers=32)
 
 
 def test_a_late_record_is_refused_and_the_one_that_stands_is_returned(url):
@@ -145,7 +146,7 @@ def test_a_planted_slip_keeps_nobody_waiting(url, generation, server):
 
 def test_of_16_threads_one_makes_the_slip(url):
     # Patiently: for one key, this server makes some of 16 wait for seconds (see tests/servers.py).
-    check_that_one_thread_makes_the_slip(ObjectStore(url, timeout_s=60).leases(), 16)
+    check_that_one_thread_makes_the_slip(ObjectStore(url, timeout_s=HANG_S).leases(), 16)
 
 
 def test_a_store_that_nobody_answers_raises_and_names_the_place(monkeypatch):
@@ -200,7 +201,7 @@ def test_a_forked_child_of_a_process_that_used_it_is_told_instead_of_hanging(url
     outcomes = {}
     for state in ("used", "unused"):
         done = subprocess.run(
-            [sys.executable, "-c", script, url, state], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", script, url, state], capture_output=True, text=True, check=True, timeout=HANG_S
         )
         outcomes[state] = done.stdout.split()
     assert outcomes == {"used": ["True", "True"], "unused": ["answered", "answered"]}
@@ -228,6 +229,8 @@ def test_killed_tuners_cost_their_own_work_alone(tmp_path, url, processes, kills
 
 @pytest.mark.promise("server-never-fails-a-call")
 def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, server, url, monkeypatch):
+    monkeypatch.setattr("tunebook.stores._shared.PATIENT_S", HANG_S)  # how long the client waits that a call waits for
+    monkeypatch.setattr("tunebook.stores._remote._PAUSES_S", (2 * HANG_S, 2 * HANG_S))
     with proxy(server.port) as between:
         between.mode = "hang"
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}:{between.port}")
@@ -235,11 +238,10 @@ def test_a_hung_bucket_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, ser
         began = time.perf_counter()
         with pytest.warns(TunebookWarning, match=r"did not answer within 0.29 s.*Calls go on with the local book"):
             assert store.get(problem("k0")) is None
-        assert time.perf_counter() - began < 2.5, "the client's own begin at 5 s; bench/shared.py measures 0.30 s"
-        tried = between.accepted
         for n in range(1, 50):
             assert store.get(problem(f"k{n}")) is None
-        assert between.accepted - tried <= 1
+        assert time.perf_counter() - began < HANG_S / 4, "nobody waited for the client; bench/shared.py: 0.30 s"
+        assert between.accepted <= 1
 
 
 def test_records_tuned_while_the_bucket_was_away_are_sent_when_it_is_back(tmp_path, server, url, monkeypatch):

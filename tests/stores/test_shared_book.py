@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from limits import HANG_S
 from servers import HOST, free_port, proxy, redis_server
 from shared_checks import (
     DATABASES,
@@ -47,9 +48,22 @@ def server(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _patience(request, monkeypatch):
-    """Let a healthy server take its time: on a busy machine it may not answer within the 0.29 s of a call."""
-    if not {"between", "through"} & {*request.fixturenames} and not request.node.get_closest_marker("impatient"):
-        monkeypatch.setattr(shared_module, "HOT_S", 30.0)
+    """Let a server take its time to answer, or to refuse: on a busy machine it may need more than a call waits."""
+    if "impatient" not in request.fixturenames:
+        monkeypatch.setattr(shared_module, "HOT_S", HANG_S)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A call waits 0.29 s, as for users; the client that it waits for would take very long to give up."""
+    assert shared_module.HOT_S < 0.3
+    monkeypatch.setattr(shared_module, "PATIENT_S", HANG_S)
+
+
+@pytest.fixture
+def left_alone(monkeypatch):
+    """The thread behind the calls does not ask the server again while the test lasts."""
+    monkeypatch.setattr("tunebook.stores._remote._PAUSES_S", (2 * HANG_S, 2 * HANG_S))
 
 
 @pytest.fixture
@@ -190,32 +204,30 @@ def test_a_key_of_another_type_does_not_cut_the_machine_off_from_the_shared_book
     assert machine(tmp_path, "c", url).get(odd.problem) == odd
 
 
+@pytest.mark.usefixtures("left_alone")
 def test_a_server_that_is_down_is_tried_once_and_warned_about_once(tmp_path, between, through):
     between.mode = "refuse"
     store = machine(tmp_path, "a", through)
     with pytest.warns(TunebookWarning, match=r"cannot be used.*Calls go on with the local book"):
         assert store.get(problem("k0")) is None
-    tried = between.accepted
     for n in range(1, 50):
         assert store.get(problem(f"k{n}")) is None
         store.put(record(f"k{n}", n))
-    assert tried == 1
-    assert between.accepted <= 2, "and one more by the thread behind the calls, if a second has passed"
+    assert between.accepted == 1
 
 
 @pytest.mark.promise("server-never-fails-a-call")
+@pytest.mark.usefixtures("impatient", "left_alone")
 def test_a_hung_server_costs_one_call_0_3_s_and_later_ones_nothing(tmp_path, between, through):
     between.mode = "hang"
-    assert shared_module.HOT_S < 0.3
     store = machine(tmp_path, "a", through)
     began = time.perf_counter()
-    with pytest.warns(TunebookWarning, match=r"shared book at redis://.*(imeout|within 0.29 s)"):
+    with pytest.warns(TunebookWarning, match=r"shared book at redis://.* did not answer within 0.29 s"):
         assert store.get(problem("k0")) is None
-    assert time.perf_counter() - began < 2.5, "a client's own timeouts begin at 5 s; bench/shared.py measures 0.30 s"
-    tried = between.accepted
     for n in range(1, 50):
         assert store.get(problem(f"k{n}")) is None
-    assert between.accepted - tried <= 1
+    assert time.perf_counter() - began < HANG_S / 4, "nobody waited for the client; bench/shared.py measures 0.30 s"
+    assert between.accepted <= 1
 
 
 def test_a_call_that_no_timeout_of_a_socket_ends_is_left_behind():
@@ -244,7 +256,7 @@ def test_records_tuned_while_the_server_was_down_are_sent_when_it_is_back(tmp_pa
 def test_a_record_that_one_process_could_not_send_is_sent_by_another(tmp_path, server, url):
     nobody = f"redis://{HOST}:{free_port()}/0"
     child = start("put", tmp_path / "a", url=nobody, keys=["k0", "k1"])
-    assert "cannot be used" in child.communicate(timeout=60)[0]
+    assert "cannot be used" in child.communicate(timeout=HANG_S)[0]
     assert child.returncode == -9
     outbox = tmp_path / "a" / "v1" / "outbox"
     assert len(marks(tmp_path / "a")) == 2
@@ -389,6 +401,7 @@ def test_a_server_that_comes_and_goes_is_left_alone_longer_each_time():
     assert pauses == [1, 2, 4, 8, 1]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_server_that_is_too_slow_for_calls_is_sent_to_all_the_same(tmp_path, between, through, url):
     between.mode, between.delay_s = "delay", 0.2  # there and back
     store = machine(tmp_path, "a", through)
@@ -454,7 +467,7 @@ def test_clocks_that_are_minutes_apart_neither_shorten_nor_lengthen_a_lease(tmp_
     waiting = {"look": lambda: None, "lease_s": 2.0, "maker": second, "clock": skewed}
     assert acquire(b.leases(), "k", deadline_s=0.5, **waiting) == Busy()
     held.slip._withdrawn.set()  # its machine is gone: no more signs of life
-    taken = acquire(b.leases(), "k", deadline_s=20.0, **waiting)
+    taken = acquire(b.leases(), "k", deadline_s=HANG_S, **waiting)
     assert taken.generation == 2
     taken.release()
 
@@ -557,7 +570,7 @@ def test_the_lease_of_a_killed_process_is_taken_over(tmp_path, url):
     holder.stdout.readline()
     holder.kill()
     holder.communicate()
-    held = acquire(machine(tmp_path, "b", url).leases(), problem_id(problem("k")), look=lambda: None, deadline_s=20.0)
+    held = acquire(machine(tmp_path, "b", url).leases(), problem_id(problem("k")), look=lambda: None, deadline_s=HANG_S)
     assert held.generation == 2
     held.release()
 
@@ -598,6 +611,7 @@ def test_a_kernels_own_store_may_be_an_address(tmp_path, url, monkeypatch):
 
 
 @pytest.mark.promise("server-never-fails-a-call")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", ["refuse", "hang", "cut"])
 def test_no_call_fails_whatever_the_connection_does_and_there_is_one_warning(
     tmp_path, between, through, monkeypatch, mode
