@@ -135,7 +135,7 @@ class RedisServer:
 
     @contextmanager
     def _connection(self, port: int) -> Iterator[socket.socket]:
-        with closing(socket.create_connection((HOST, port), timeout=1.0)) as plain:
+        with closing(socket.create_connection((HOST, port), timeout=10.0)) as plain:
             if self._certificates is None:
                 yield plain
                 return
@@ -283,7 +283,7 @@ class S3Server:
         import obstore
         from obstore.exceptions import BaseError
 
-        with suppress(OSError), urlopen(f"{self.endpoint}/status", timeout=1.0):
+        with suppress(OSError), urlopen(f"{self.endpoint}/status", timeout=10.0):
             store = s3_store(self.endpoint, "is-it-up")
             with suppress(BaseError):
                 obstore.put(store, "yes", b"1")
@@ -302,7 +302,7 @@ def s3_store(endpoint: str, bucket: str, prefix: str | None = None):
         access_key_id=S3_KEYS[0],
         secret_access_key=S3_KEYS[1],
         region="us-east-1",
-        client_options={"allow_http": True, "timeout": "5s", "connect_timeout": "1s"},
+        client_options={"allow_http": True, "timeout": "60s", "connect_timeout": "60s"},
         retry_config={"max_retries": 0},
     )
 
@@ -364,7 +364,7 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(self._target, timeout=5.0)
+                server = socket.create_connection(self._target, timeout=HANG_S)
                 server.settimeout(None)
             except OSError:
                 client.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from kernels import cpu_tuner
+from limits import HANG_S
 from test_jax_trace import python
 
 import tunebook as tb
@@ -362,7 +363,7 @@ def test_measure_compiles_the_function_and_runs_it_on_real_arrays():
 
     seconds = []
     jax.jit(lambda x: seconds.append(tb.Tuner().measure(function, x, "mode", scale=2)) or x)(X)
-    assert 0 < seconds[0] < 1
+    assert 0 < seconds[0] < HANG_S
     assert seen == [("DynamicJaxprTracer", "mode", 2)], "traced once, and not in the user's trace"
 
 
