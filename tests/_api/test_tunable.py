@@ -353,6 +353,21 @@ def test_forbidding_heuristics_in_a_block_reaches_hot_calls():
     kernel(x)
 
 
+@pytest.mark.parametrize(
+    "form", [lambda x: x.T, lambda x: (x.T, [x.T]), lambda x: {"out": x.T}], ids=["array", "list", "dict"]
+)
+def test_a_reference_that_returns_views_of_its_arguments_still_finds_a_candidate_that_spoils_them(form):
+    @tb.tunable(space=tb.Space(wrong=[True, False]), reference=form, store=False)
+    def kernel(x, *, config):
+        if config.wrong:
+            x *= 2
+        return form(x)
+
+    tuned = tb.tune(kernel, np.arange(6.0).reshape(2, 3))
+    assert not tuned.config.wrong
+    assert [m.failure.kind for m in tuned.measurements if m.failure] == ["wrong-result"]
+
+
 @pytest.mark.promise("wrong-never-wins")
 def test_a_wrong_result_is_never_chosen():
     @tb.tunable(space=tb.Space(wrong=[True, False]), reference=lambda x: x + 1, store=False)

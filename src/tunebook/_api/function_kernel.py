@@ -16,7 +16,7 @@ from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
-from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
+from tunebook._kernel.output_check import Comparison, as_mismatch, comparison, with_own_arrays
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
@@ -260,7 +260,7 @@ class FunctionKernel(Kernel[Any, Any]):
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         if self.reference is None or self._compare is None:
             return None
-        compare, expected = self._compare_on(inv), self._spread(self.reference, inv)
+        compare, expected = self._compare_on(inv), with_own_arrays(self._spread(self.reference, inv))
         return lambda output: compare(output, expected)
 
     @computed_once

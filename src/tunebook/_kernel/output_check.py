@@ -162,6 +162,20 @@ def difference(output: Any, expected: Any, where: str = "output", rule: Comparis
     return next(filter(None, differences), None)
 
 
+def with_own_arrays(output: Any) -> Any:
+    """Return an output with copies of its arrays: a reference may return views of arguments, which candidates spoil.
+
+    A copy is also contiguous, and compared in an eighth of the time of a transposed view.
+    """
+    if is_array(output):
+        return library_of(output).copy(output)
+    if type(output) in (tuple, list):
+        return type(output)(map(with_own_arrays, output))
+    if type(output) is dict:
+        return {step: with_own_arrays(part) for step, part in output.items()}
+    return output
+
+
 def _wrong(message: str) -> Mismatch:
     return Mismatch("wrong-result", message)
 
