@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from functools import partial
 from itertools import count
 
 import pytest
@@ -18,6 +19,7 @@ from tunebook._statistics.race import (
     LEAST_SAMPLES,
     QUALIFYING,
     SAMPLES_PER_CANDIDATE,
+    SHORT_RACE_S,
     STAGES,
     Lane,
     Race,
@@ -89,6 +91,21 @@ def test_clock_ramp_and_drift_do_not_favour_a_place_in_the_list():
 def test_samples_that_agree_from_the_start_need_no_more_rounds():
     land = Landscape({"a": 0.1, "b": 0.2, "c": 0.15})
     assert {m.config: len(m.samples_s) for m in tune(land).measurements} == {"a": 3, "b": 3, "c": 3}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_short_race_is_not_taken_for_shorter_than_it_was_because_slow_candidates_left(seed):
+    # Three that are alike, so that the race goes on for as long as it may, after 45 that leave soon.
+    land = noisy({n: 20e-6 if n < 3 else 100e-6 for n in range(48)}, seed, cv=0.1)
+    lanes = [Lane(str(n), partial(timed_s, land, land.make_fn(n))) for n in land.configs]
+    Race(lanes, random.Random(seed), lambda: land.elapsed_s).run()
+    assert land.elapsed_s <= 1.5 * SHORT_RACE_S, "disturbed runs are not counted"
+
+
+def timed_s(land, run):
+    began_s = land.elapsed_s
+    run()
+    return land.elapsed_s - began_s
 
 
 def test_finalists_are_sampled_more_than_the_rest():

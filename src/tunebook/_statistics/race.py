@@ -176,16 +176,18 @@ def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable]) ->
     times = {name: _lower(own) for name, own in samples.items()}
     if len(names) < 2 or any(name not in times for name in names) or not _in_waves(runs, times):
         return None
-    errors: dict[Hashable, float] = {}
+    slowness = [(name, seconds / times[name]) for name, seconds in runs]
+    besides: dict[Hashable, list[float]] = {}
     # One candidate after the other, relative to the estimates of the others so far; twice, as the first ones are rough.
     for name, own in (*places.items(), *places.items()):
-        beside = [runs[place][1] / pace for place in own if (pace := _pace(runs, place, times))] or samples[name]
-        times[name] = _lower(beside)
-        # Of the value a third of the way up: 1.30 standard deviations of a normal distribution, which has its median
-        # deviation at 0.6745.
-        errors[name] = standard_error(beside, 1.30 / 0.6745)
-    # Medians: with few samples, a candidate that was disturbed twice in a row looks far too uncertain.
-    error = median_s(errors[name] for name in names)
+        beside = [runs[place][1] / pace for place in own if (pace := _pace(slowness, place))] or samples[name]
+        besides[name], times[name] = beside, _lower(beside)
+        for place in own:
+            slowness[place] = name, runs[place][1] / times[name]
+    # Medians: with few samples, a candidate that was disturbed twice in a row looks far too uncertain. The error is of
+    # the value a third of the way up: 1.30 standard deviations of a normal distribution, which has its median deviation
+    # at 0.6745.
+    error = median_s(standard_error(besides[name], 1.30 / 0.6745) for name in names)
     by_samples = median_s(uncertainty(samples[name]) for name in names)
     # Below SETTLED the pairing stays though samples agree better: one candidate's may all miss the fastest clock.
     return Paired(times, error) if error < max(CLEARLY * by_samples, SETTLED) else None
@@ -201,10 +203,10 @@ def _in_waves(runs: Sequence[tuple[Hashable, float]], times: Mapping[Hashable, f
     return steps < by_chance * (1 - WAVES / math.sqrt(count))
 
 
-def _pace(runs: Sequence[tuple[Hashable, float]], place: int, times: Mapping[Hashable, float]) -> float | None:
+def _pace(slowness: Sequence[tuple[Hashable, float]], place: int) -> float | None:
     """Return how slow the other candidates were around a run, as a factor; None if no other ran."""
-    own = runs[place][0]
-    near = [seconds / times[name] for name, seconds in runs[max(place - NEAR, 0) : place + NEAR + 1] if name != own]
+    own = slowness[place][0]
+    near = [factor for name, factor in slowness[max(place - NEAR, 0) : place + NEAR + 1] if name != own]
     return _lower(near) if near else None
 
 
@@ -320,7 +322,8 @@ class Race:
             renew,
         )
         self._clock_s, self._started_s, self._ends_s = clock_s, clock_s(), ends_s
-        self._pace_s = math.inf  # of a sample, when little disturbed it
+        self._pace_s = math.inf  # of a sample, in the fastest round so far
+        self._lasted_s = 0.0
         self._runs: list[tuple[str, float]] = []
 
     def run(self, spent_s: float = 0.0) -> bool:
@@ -360,6 +363,8 @@ class Race:
                 else:
                     self.finalists.remove(lane)
             self._pace_s = min(self._pace_s, (self._clock_s() - began_s) / len(lanes))
+            # Not the time of the round: other processes may have had the CPU for a part of it.
+            self._lasted_s += len(lanes) * self._pace_s
             self._on_round(min(1 - self._left / self._most, 1.0))
         found = None
         # Another objective, like a percentile, may ask about just the changes that move all lanes alike.
@@ -369,21 +374,16 @@ class Race:
         self.finalists = survivors(self.finalists, stage, self._candidates, self._objective, times)
         return True
 
-    def _lasted(self, seconds: float) -> bool:
-        """Whether the samples so far took so long, without the time in which other processes had the CPU."""
-        taken = self._most - self._left
-        return taken > 0 and taken * self._pace_s >= seconds
-
     def _may_take(self, samples: int) -> bool:
         """Whether the race may take so many more samples."""
-        return self._left >= samples or (self._left > -9 * self._most and not self._lasted(SHORT_RACE_S))
+        return self._left >= samples or (self._left > -9 * self._most and self._lasted_s < SHORT_RACE_S)
 
     def _short_of(self, stage: RaceStage) -> list[Lane]:
         """Return the lanes that have too few samples for a stage."""
         if stage in QUALIFYING and self._renew(self.finalists):
             self._runs.clear()
-            self._left, self._pace_s = self._most, math.inf  # the samples before were short, and are gone
-        soon = self._most - self._left < SOONEST and not self._lasted(SOONEST_S)
+            self._left, self._pace_s, self._lasted_s = self._most, math.inf, 0.0  # they were short, and are gone
+        soon = self._most - self._left < SOONEST and self._lasted_s < SOONEST_S
         all_of_them = soon and len(self.finalists) > 1  # a lane alone is judged against none
         return [lane for lane in self.finalists if all_of_them or len(lane.samples_s) < stage.samples]
 
