@@ -282,8 +282,12 @@ class DeviceTurn:
 
 def _open(root: Path, name: str) -> io.FileIO:
     """Open the file of a device, in a directory that only this user can write to."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    kind = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        directory = os.open(root, kind)
+    except FileNotFoundError:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = os.open(root, kind)
     try:
         facts = os.fstat(directory)
         if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
