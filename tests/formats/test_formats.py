@@ -270,7 +270,44 @@ class TestVllm:
         assert _key(E=6, M=2, N=96, block_shape="[128, 128]", down=True, dtype="fp8_w8a8") in keys
         assert _key(E=6, M=48, N=96, dtype="fp8_w8a8", per_channel_quant=True) in keys
         assert _key(K=96, R=24, S=2, chunk_size=16) in keys
-        assert {r.body.provenance["triton_version"] for r in records} == {"3.5.1"}
+        assert {r.body.provenance.get("triton_version") for r in records} == {"3.5.1", None}
+
+    def test_the_tables_of_sglang_with_facts_beside_the_rows_are_read(self):
+        found = {(r.problem.op, r.problem.call_key): r for r in formats.read("sglang", SAMPLES["sglang"])}
+        gemm = _key(E=6, K=160, M=24, N1=96, N2=48, provider="cutedsl_fp8_masked")
+        assert decode(found["lora_base_gemm@v0", gemm].head.config) == {"token_width": 32}
+        scatter = _key(H=96, collective="reduce_scatter", tokens=24, world=3)
+        assert decode(found["sp_collective@v0", scatter].head.config) == {"strategy": "pull"}
+        assert decode(found["moe_front_strategy@v0", _key(E=6, tokens=736, topk=3)].head.config) == "overlap"
+        assert found["sp_collective@v0", scatter].body.provenance["beside"]["source"]["nodes"] == 1
+
+    def test_a_table_with_sections_is_written_from_entries_without_the_facts(self, tmp_path):
+        records = [
+            Record(replace(r.head, origin="tuned"), replace(r.body, provenance={}))
+            for r in formats.read("sglang", SAMPLES["sglang"] / "world=3,H=96,device_name=NVIDIA_GB300.json")
+        ]
+        formats.write("sglang", records, tmp_path)
+        written = json.loads((tmp_path / "world=3,H=96,device_name=NVIDIA_GB300.json").read_text())
+        assert {name: list(rows) for name, rows in written["configs"].items()} == {
+            "all_gather": ["6"],
+            "reduce_scatter": ["6", "24"],
+        }
+
+    @pytest.mark.parametrize(
+        ("name", "text", "found"),
+        [
+            ("world=3,H=96", '{"source": {}}', "'configs', a table of configurations, is missing"),
+            ("world=3,H=96", '{"configs": {"all_gather": 3}}', "'all_gather' is not a table of configurations"),
+            ("world=3,H=96", '{"configs": {"all_gather": {"x": {}}}}', "'x' is not a number with its configuration"),
+            ("strategy,E=6,topk=3", '{"configs": {"736": {"a": 1}}}', "'736' is not a number with its configuration"),
+            ("epilogue,E=6,topk=3", '{"configs": {"736": "a"}}', "'736' is not a number with its configuration"),
+        ],
+    )
+    def test_a_table_with_sections_of_another_form_is_refused_with_the_part(self, name, text, found, tmp_path):
+        file = tmp_path / f"{name},device_name=X.json"
+        file.write_text(text)
+        with pytest.raises(tb.CodecError, match=re.escape(found)):
+            formats.read("sglang", file)
 
     @given(
         sizes=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
@@ -303,7 +340,10 @@ class TestVllm:
     def test_a_size_without_a_configuration_is_an_entry_without_a_choice(self, tmp_path):
         file = tmp_path / "N=96,K=160,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json"
         file.write_text('{"1": {"BLOCK_M": 16}, "48": null}')
-        assert [r.head.decided for r in formats.read("sglang", file)] == [True, False]
+        records = formats.read("sglang", file)
+        assert [r.head.decided for r in records] == [True, False]
+        formats.write("sglang", records, tmp_path / "again")
+        assert json.loads((tmp_path / "again" / file.name).read_text()) == json.loads(file.read_text())
 
     @pytest.mark.parametrize(
         "name",
