@@ -199,6 +199,22 @@ class TestNear:
         assert {m: moe.table(8, 4096, m, "bf16").block for m in asked} == asked
         assert moe.ran == []
 
+    @pytest.mark.parametrize(
+        ("rule", "asked"),
+        [
+            # 40 is the mean of 16 and 64, and 160 of 64 and 256: the smaller one counts
+            ("difference", {1: 16, 39: 16, 40: 16, 41: 32, 160: 32, 161: 64, 9999: 64, 0: 16}),
+            ("below", {1: 16, 16: 16, 63: 16, 64: 32, 255: 32, 256: 64, 9999: 64}),
+            ("ratio", {1: 16, 31: 16, 32: 16, 33: 32, 128: 32, 129: 64, 9999: 64}),
+        ],
+    )
+    def test_the_author_chooses_how_nearness_is_measured(self, rule, asked, tmp_path):
+        moe = Moe(store=tmp_path, near={"M": rule})
+        for m, block in ((16, 16), (64, 32), (256, 64)):
+            moe.table.selector.persistent.put(*moe.table.problem(8, 4096, m, "bf16"), tb.Config(block=block))
+        assert {m: moe.table(8, 4096, m, "bf16").block for m in asked} == asked
+        assert moe.ran == []
+
     def test_a_new_entry_counts_from_the_next_call_on(self, moe):
         assert moe.table(8, 4096, 70, "bf16").block == 128
         moe.table.tune(8, 4096, 64, "bf16")
@@ -268,6 +284,7 @@ class TestKeys:
         [
             ({"near": ("m",)}, "near=.*the arguments are 'E', 'N', 'M', 'dtype'"),
             ({"near": "M"}, "near= takes a tuple of names"),
+            ({"near": {"M": "diff"}}, "near=.*'diff'.*ratio, difference, below"),
             ({"key": "M"}, r"key='M': give the names of the numbers as a tuple"),
             ({"key": ()}, "give the names of the numbers"),
             ({"key": ("M", "M")}, "duplicate parameter name: 'M'"),

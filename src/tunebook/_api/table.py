@@ -8,10 +8,12 @@ on the arguments that the author's `inputs` makes of the numbers.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 from tunebook._api.function_kernel import CONFIG, FunctionKernel, check_options
 from tunebook._api.tunable import Tunable, build, tune
@@ -19,7 +21,8 @@ from tunebook._arrays.describe import accelerator, outside_of_traces, walk
 from tunebook._arrays.device_fingerprint import device_fingerprint, driver_of, environment_fingerprint
 from tunebook._arrays.library import load_adapters, root_module
 from tunebook._base.errors import DefinitionError, did_you_mean
-from tunebook._base.vocabulary import computed_once
+from tunebook._base.record_format import canonical_json
+from tunebook._base.vocabulary import Nearness, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._hotpath.dispatcher import MISSING
@@ -27,7 +30,7 @@ from tunebook._keys.call_key import is_plain, is_scalar
 from tunebook._keys.key_text import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from tunebook._api.function_kernel import SpaceLike, TunableOptions
     from tunebook._base.vocabulary import Problem, StrategyLike, Trust
@@ -64,7 +67,7 @@ class TableKernel(FunctionKernel):
         name: str,
         options: TunableOptions,
         *,
-        near: Iterable[str],
+        near: Iterable[str] | Mapping[str, Nearness],
         run: Callable[..., Any] | None,
         device: object,
     ) -> None:
@@ -80,11 +83,21 @@ class TableKernel(FunctionKernel):
         if run is not None:
             refuse_deferred(run, name)
         self._measured, self._device = run, device
-        self._near = self._known_names("near", near)
+        self._near = self._nearness(near)
         # Without `run` no entry can be measured again here.
         own: tuple[Trust, ...] = () if run is not None else ("versions", "candidates", "code")
         self.declared: tuple[Trust, ...] = (*own, "near") if self._near else own
         self.table = self
+
+    def _nearness(self, near: Iterable[str] | Mapping[str, Nearness]) -> dict[str, Nearness]:
+        """Return how the distance of each near number is measured."""
+        names = self._known_names("near", near)
+        given: dict[str, Nearness] = {name: near[name] if isinstance(near, Mapping) else "ratio" for name in names}
+        for name, rule in given.items():
+            if rule not in get_args(Nearness):
+                known = ", ".join(get_args(Nearness))
+                raise DefinitionError(f"{self.op_id!r}: near={{{name!r}: {rule!r}}}: expected one of {known}")
+        return given
 
     # ----------------------------------------------------------------------------------------------------- a call
 
@@ -129,10 +142,15 @@ class TableKernel(FunctionKernel):
         library = () if device is None or isinstance(device, str) else (root_module(type(device)),)
         return environment_fingerprint(library, driver_of(device))
 
-    def is_near(self, one: str, other: str) -> bool:
-        """Return whether two call keys differ in the numbers of `near=` alone."""
-        first, second = parsed(one) or {}, parsed(other) or {}
-        return all(first.get(name) == second.get(name) for name in {*first, *second} - self._near)
+    def distance(self, entry: str, asked: str) -> float:
+        """Return how far an entry is from the numbers asked for; infinite if others than those of `near=` differ."""
+        from tunebook.search._warm_start import distance  # noqa: PLC0415 - loaded late: few calls ask
+
+        first, second = parsed(entry) or {}, parsed(asked) or {}
+        if any(first.get(name) != second.get(name) for name in {*first, *second} - self._near.keys()):
+            return math.inf
+        parts = ((canonical_json(first.get(name)), canonical_json(second.get(name)), name) for name in self._near)
+        return math.fsum(distance(one, other, self._near[name]) for one, other, name in parts)
 
     # --------------------------------------------------------------------------------------------------- a tuning
 
@@ -168,7 +186,7 @@ def table(
     *,
     space: SpaceLike,
     key: Iterable[str],
-    near: Iterable[str] = (),
+    near: Iterable[str] | Mapping[str, Nearness] = (),
     heuristic: object = None,
     run: Callable[..., Any] | None = None,
     inputs: Callable[..., Any] | None = None,
@@ -179,7 +197,8 @@ def table(
 
     `key` names the numbers (or texts, or dtypes), in the order of a call; a call may also name them. The tiers answer
     as for a call of `@tunable`. `heuristic` is a configuration, or a function that gets the numbers by name. `near`
-    names the numbers in which the nearest tuned entry may answer, where these numbers have no entry of their own.
+    names the numbers in which the nearest tuned entry may answer, where these numbers have no entry of their own; a
+    mapping of the names says how nearness is measured: by "ratio", by "difference", or "below" (at most the number).
 
     `run` is the function that is timed: `run(*arguments, config=config)`, with the arguments that `inputs` returns,
     which gets the numbers by name. Without these two nothing is tuned, and an entry made by any code answers.

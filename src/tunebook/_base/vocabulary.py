@@ -15,6 +15,7 @@ Origin: TypeAlias = Literal["tuned", "imported", "pinned"]
 FailureKind: TypeAlias = Literal["compile", "launch", "timeout", "crash", "memory", "wrong-result", "nan"]
 
 # How far an entry may be from the call that it answers, the nearest first.
+Nearness: TypeAlias = Literal["ratio", "difference", "below"]  # how a table measures the distance of two numbers
 Trust: TypeAlias = Literal["exact", "versions", "candidates", "code", "family", "near", "any"]
 
 ValuesFrom: TypeAlias = Literal["call", "inputs", "samples", "random"]
@@ -83,8 +84,8 @@ class NumberTable(Protocol):
         Trust, ...
     ]  # rungs that may answer where neither the policy nor the user says how far trust reaches
 
-    def is_near(self, one: str, other: str) -> bool:
-        """Return whether the entry of one call key may answer for another."""
+    def distance(self, entry: str, asked: str) -> float:
+        """Return how far the call key of an entry is from the one asked for; infinite if the entry may not answer."""
 
     def ready(self, inv: Any) -> Any:
         """Return a call with the arguments that its candidates run on."""

@@ -169,11 +169,7 @@ class EntryGuard(Generic[C]):
         from tunebook.search._warm_start import nearest, nearest_entry  # noqa: PLC0415 - loaded late: few policies ask
 
         those, table = self.records(call.problem.op) if records is None else records, call.kernel.table
-        if table is None:
-            found = nearest(those, call.problem)
-        else:
-            near = (r for r in those if table.is_near(r.problem.call_key, call.problem.call_key))
-            found = nearest_entry(near, call.problem)
+        found = nearest(those, call.problem) if table is None else nearest_entry(those, call.problem, table.distance)
         if found is None:
             return None
         candidates = call.kernel.candidates(call.inv)

@@ -15,10 +15,10 @@ from tunebook._statistics.race import typical_s
 from tunebook.search._strategy import Observation, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._base.vocabulary import Json, Nearness, Problem
     from tunebook._space.space import Space
 
 # This many of the fastest of a record are worth a try elsewhere: one alone is unreliable, up to 20 times slower on
@@ -78,18 +78,18 @@ def choices_worth(here: Iterable[Times], there: Iterable[Times]) -> float:
     return sum(worth) / len(worth) if worth else _UNKNOWN_WORTH
 
 
-def distance(one: str, other: str) -> float:
+def distance(one: str, other: str, nearness: Nearness = "ratio") -> float:
     """Return how far apart two call keys are: the sum over their numbers of how many times one doubles to the other.
 
-    Infinite if anything but numbers differs: another dtype or layout is another kernel.
+    Infinite if anything but numbers differs: another dtype or layout is another kernel. `nearness` measures otherwise.
 
     >>> distance('{"a":{"$array":["numpy","float32",[512,64]]}}', '{"a":{"$array":["numpy","float32",[1024,64]]}}')
     1.0
     """
-    return math.fsum(doublings(one, other))
+    return math.fsum(doublings(one, other, nearness))
 
 
-def doublings(one: str, other: str) -> list[float]:
+def doublings(one: str, other: str, nearness: Nearness = "ratio") -> list[float]:
     """Return for each number of two call keys how many times one doubles to the other; infinite as for `distance`."""
     if one == other:
         return []
@@ -101,10 +101,18 @@ def doublings(one: str, other: str) -> list[float]:
     for a, b in leaves:
         if type(a) is type(b) and a == b:
             continue
-        if type(a) is not int or type(b) is not int or min(a, b) <= 0:
+        if type(a) is not int or type(b) is not int:
             return [math.inf]
-        found.append(abs(math.log2(a / b)))
+        found.append(_GAPS[nearness](a, b))
     return found
+
+
+# From the number of an entry to the number asked for. Below is always nearer than above.
+_GAPS: Final[dict[Nearness, Callable[[int, int], float]]] = {
+    "ratio": lambda entry, asked: abs(math.log2(entry / asked)) if min(entry, asked) > 0 else math.inf,
+    "difference": lambda entry, asked: abs(entry - asked),
+    "below": lambda entry, asked: asked - entry if entry <= asked else entry + 2**62,
+}
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -203,16 +211,21 @@ class Nearest(NamedTuple):
         return f"{self.confidence:.0%} of the best speed expected, from the nearest tuned problem ({near})"
 
 
-def nearest_entry(records: Iterable[Record], problem: Problem) -> Nearest | None:
+def nearest_entry(
+    records: Iterable[Record], problem: Problem, apart: Callable[[str, str], float] = distance
+) -> Nearest | None:
     """Return the choice of the one entry that is nearest to a problem; of two as near, the one for smaller numbers."""
-    ranked = [(distance(r.problem.call_key, problem.call_key), r) for r in records if r.head.decided]
+    ranked = [(apart(r.problem.call_key, problem.call_key), r) for r in records if r.head.decided]
 
     def rank(entry: tuple[float, Record]) -> tuple[float, bool, int, str]:
         key = entry[1].problem.call_key
         return entry[0], entry[1].problem.device != problem.device, len(key), key
 
     far, record = min(ranked, key=rank, default=(math.inf, None))
-    return None if record is None or math.isinf(far) else Nearest(record.head.config, 2.0**-far, record.problem)
+    if record is None or math.isinf(far):
+        return None
+    confidence = 2.0 ** -distance(record.problem.call_key, problem.call_key)
+    return Nearest(record.head.config, confidence, record.problem)
 
 
 def nearest(records: Iterable[Record], problem: Problem) -> Nearest | None:
