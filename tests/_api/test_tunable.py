@@ -251,6 +251,11 @@ def test_the_function_looks_like_the_authors():
         kernel()
 
 
+def test_a_store_of_another_kind_is_one_clear_error():
+    with pytest.raises(tb.DefinitionError, match=r"store= takes a path, an address.*found a list"):
+        tb.tunable(space=[{"b": 1}], store=["a", "b"])(lambda x, *, config: x)
+
+
 @tb.tunable(space=[{"step": 1}], heuristic={"step": 1}, store=False)
 def at_module_level(x, *, config):
     return x

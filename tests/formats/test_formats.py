@@ -313,9 +313,7 @@ class TestVllm:
         sizes=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)),
         device=st.text("ABCxyz019()-_", max_size=12),
         dtype=st.sampled_from([None, "fp8_w8a8", "int4_w4a16", "fp8_w8a8_channelwise"]),
-        last=st.sampled_from(
-            ["", ",block_shape=[128,128]", ",block_shape=[64, 64]", ",per_channel_quant=True", "_down"]
-        ),
+        last=st.sampled_from(["", ",block_shape=[128,64]", ",per_channel_quant=True", "_down"]),
         names=st.sampled_from([("E", "N"), ("N", "K")]),
         rows=st.dictionaries(st.integers(0, 10**6).map(str), st.just({"BLOCK_SIZE_M": 16, "num_warps": 4}), min_size=1),
         version=st.sampled_from(["", "triton_3_5_1/"]),
@@ -326,10 +324,11 @@ class TestVllm:
         parts = [f"{name}={size}" for name, size in zip(names, sizes, strict=True)]
         given_dtype = [f"dtype={dtype}"] if dtype else []
         name = ",".join([*parts, f"device_name={device}", *given_dtype]) + last + ".json"
+        form = "sglang" if version else "vllm"
+        name = name.replace("[128,64]", "[128, 64]") if version else name  # as each tool's loader spells it
         place = tmp_path_factory.mktemp("table")
         (place / "a" / version).mkdir(parents=True)
         (place / "a" / version / name).write_text(json.dumps(rows))
-        form = "sglang" if version else "vllm"
         if names == ("N", "K") and "quant" in last:
             with pytest.raises(tb.CodecError, match=re.escape(name)):
                 formats.read(form, place / "a" / version / name)
@@ -478,6 +477,13 @@ class TestKeyMap:
         assert json.loads(file.read_text()) == {"8": {"BLOCK_SIZE_M": 32}, "16": {"BLOCK_SIZE_M": 32}}
         assert {r.problem.op for r in formats.read(name, file)} == {"fused_moe@v0"}
 
+    @pytest.mark.parametrize(("name", "spelled"), [("vllm", "[128,64]"), ("sglang", "[128, 64]")])
+    @pytest.mark.parametrize("given", ["[128, 64]", "'[128,64]'", "'[128, 64]'"])
+    def test_a_block_is_spelled_as_the_loader_of_the_tool_looks_for_it(self, name, spelled, given, moe, tmp_path):
+        formats.write(name, self.tuned(moe, 16), tmp_path, key={**SIZES, "block_shape": given})
+        (file,) = tmp_path.glob("*")
+        assert file.name.endswith(f",dtype=fp8_w8a8,block_shape={spelled}.json")
+
     def test_two_entries_for_one_row_are_refused_instead_of_losing_one(self, moe, tmp_path):
         (first,) = self.tuned(moe, 16)
         other = first.problem._replace(call_key=first.problem.call_key.replace("false", "true"))
@@ -573,3 +579,21 @@ def test_the_tool_counts_files_and_says_why_others_are_left_out(tmp_path):
     done = subprocess.run([sys.executable, tool, "vllm", tmp_path / "all"], capture_output=True, text=True, check=True)
     assert "vllm: 5 of 6 files are read without loss\n  1  it is not a kernel table of vLLM: its name" in done.stdout
     assert done.stdout.endswith("first: E=1,N=1,colour=red.json\n")
+
+
+@pytest.mark.parametrize("package", ["vllm", "sglang"])
+def test_the_loaders_of_the_release_read_the_written_tables(package):
+    found = importlib.util.find_spec(package)
+    if found is None:
+        pytest.skip(f"{package} is not installed: `pip install --no-deps {package}` is enough, without a GPU")
+    tool = HERE.parent / "tools" / "check_loaders.py"
+    done = subprocess.run(
+        [sys.executable, tool, Path(found.origin).parents[1]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_folder_without_a_release_is_told(tmp_path):
+    tool = HERE.parent / "tools" / "check_loaders.py"
+    done = subprocess.run([sys.executable, tool, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, f"{tmp_path} has neither vllm/ nor sglang/: unpack a wheel there\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 import time
 import typing
@@ -32,7 +33,6 @@ from tunebook.stores._files import FaultsAreWarnings, state_of
 from tunebook.stores._open import FILE_ENGINES
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable
 
     from tunebook._kernel.kernel import Kernel
@@ -297,6 +297,9 @@ def open_persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
     """Return the persistent tier that the option `store=` names; None for False."""
     if store is False or isinstance(store, PersistentCache):
         return store or None
+    if store is not None and not isinstance(store, (str, os.PathLike)):
+        kind = type(store).__name__
+        raise DefinitionError(f"{op_id!r}: store= takes a path, an address, a PersistentCache or False; found a {kind}")
     cache: PersistentCache[Any] = PersistentCache("kernel", store)
     cache.opname = op_id  # set here, because the name of a kernel may look like a path
     return cache

@@ -22,7 +22,7 @@ def _read(file: ForeignFile) -> list[Record]:
 def _name(record: OutgoingRecord) -> str:
     version = record.record.body.provenance.get(VERSION)
     folder = "" if version is None else f"triton_{str(version).replace('.', '_')}/"
-    return f"{folder}{table_name(record)}"
+    return f"{folder}{table_name(record, ', ')}"
 
 
 FORMAT: Final = Format("sglang", "a kernel table of SGLang", "*.json", _read, row_of, _name, dump=dump_table)

@@ -133,10 +133,14 @@ def _number(text: str) -> Json:
     return int(text) if text.isdecimal() else {"True": True, "False": False}.get(text, text)
 
 
-def table_name(record: OutgoingRecord) -> str:
-    """Return the name of the table that holds a record; `CodecError` if its key has other names."""
+def table_name(record: OutgoingRecord, comma: str = ",") -> str:
+    """Return the name of the table that holds a record; `CodecError` if its key has other names.
+
+    `comma` is between the sizes of a block, as the tool's loader spells them: `[128,128]`, in SGLang `[128, 128]`.
+    """
     layout, key = _layout(record)
-    return layout.file_name(key, record.file_device)
+    lists = {name: re.sub(r",\s*", comma, str(value)) for name, value in key.items() if str(value)[:1] == "["}
+    return layout.file_name({**key, **lists}, record.file_device)
 
 
 def _layout(record: OutgoingRecord) -> tuple[TableLayout, dict[str, Any]]:
