@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -20,8 +20,10 @@ import numpy as np
 from ejkernel import ops
 
 import tunebook as tb
+from tunebook._base.record_format import Record
 from tunebook._code import checksum
 from tunebook.adapters import ejkernel as adapter
+from tunebook.stores import open_store
 
 THEIR_CHOOSE = ops.ConfigSelectorChain.choose
 
@@ -326,3 +328,121 @@ def test_the_bench_goes_on_after_a_process_that_died():
     bench = bench_operations()
     assert bench.in_a_fork(os._exit, 3) == {"error": "the process ended with status 3"}
     assert bench.in_a_fork(int, "x")["error"].startswith("ValueError")
+
+
+# ------------------------------------------------------------------------------------------- shipped, and trusted
+
+PROGRAM = """
+import json, os, sys
+import jax, jax.numpy as jnp
+jax.__version__ = os.environ.get("PRETEND_JAX", jax.__version__)
+import ejkernel.modules as ej
+from ejkernel.modules.operations import pooling
+import tunebook.adapters.ejkernel as adapter
+
+adapter.install()
+said = []
+
+def listen(event, **data):
+    if event in ("cache_hit", "heuristics", "autotune_start"):
+        said.append([event, data.get("level"), data.get("trust"), str(data["cfg"]) if "cfg" in data else ""])
+
+matmuls = sys.modules["ejkernel.modules.operations.grouped_matmul"]  # its package has a function of this name
+for executor in (pooling._mean_pooling_executor, matmuls._grouped_matmul_executor):
+    executor.chooser.on_event = listen
+
+def test_the_operations():
+    pooled = ej.mean_pooling(jnp.ones((1, 64, 16)))
+    assert pooled.shape == (1, 16)
+    made = ej.grouped_matmul(jnp.ones((64, 32)), jnp.ones((4, 32, 16)), jnp.full(4, 16, jnp.int32))
+    assert made.shape == (64, 16)
+
+if __name__ == "__main__":
+    test_the_operations()
+    print(json.dumps(said))
+"""
+
+
+class Shipped:
+    """A program of ejkernel's operations, and books that it runs with."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "test_program.py").write_text(PROGRAM)
+
+    def do(self, *command, home="own", **variables):
+        env = {**os.environ, "TUNEBOOK_HOME": str(self.folder / home), "PYTHONWARNINGS": "ignore", **variables}
+        env["EJKERNEL_PERSISTENT_CACHE_DIR"] = str(self.folder / "theirs")
+        return subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+        )
+
+    def events(self, **options):
+        done = self.do("test_program.py", **options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def tunebook(self, *arguments, **options):
+        done = self.do("-m", "tunebook", *arguments, **options)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """Two of ejkernel's operations, tuned into the book `own`, and packed into the book `server`."""
+    made = Shipped(tmp_path_factory.mktemp("shipped"))
+    assert [event for event, *_ in made.events()] == ["autotune_start", "autotune_start"]
+    made.tunebook("pack", "server/v1/packs/ejkernel.db")
+    return made
+
+
+@pytest.mark.parametrize(("jax_version", "rung"), [(None, None), ("99.0", "versions")])
+def test_a_pack_of_operations_is_served_by_frozen_programs_also_after_an_update_of_jax(shipped, jax_version, rung):
+    before = {} if jax_version is None else {"PRETEND_JAX": jax_version}
+    events = shipped.events(home="server", TUNEBOOK_MODE="frozen", **before)
+    assert [event[:3] for event in events] == [["cache_hit", "persistent", rung]] * 2
+    assert shipped.events(home="empty", TUNEBOOK_MODE="frozen")[0][0] == "heuristics"
+
+
+def test_books_of_operations_are_merged_by_the_preferred_rule(shipped):
+    own = open_store(shipped.folder / "own")
+    (record,) = [r for r in own.items() if r.problem.op.startswith("mean_pooling")]
+    halved = {name: v // 2 if name.startswith("block") else v for name, v in record.head.config["v"].items()}
+    there = replace(record.head, config={**record.head.config, "v": halved})  # another machine chose other blocks
+    later = {**record.body.provenance, "when": record.body.provenance["when"] + 60}
+    open_store(shipped.folder / "other").put(Record(there, replace(record.body, provenance=later)))
+    for rule, expected in (("newer", there.config), ("mine", record.head.config)):
+        shipped.tunebook("merge", "own", home=rule)
+        shipped.tunebook("merge", "other", "--prefer", rule, home=rule)
+        assert open_store(shipped.folder / rule).get(record.problem).head.config == expected
+
+
+@pytest.mark.parametrize(
+    ("home", "mode", "code", "said"),
+    [
+        ("server", "frozen", 0, "2 kernels"),
+        ("server", "replay", 0, "2 kernels"),
+        ("empty", "frozen", 1, "the run fails: the book does not answer these problems"),
+    ],
+)
+def test_a_test_run_of_operations_says_whether_the_pack_covers_them(shipped, home, mode, code, said):
+    strict = ["--tunebook-strict", "-p", "pytest_tunebook"]
+    done = shipped.do("-m", "pytest", "-q", f"--tunebook={mode}", *strict, "test_program.py", home=home)
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout
+
+
+@pytest.mark.parametrize("combine", ["mean", "geomean", "relative", "max"])
+def test_calls_of_an_operation_are_tuned_together(combine):
+    from ejkernel.modules.operations import pooling
+
+    events = []
+    run = executor(events)
+    arrays = [jnp.ones((1, rows, 16)) for rows in (32, 64)]
+    rest = {"chunk_size": 32, "cu_seqlens": None, "platform": None}
+    invs = [tb.Invocation("mean_pooling", (), {"x": x, **rest}) for x in arrays]
+    selector, kernel = adapter.selector_of(run), adapter.kernel_of(pooling.MeanPooling())
+    chosen = selector.tune_together(invs, kernel, combine=combine).config
+    events.clear()
+    for x in arrays:
+        assert run.choose_config(pooling.MeanPooling(), x=x, **rest) == chosen
+    assert names(events) == ["cache_hit", "cache_hit"]

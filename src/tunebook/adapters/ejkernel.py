@@ -64,6 +64,11 @@ def selector_of(executor: Any) -> ConfigSelectorChain[Any]:
     return _answerer(executor.chooser).selector
 
 
+def kernel_of(kernel: Any) -> Kernel[Any, Any]:
+    """Return one of ejkernel's kernels as a kernel of tunebook, for `selector_of(...).tune` and `tune_together`."""
+    return _Adapted(kernel, may_guess=True, compares=True)
+
+
 def _choose(chain: Any, inv: Any, kernel: Any) -> Any:
     """Return the configuration of a call; stands in for `ConfigSelectorChain.choose` of ejkernel."""
     if _overlays._cache_overlay.get():  # noqa: SLF001 - keyed as ejkernel keys
