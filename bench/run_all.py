@@ -2,8 +2,8 @@
 
     python bench/run_all.py [--quick] [--no-peers] [--spaces DIRECTORY]
 
-Writes bench/results/summary.md beside the raw numbers, and the table in the README. A target that is missed is
-printed; only a benchmark that breaks makes the exit status non-zero.
+Writes bench/results/summary.md beside the raw numbers, and the tables in docs/benchmarks.md and the README. A target
+that is missed is printed; only a benchmark that breaks makes the exit status non-zero.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ before it is measured; only one of them uses the GPU at a time:
     python bench/triton_programs.py --only fla_gla --sides tunebook        one side; the other side's results are kept
     python bench/triton_programs.py --only second                          the second processes of fla_gla alone, in 2
                                                                            minutes: Triton tunes what we compiled
-    python bench/triton_programs.py --tables                               the tables of earlier results, and README.md
+    python bench/triton_programs.py --tables                               the tables of earlier results, and the pages
 
 Results go to bench/results/triton_programs.json after every process, so that a killed run keeps what it has. A side
 that has results is not run again without `--again`.

@@ -2,8 +2,8 @@
 
     python docs/screenshots.py [--into DIRECTORY]
 
-Needs a C compiler, Debian's chromium and chromium-driver, and the packages selenium and rich. It takes a minute. The
-times in the pictures are those of the machine that it runs on.
+Needs a C compiler, Debian's chromium and chromium-driver, and the packages selenium, rich, torch and transformers. It
+takes a minute. The times in the pictures are those of the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import base64
 import io
 import os
 import pty
+import re
 import select
 import shutil
 import subprocess
@@ -162,6 +163,7 @@ def main() -> None:
         try:
             terminals(camera, scratch, into, environment)
             reports(camera, scratch, into, environment)
+            model(camera, scratch, into, environment)
         finally:
             camera.close()
 
@@ -195,6 +197,23 @@ def reports(camera: Camera, scratch: Path, into: Path, environment: dict[str, st
     camera.take(into / "report-tuning.png", "details[open]", margin=8)
     camera.open(page, 1180, dark=True)
     camera.take(into / "report-dark.png", "details[open] .pair", margin=28)
+
+
+def model(camera: Camera, scratch: Path, into: Path, environment: dict[str, str]) -> None:
+    """Take the picture of docs/model.md, with the code of that page."""
+    folder = scratch / "model"
+    folder.mkdir()
+    for name, code in re.findall(
+        r'```python title="(\S+)"\n(.*?)```', (ROOT / "docs" / "model.md").read_text(), re.DOTALL
+    ):
+        (folder / name).write_text(code)
+    own = {**environment, "TUNEBOOK_HOME": str(folder / "tunebook")}
+    run([sys.executable, str(folder / "tune.py")], own)
+    page = folder / "model.html"
+    run([sys.executable, "-m", "tunebook", "report", "--output", str(page), "--title", "Llama, 4 layers"], own)
+    page.write_text(page.read_text(encoding="utf-8").replace(str(folder), "~/.cache"), encoding="utf-8")
+    camera.open(page, 1180)
+    camera.take(into / "report-model.png", "header", "main > figure:nth-of-type(1)", margin=12)
 
 
 if __name__ == "__main__":

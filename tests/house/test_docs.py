@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -23,9 +25,35 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    api = (tmp_path / "site" / "api" / "index.html").read_text()
+    api = (tmp_path / "site" / "api.html").read_text()
     assert "Make a function that takes" in api, "docstrings are in it"
-    assert "TUNEBOOK_PIN" in (tmp_path / "site" / "environment" / "index.html").read_text()
+    assert "TUNEBOOK_PIN" in (tmp_path / "site" / "environment.html").read_text()
+    assert broken_links(tmp_path / "site") == []
+
+
+def broken_links(site):
+    """Return the links, pictures, styles and scripts that are missing when the site is opened from a folder."""
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]  # only a server shows that one
+    assert len(pages) >= len(PAGES)
+    broken = []
+    for page in pages:
+        text = page.read_text()
+        for target in re.findall(r'(?:href|src)="([^"]+)"', text):
+            path, _, anchor = unquote(html.unescape(target)).partition("#")
+            if re.match(r"[a-z]+:|//", path):
+                continue
+            there = (page.parent / path) if path else page
+            if not there.is_file() or (
+                anchor and there.suffix == ".html" and f'id="{anchor}"' not in there.read_text()
+            ):
+                broken.append(f"{page.name}: {target}")
+    return broken
+
+
+def test_every_option_of_tunable_is_in_the_table():
+    page = (ROOT / "docs" / "options.md").read_text()
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {"space", "name", *tunebook.TunableOptions.__annotations__}
 
 
 def test_every_public_name_is_on_the_page_of_the_api():
