@@ -29,6 +29,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "Make a function that takes" in api, "docstrings are in it"
     assert "TUNEBOOK_PIN" in (tmp_path / "site" / "environment.html").read_text()
     assert broken_links(tmp_path / "site") == []
+    fetched = re.findall(r'(?:<script[^>]*src|<link[^>]*href|<img[^>]*src)="(https?:[^"]+)"', api)
+    assert fetched == [], "a page that is read fetches nothing from elsewhere"
 
 
 def broken_links(site):
