@@ -132,7 +132,7 @@ class TestOddRecords(OnABook):
         code, out, _ = run("show", identifier)
         assert (code, r"\x1b[2J\x1b]0;owned\x07" in out) == (0, True)
         shown = json.loads(run("show", identifier, "--json")[1])
-        assert shown["body"]["provenance"]["host"] == HOSTILE
+        assert shown["provenance"]["host"] == HOSTILE
 
     @pytest.mark.promise("odd-records-shown", "no-control-characters")
     @pytest.mark.parametrize("odd", ODD)

@@ -48,7 +48,9 @@ def test_nothing_to_report_on_exits_with_1_and_writes_nothing(book, tmp_path, ca
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("output", "said"), [("page.pdf", r".html or .png"), ("nowhere/page.html", "No such file")])
+@pytest.mark.parametrize(
+    ("output", "said"), [("page.pdf", r".html or .png"), ("nowhere/page.html", "there is no directory")]
+)
 def test_an_invalid_output_path_is_wrong_usage(book, tmp_path, capsys, output, said):
     assert main(["report", "--book", book, "-o", str(tmp_path / output)]) == 2
     assert said in capsys.readouterr().err

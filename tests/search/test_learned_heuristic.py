@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from kernels import FakeClock, fake_tuner
@@ -11,6 +12,7 @@ from kernels import FakeClock, fake_tuner
 import tunebook as tb
 from tunebook import DefinitionError
 from tunebook.search import Example, fit, fit_book
+from tunebook.search._learned_heuristic import Split
 
 CONFIGS = {f"{bm}x{bn}": {"bm": bm, "bn": bn} for bm in (16, 32, 64, 128) for bn in (16, 32, 64, 128)}
 
@@ -112,3 +114,17 @@ def test_records_of_two_devices_are_not_learnt_from_together(tmp_path):
     other = [r.replace(head=replace(r.head, problem=r.problem._replace(device="other"))) for r in records[:2]]
     with pytest.raises(DefinitionError, match="records are of 2 devices"):
         fit_book([*records, *other])
+
+
+def test_of_noise_the_best_constant_is_learnt_and_a_real_rule_is_a_tree():
+    rng = Random(0)
+    times = [{f"c{n}": 1.0 + 0.05 * rng.random() for n in range(6)} for _ in range(30)]
+    noise = [Example({"n": float(at)}, seconds) for at, seconds in enumerate(times)]
+    configs = {f"c{n}": {"b": n} for n in range(6)}
+    learnt = fit(noise, configs)
+    assert isinstance(learnt.tree, str)
+    assert learnt.held_out == learnt.constant
+    ruled = [Example({"n": float(at)}, {"c0": 1.0 + (at >= 15), "c1": 1.0 + (at < 15)}) for at in range(30)]
+    learnt = fit(ruled, configs)
+    assert isinstance(learnt.tree, Split)
+    assert learnt.held_out < learnt.constant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -39,7 +40,8 @@ _NEAREST: Final = 3
 _COMPARED: Final = 1000
 _LONGEST: Final = 400  # characters of a failure: compilers print pages
 _LISTED: Final = 4  # configurations that are named before "and 12 more"
-_BARS: Final = "▁▂▃▄▅▆▇█"
+# The bars of a drawing, the first for no sample; the second row is for terminals that know ASCII only.
+_BARS: Final = ("·▁▂▃▄▅▆▇█", ".:-=+*%#@")
 _BINS: Final = 24
 
 
@@ -175,8 +177,10 @@ class Explanation:
         yield _item("winner", _ranked(verdict.winner))
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
-            yield _item("runner-up", f"{_ranked(others[0])}  {others[0].value_s / verdict.winner.value_s:.2f} x")
-            yield _item("slowest", f"{_ranked(others[-1])}  {others[-1].value_s / verdict.winner.value_s:.1f} x")
+            yield _item("runner-up", f"{_ranked(others[0])}  {_beside(others[0], verdict.winner, 2)}")
+            if len(others) > 1:
+                slowest = max(others, key=lambda ranked: ranked.value_s)
+                yield _item("slowest", f"{_ranked(slowest)}  {_beside(slowest, verdict.winner, 1)}")
             yield from _spread(verdict.winner, others[0])
         many = len(verdict.tied)
         tied = "" if many == 1 else f"; {many} cannot be told apart, within {verdict.band:.1%}"
@@ -224,6 +228,13 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
+def _beside(other: Ranked, winner: Ranked, digits: int) -> str:
+    """Return the time of a candidate as a multiple of the winner's."""
+    factor = other.value_s / winner.value_s
+    early = other.measurement.dropped and factor < 1
+    return f"{factor:.{digits}f} x{', but it left early: the machine became slower after that' if early else ''}"
+
+
 def _ranked(ranked: Ranked) -> str:
     samples = sorted(ranked.measurement.valid_samples_s)
     more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
@@ -249,7 +260,18 @@ def _bars(samples: Sequence[float], low: float, high: float) -> str:
     for sample in samples:
         counts[min(_BINS - 1, int((sample - low) / (high - low) * _BINS))] += 1
     top = max(counts)
-    return "".join("·" if count == 0 else _BARS[(count * len(_BARS) - 1) // top] for count in counts)
+    bars = _BARS[0] if _can_print(_BARS[0]) else _BARS[1]
+    heights = len(bars) - 1
+    return "".join(bars[0 if count == 0 else 1 + (count * heights - 1) // top] for count in counts)
+
+
+def _can_print(text: str) -> bool:
+    """Return whether standard output, where most explanations go, can encode a text."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeError, LookupError):
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------ explanations

@@ -223,8 +223,8 @@ def show_gpu(name: str) -> None:
 
 
 def colour_refused() -> bool:
-    """Return whether the user refuses colour on terminals: `NO_COLOR` is set (https://no-color.org)."""
-    return bool(os.environ.get("NO_COLOR"))
+    """Return whether a terminal gets no colour: `NO_COLOR` is set (https://no-color.org), or `TERM` is dumb."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def settings_given() -> dict[str, str]:

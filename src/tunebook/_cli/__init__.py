@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tunebook._base.errors import (
     CodecError,
@@ -18,12 +17,12 @@ from tunebook._base.errors import (
     TunebookWarning,
     clean_lines,
 )
-from tunebook._cli._terminal import Terminal, wrapped
+from tunebook._cli._terminal import Terminal, prepare_streams, wrapped
 from tunebook._cli._verb import DONE, NO, UNREADABLE, USAGE, NotFound, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tunebook._cli._verb import Verb
 
@@ -77,16 +76,29 @@ def load(name: str) -> Verb:
     return verb
 
 
+class _Parser(ArgumentParser):
+    """A parser whose help goes the way of all output: a closed output or a full disk gives a line and an exit code."""
+
+    def print_help(self, _file: object = None) -> None:
+        terminal = Terminal()
+        terminal.write(self.format_help())
+        terminal.flush()
+
+    def error(self, message: str) -> NoReturn:
+        Terminal().note(f"{self.format_usage()}{self.prog}: error: {message}")
+        sys.exit(USAGE)
+
+
 def parser_of(name: str) -> ArgumentParser:
     """Return the parser of a verb."""
     from tunebook._cli._filters import add_options  # noqa: PLC0415 - `tunebook --help` needs no stores
 
     verb = load(name)
     about = " ".join((verb.about or SUMMARIES[name]).split())
-    parser = ArgumentParser(
+    parser = _Parser(
         prog=f"tunebook {name}",
         description="\n".join(wrapped(about, get_terminal_size().columns - 2)),
-        epilog=f"example:\n  {verb.example}\n\n{EXIT_CODES}",
+        epilog=f"example:\n  {verb.example}",
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -99,23 +111,33 @@ def parser_of(name: str) -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in {"-h", "--help", "help"}:
-        sys.stdout.write(overview())
+    prepare_streams()
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]  # `tunebook help ls`
+    return _guarded(Terminal(), lambda: _answer(words))
+
+
+def _answer(words: list[str]) -> int:
+    terminal = Terminal()
+    if not words or words[0] in {"-h", "--help"}:
+        terminal.write(overview())
         return DONE
     if words[0] in {"-V", "--version"}:
         from tunebook import __version__  # noqa: PLC0415 - the package imports nothing of the command
 
-        sys.stdout.write(f"tunebook {__version__}\n")
+        terminal.line(f"tunebook {__version__}")
         return DONE
     if words[0] not in VERBS:
         from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
         near = get_close_matches(words[0], VERBS, n=1, cutoff=0.5)
         hint = f"Did you mean `tunebook {near[0]}`?" if near else f"The verbs are: {', '.join(VERBS)}."
-        sys.stderr.write(f"tunebook: unknown verb {words[0]!r}. {hint}\n")
-        return USAGE
+        raise UsageError(f"unknown verb {words[0]!r}. {hint}")
     options = parser_of(words[0]).parse_args(words[1:])
-    terminal = Terminal(json=getattr(options, "json", False))
+    return _run(load(words[0]), options, Terminal(json=getattr(options, "json", False)))
+
+
+def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
@@ -128,22 +150,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("always", TunebookWarning)
         warnings.showwarning = show  # type: ignore[assignment] # `rest` is passed on
-        return _run(load(words[0]), options, terminal)
+        return verb.run(options, terminal)
 
 
-def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
+def _guarded(terminal: Terminal, answer: Callable[[], int]) -> int:
+    """Return an exit code; an error of the command line, a book, a file or the output becomes one line."""
     try:
-        code = verb.run(options, terminal)
-        terminal.out.flush()
+        code = answer()
+        terminal.flush()
     except (UsageError, DefinitionError, MissingDependency) as error:
         return _complain(terminal, error, USAGE)
     except (StoreError, CodecError) as error:
+        if isinstance(error, StoreError) and error.path == "standard output":
+            terminal.give_up()
         return _complain(terminal, error, UNREADABLE)
     except NotFound as error:
         return _complain(terminal, error, NO)
     except BrokenPipeError:
-        # `tunebook ls | head`: the reader has gone. The rest must go nowhere, or Python complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.out.fileno())
+        terminal.give_up()  # `tunebook ls | head`: the reader has gone
         return DONE
     except KeyboardInterrupt:
         return _complain(terminal, "interrupted", 130)
@@ -151,7 +175,12 @@ def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
 
 
 def _complain(terminal: Terminal, message: object, code: int = DONE) -> int:
-    terminal.note(f"tunebook: {clean_lines(str(message))}")
+    from tunebook.stores._files import MEANWHILE  # noqa: PLC0415 - `tunebook --help` needs no stores
+
+    said = str(message)
+    for for_programs in MEANWHILE:  # no program goes on here
+        said = said.replace(f" {for_programs}", "")
+    terminal.note(f"tunebook: {clean_lines(said)}")
     return code
 
 
@@ -160,5 +189,5 @@ def overview() -> str:
     lines = ["usage: tunebook VERB [OPTION...]", "", "Inspect and manage a book of tuned kernels."]
     for title, verbs in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:<10}  {summary}" for name, summary in verbs.items())]
-    lines += ["", "`tunebook VERB --help` explains each verb, with an example.", "", EXIT_CODES, ""]
+    lines += ["", "`tunebook help VERB` explains each verb, with an example.", "", EXIT_CODES, ""]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home, signing_key
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._cli._verb import ArgumentParser, Namespace, UsageError
 from tunebook._selection.env_pins import names_of
 from tunebook.stores import JsonStore, LayeredStore, PackStore, file_kinds, is_address, open_remote, open_store
@@ -76,9 +76,11 @@ class Filters(NamedTuple):
 
 
 def add_options(parser: ArgumentParser, names: Iterable[str]) -> None:
-    """Add options that several verbs share, by their names."""
+    """Add options that several verbs share, by their names; those that choose entries are a group of their own."""
+    chosen = [name for name in names if name in FILTERS]
+    group = parser.add_argument_group("the book, and the entries in it") if len(chosen) > 1 else parser
     for name in names:
-        parser.add_argument(f"--{name}", **_OPTIONS[name])
+        (group if name in chosen else parser).add_argument(f"--{name}", **_OPTIONS[name])
 
 
 def filters_of(options: Namespace) -> Filters:
@@ -87,8 +89,13 @@ def filters_of(options: Namespace) -> Filters:
 
 
 def book_of(options: Namespace) -> Store:
-    """Open the book of `--book`; creates nothing on disk. Raises `StoreError` if others can write to the book."""
+    """Open the book of `--book`, to write to it; creates nothing on disk. `StoreError` if others can write to it."""
     return _trusted(open_book(options.book))
+
+
+def book_to_read(options: Namespace) -> Store:
+    """Open the book of `--book`, which must exist; the user's own book may still be empty."""
+    return book_of(options) if options.book is None else existing_book(options.book)
 
 
 def open_book(given: str | None) -> Store:
@@ -120,7 +127,14 @@ def _trusted(store: Store) -> Store:
     # A program takes an unsafe book for empty and warns; here a person asked for it.
     inside = "v1" if isinstance(store, LayeredStore) else "" if isinstance(store, (JsonStore, PackStore)) else None
     with suppress(FileNotFoundError):
-        if inside is not None and (unsafe := distrust(store.where, inside=inside)) is not None:
+        try:
+            unsafe = None if inside is None else distrust(store.where, inside=inside)
+        except NotADirectoryError as error:
+            remedy = f"set {HOME_VARIABLE} to a directory, or use --book"
+            raise StoreError(
+                "io", store.where, f"no book can be at {store.where}: {error.strerror}; {remedy}"
+            ) from error
+        if unsafe is not None:
             raise unsafe
     return store
 
@@ -132,6 +146,17 @@ def age_s(text: str) -> float:
     (5400.0, 172800.0)
     """
     return _amount(text, _AGE_S, f"invalid age {text!r}: write a number and s, min, h, d, w or y, e.g. 30d")
+
+
+def count_of(text: str) -> int:
+    """Return a number of lines from the command line; 0 stands for all.
+
+    >>> count_of("20")
+    20
+    """
+    if not text.isascii() or not text.isdigit():
+        raise ArgumentTypeError(f"invalid number {text!r}: write 0 for all, or how many, e.g. 20")
+    return int(text)
 
 
 def size_bytes(text: str) -> int:

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import os
 import shutil
 import sys
 import unicodedata
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
 
 from tunebook._base.environment_variables import colour_refused
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CodecError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _NARROWEST: Final = 4  # a column is never cut below this; the table is then wider than the terminal
+_USEFUL: Final = 12  # a column that is cut to less than this says little
 _GAP: Final = "  "
+# One character for each that an ASCII or Latin-1 stream cannot show, so that tables stay aligned.
+_PLAINER: Final = {"✓": "+", "✗": "x", "…": "~", "→": ">", "µ": "u", "━": "=", "·": "."}
+_PLAINER_NAME: Final = "tunebook-plainer"
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """Return a replacement for text that a stream cannot encode: a similar sign, a bar as #, or an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    shown = (
+        _PLAINER.get(c) or ("#" if "▁" <= c <= "█" else c.encode("ascii", "backslashreplace").decode()) for c in text
+    )
+    return "".join(shown), error.end
+
+
+def prepare_streams() -> None:
+    """Let standard output and standard error write any text, in whatever encoding the user's terminal has."""
+    codecs.register_error(_PLAINER_NAME, _plainer)
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors=_PLAINER_NAME)
 
 
 class TextColumn(NamedTuple):
     """A column of a table. Columns with the largest `give` lose width first; a column with `give=0` never does.
 
     Terminals narrower than `from_width` do not show it. `keeps_end`: the last part of a dotted name says most.
+    A `whole` column is never cut: if it leaves too little room for the others, its texts stand below their rows.
     """
 
     title: str
@@ -31,6 +58,7 @@ class TextColumn(NamedTuple):
     style: str = ""
     from_width: int = 0
     keeps_end: bool = False
+    whole: bool = False
 
 
 class Terminal:
@@ -39,11 +67,12 @@ class Terminal:
     def __init__(
         self, *, out: TextIO | None = None, width: int | None = None, colour: bool | None = None, json: bool = False
     ) -> None:
-        self.out: Final = out or sys.stdout
+        self.out: Final[TextIO | None] = out or sys.stdout  # Python has None for a closed one: `tunebook ls >&-`
         self.json: Final = json
-        self.colour: Final = (self.out.isatty() and not colour_refused()) if colour is None else colour
+        on_screen = self.out is not None and self.out.isatty()
+        self.colour: Final = (on_screen and not colour_refused()) if colour is None else colour
         # A pipe gets whole lines, unless the variable COLUMNS asks for a width.
-        fallback = (80 if self.out.isatty() else 10_000, 24)
+        fallback = (80 if on_screen else 10_000, 24)
         self.width: Final = width or (shutil.get_terminal_size(fallback).columns)
 
     def styled(self, text: str, style: str) -> str:
@@ -53,19 +82,50 @@ class Terminal:
         codes = ";".join(_STYLES[name] for name in style.split())
         return f"\x1b[{codes}m{text}\x1b[0m"
 
+    def write(self, text: str) -> None:
+        """Write text to the output; `StoreError` if the output is closed or its disk is full."""
+        if self.out is None:
+            raise StoreError("io", "standard output", "cannot write to standard output: it is closed")
+        with self._writing():
+            self.out.write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered; `StoreError` as `write` raises it."""
+        if self.out is not None:
+            with self._writing():
+                self.out.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = f"cannot write to standard output: {error.strerror or error}"
+            raise StoreError("io", "standard output", reason) from error
+
+    def give_up(self) -> None:
+        """Send the rest of the output nowhere: Python writes what is buffered at exit, and would complain again."""
+        if self.out is not None:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
+
     def line(self, text: str = "", style: str = "") -> None:
-        self.out.write(f"{self.styled(text, style)}\n")
+        self.write(f"{self.styled(text, style)}\n")
 
     def lines(self, texts: Iterable[str]) -> None:
-        self.out.writelines(f"{text}\n" for text in texts)
+        self.write("".join(f"{text}\n" for text in texts))
 
     def note(self, text: str) -> None:
-        """Write a line to stderr: for people, not for pipes."""
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        """Write a line to stderr, if it is open: for people, not for pipes."""
+        if sys.stderr is not None:
+            with suppress(OSError):
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
 
     def value(self, value: Any) -> None:
-        self.out.write(json_text(value, indent=1) + "\n")
+        self.write(json_text(value, indent=1) + "\n")
 
     def result(self, value: Any, *lines: str) -> None:
         """Write a JSON value with `--json`, else lines: the first as it is, further lines dimmed."""
@@ -79,9 +139,9 @@ class Terminal:
         """Write a JSON list item by item, one per line, so that 100,000 items need no memory."""
         before = "["
         for item in items:
-            self.out.write(f"{before}\n{json_text(item)}")
+            self.write(f"{before}\n{json_text(item)}")
             before = ","
-        self.out.write("\n]\n" if before == "," else "[]\n")
+        self.write("\n]\n" if before == "," else "[]\n")
 
     def fields(self, pairs: Iterable[tuple[str, str]], indent: str = "") -> None:
         """Write names and texts, one pair per line, aligned and wrapped."""
@@ -97,22 +157,29 @@ class Terminal:
     ) -> None:
         """Write a table of texts, or (text, style), without empty columns; cuts columns on a narrow terminal."""
         styles = [column.style for column in columns]
-        whole = [[(c, s) if isinstance(c, str) else c for c, s in zip(row, styles, strict=True)] for row in rows]
-        kept = [i for i, c in enumerate(columns) if c.from_width <= self.width and any(row[i][0] for row in whole)]
-        columns, listed = [columns[i] for i in kept], [[row[i] for i in kept] for row in whole]
-        widths = _widths(columns, listed, self.width - len(indent))
-        titles = [_fit(c.title, w, c._replace(keeps_end=False)) for c, w in zip(columns, widths, strict=True)]
+        cells = [[(c, s) if isinstance(c, str) else c for c, s in zip(row, styles, strict=True)] for row in rows]
+        kept = [i for i, c in enumerate(columns) if c.from_width <= self.width and any(row[i][0] for row in cells)]
+        room = self.width - len(indent)
+        below = [i for i in kept if columns[i].whole and not _fits([columns[k] for k in kept], cells, kept, room)]
+        kept = [i for i in kept if i not in below]
+        shown, listed = [columns[i] for i in kept], [[row[i] for i in kept] for row in cells]
+        widths = _widths(shown, listed, room)
+        titles = [_fit(c.title, w, c._replace(keeps_end=False)) for c, w in zip(shown, widths, strict=True)]
         self.line(indent + self.styled(_GAP.join(titles).rstrip(), "dim"))
-        for row in listed:
-            cells = zip(columns, row, widths, strict=True)
-            texts = (self.styled(_fit(text, width, column), style) for column, (text, style), width in cells)
+        hanging = f"{indent}{2 * _GAP}"
+        for row, all_cells in zip(listed, cells, strict=True):
+            triples = zip(shown, row, widths, strict=True)
+            texts = (self.styled(_fit(text, width, column), style) for column, (text, style), width in triples)
             self.line((indent + _GAP.join(texts)).rstrip())
+            for text, style in (all_cells[i] for i in below):
+                lines = wrapped(text, self.width - len(hanging)) if text else []
+                self.lines(hanging + self.styled(line, style) for line in lines)
 
     def confirm(self, question: str, *, yes: bool) -> bool:
         """Ask before entries are removed, unless `--yes` was given. Returns False if nobody can answer."""
         if yes:
             return True
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
             self.note(f"{question} Nobody can answer here: add --yes to do it, or --dry-run to preview it.")
             return False
         sys.stderr.write(f"{question} [y/N] ")
@@ -181,6 +248,16 @@ def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, st
             widths[widest] -= 1
             over -= 1
     return widths
+
+
+def _fits(
+    columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, str]]], at: Sequence[int], room: int
+) -> bool:
+    """Return whether a table fits with its `whole` column, and leaves a useful width to each of the others."""
+    picked = [[row[i] for i in at] for row in rows]
+    natural, widths = _widths(columns, picked, 1 << 20), _widths(columns, picked, room)
+    useful = all(width >= min(wide, _USEFUL) for width, wide in zip(widths, natural, strict=True))
+    return useful and sum(widths) + len(_GAP) * (len(widths) - 1) <= room
 
 
 def _fit(text: str, width: int, column: TextColumn) -> str:

@@ -91,7 +91,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.line("\nsieve.explain(...) explains the choice:\n", "bold")
         write(sieve.explain(LIMIT), terminal)
         terminal.line("\nA second process makes the same call:", "bold")
-        terminal.out.flush()
+        terminal.flush()
         second = [sys.executable, "-c", _SECOND, str(book)]
         terminal.line(subprocess.run(second, capture_output=True, text=True, check=True).stdout)  # noqa: S603 - our own module
         if options.keep:

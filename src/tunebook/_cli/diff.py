@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tunebook._api.versions import versions_differ
 from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, find_one, key_text, named, plain, seconds_of
-from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of
+from tunebook._cli._filters import FILTERS, book_to_read, existing_book, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import explain_difference
@@ -53,7 +53,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not any("/" in word or Path(word).suffix in {".json", ".db"} or Path(word).exists() for word in words):
         return _entries(options, terminal)
     here = existing_book(first)
-    there = book_of(options) if second is None else existing_book(second)
+    there = book_to_read(options) if second is None else existing_book(second)
     changes = list(_changes(here, there, filters_of(options)))
     if terminal.json:
         configs = ([None if r is None else plain(r.head.config) for r in records] for _, _, records in changes)
@@ -92,7 +92,7 @@ def _table(changes: list[_Change], terminal: Terminal) -> None:
 
 def _entries(options: Namespace, terminal: Terminal) -> int:
     """Print each field in which two entries differ, with both values."""
-    catalogue = Catalogue(book_of(options))
+    catalogue = Catalogue(book_to_read(options))
     records = [find_one(catalogue, options, word)[1] for word in (options.first, options.second)]
     one, other = (record.head for record in records)
     pairs = [("kernel", one.problem.op, other.problem.op), ("device", one.problem.device, other.problem.device)]

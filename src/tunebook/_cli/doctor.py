@@ -20,7 +20,7 @@ from tunebook._arrays.device_fingerprint import gpu_driver, host_cpu
 from tunebook._base import environment_variables as settings
 from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean
 from tunebook._cli._filters import Filters, age_text, open_book, size_text
-from tunebook._cli._terminal import wrapped
+from tunebook._cli._terminal import count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import parse_pins
@@ -147,7 +147,11 @@ def _entries(store: Store, *, full: bool) -> Iterator[Finding]:
         return
     size = size_text(sum(entry.size_bytes for entry in listed))
     kernels = len({entry.op for entry in listed})
-    yield Finding("good" if listed else "note", "entries", f"{len(listed):,} of {kernels:,} kernels, {size}")
+    yield Finding(
+        "good" if listed else "note",
+        "entries",
+        f"{len(listed):,} of {count_text(kernels, 'kernel', 'kernels')}, {size}",
+    )
     if full:
         broken = [entry for entry in listed if entry.record() is None]
         names = ", ".join(entry.id for entry in broken[:3])
@@ -159,7 +163,8 @@ def _quarantine(place: Path) -> Iterator[Finding]:
     kept = sorted(place.glob("*"))
     if kept:
         age = age_text(time.time() - kept[-1].stat().st_ctime)
-        said = f"{len(kept)} unreadable records, the last moved here {age} ago: {kept[-1].name}"
+        records = count_text(len(kept), "unreadable record", "unreadable records")
+        said = f"{records}, the last moved here {age} ago: {kept[-1].name}"
         yield Finding("warning", "quarantine", said, f"Inspect them, then run: rm {place}/*")
     else:
         yield Finding("good", "quarantine", "empty")
@@ -181,7 +186,7 @@ def _leases(place: Path) -> Iterator[Finding]:
             maker, age_s = maker_of(path.read_bytes()), time.time() - path.stat().st_mtime
             is_stale = age_s > _LEASE_S or (maker is not None and maker.is_gone())
             live, stale = live + (not is_stale), stale + is_stale
-    said = f"{live} tunings in progress" if live else "no tuning in progress"
+    said = count_text(live, "tuning in progress", "tunings in progress") if live else "no tuning in progress"
     left = f"; {stale} left by dead processes, which the next tuning takes over" if stale else ""
     yield Finding("note" if stale else "good", "leases", said + left)
 

@@ -15,7 +15,7 @@ from tunebook._api.explain import Explanation, explain_entry
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Problem
 from tunebook._cli._entries import NamedEntries, find, find_newest, named, plain
-from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of
 from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._keys.call_key import spell_out
@@ -31,7 +31,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    catalogue = Catalogue(book_of(options))
+    catalogue = Catalogue(book_to_read(options))
     if options.key is None:
         listed, newest = find_newest(catalogue, options, terminal)
         shipped = "" if listed.where == catalogue.store.where else listed.where

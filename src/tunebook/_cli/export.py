@@ -7,13 +7,20 @@ inside a wheel, a readable .json book, or another tool's format. Exits with 1 if
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunebook._base.environment_variables import signing_key
-from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._base.errors import StoreError
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of
 from tunebook._cli._formats import ENGINES, OWN, add_format, format_of
 from tunebook._cli._terminal import count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook.formats import write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tunebook._base.record_format import Record
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -31,11 +38,13 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     path = Path(options.file).expanduser()
+    if path.is_dir() or options.file.endswith("/"):
+        raise UsageError(f"{options.file} is a directory; name a file in it, e.g. {path / 'tuned.bundle.gz'}")
     name = format_of(options.format, path)
     key = dict(_named(text) for text in options.map)
     if key and name in OWN:
         raise UsageError(f"--map is for the formats of other tools, and {path} is a {name}; add --format")
-    store = book_of(options)
+    store = book_to_read(options)
     records = list(filters_of(options).records(store))
     if not records:
         terminal.note(f"nothing to export in {store.where}")
@@ -50,12 +59,24 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     elif ENGINES[name].writable and path.exists():  # a pack is replaced; a book would mix its entries with these
         raise UsageError(f"{path} exists; remove it first, or add to it: tunebook merge $(tunebook path) --book {path}")
     else:
-        ENGINES[name].create(path, records)
+        _create(name, path, records)
+    entries, signed = count_text(len(records), "entry", "entries"), signed_with is not None
+    signature = "" if name != "bundle" else ", signed" if signed else ", not signed"
     terminal.result(
-        {"file": str(path), "format": name, "entries": len(records), "signed": signed_with is not None},
-        f"wrote {count_text(len(records), 'entry', 'entries')} to {path} ({name}{', signed' if signed_with else ''})",
+        {"file": str(path), "format": name, "entries": len(records), "signed": signed},
+        f"wrote {entries} to {path} ({name}{signature})",
     )
     return DONE
+
+
+def _create(name: str, path: Path, records: Sequence[Record]) -> None:
+    try:
+        ENGINES[name].create(path, records)
+    except StoreError as error:
+        if error.kind != "too-large":
+            raise
+        advice = f"Export a pack or a bundle instead: {path.with_suffix('.db')} or {path.with_suffix('.bundle.gz')}"
+        raise UsageError(f"{len(records):,} entries are too many for a .json book. {advice}") from error
 
 
 def _named(text: str) -> tuple[str, str]:

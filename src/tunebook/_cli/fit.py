@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunebook._cli._entries import find
-from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook.search._learned_heuristic import fit_book
 from tunebook.stores._files import writing
@@ -23,7 +23,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    named = find(Catalogue(book_of(options)), options.what, filters_of(options))
+    named = find(Catalogue(book_to_read(options)), options.what, filters_of(options))
     found = named.newest(named.total)
     kernels, devices = {listed.op for listed in found}, {listed.device for listed in found}
     if len(kernels) > 1:
@@ -38,6 +38,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
             Path(options.output).expanduser().write_text(learnt.source, encoding="utf-8")
     if terminal.json:
         facts = {"regret": learnt.regret, "held_out": learnt.held_out, "problems": learnt.problems}
+        facts["constant"] = learnt.constant
         terminal.value({"source": learnt.source, **facts})
         return DONE
     if not options.output:
@@ -45,9 +46,13 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     # Worse than most heuristics that people write, on sizes that it has not seen.
     if learnt.held_out > 0.5:
         terminal.note(f"too little data: tune more sizes of {kernels.pop()} first")
+    if isinstance(learnt.tree, str):
+        beside = "no tree is better than this one configuration"
+    else:
+        beside = f"the best single configuration is {learnt.constant:.1%} slower there"
     terminal.note(
         f"learnt from {learnt.problems} tuned calls: {learnt.regret:.1%} slower than the best on these calls, "
-        f"{learnt.held_out:.1%} on held-out calls"
+        f"{learnt.held_out:.1%} on held-out calls; {beside}"
     )
     return DONE
 

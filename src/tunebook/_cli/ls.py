@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import clean
-from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, key_text, plain, seconds_of
-from tunebook._cli._filters import FILTERS, age_text, book_of, filters_of
-from tunebook._cli._terminal import TextColumn, count_text
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, entry_json, key_text, seconds_of
+from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
+from tunebook._cli._terminal import TextColumn, count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
@@ -22,12 +22,12 @@ _SHOWN: Final = 30
 _COLUMNS: Final = (
     ID,
     KERNEL._replace(give=3),
-    TextColumn("device", give=4, from_width=72),
-    TextColumn("call", give=3, from_width=56),
-    TextColumn("config", give=3, style="green"),
+    TextColumn("config", style="green", whole=True),
     TextColumn("time", "right"),
-    TextColumn("origin", from_width=90),
-    TextColumn("age", "right", from_width=50),
+    TextColumn("call", give=3, from_width=56),
+    TextColumn("device", give=4, from_width=72),
+    TextColumn("origin", from_width=110),
+    TextColumn("age", "right", from_width=90),
 )
 _SUMMARY: Final = (
     KERNEL._replace(give=1),
@@ -38,27 +38,27 @@ _SUMMARY: Final = (
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--limit", metavar="N", type=int, help=f"show the N newest; 0 for all (default: {_SHOWN})")
+    parser.add_argument("--limit", metavar="N", type=count_of, help=f"show the N newest; 0 for all (default: {_SHOWN})")
     parser.add_argument("--summary", action="store_true", help="one line per kernel and device")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    store = book_of(options)
+    store = book_to_read(options)
     filters = filters_of(options)
     groups = filters.groups(Catalogue(store))
     total = sum(len(group.ids) for group in groups)
-    if options.summary:
+    if options.summary and (groups or terminal.json):
         _summary(groups, terminal)
     elif terminal.json:
-        terminal.values(map(_as_json, newest(groups, options.limit or total)))
+        terminal.values(entry_json(e, e.record()) for e in newest(groups, options.limit or total))
     elif groups:
         limit = _SHOWN if options.limit is None else options.limit or total
         kernels, devices = {group.op for group in groups}, {group.device for group in groups}
         _entries(newest(groups, limit), len(devices), terminal)
         entries = f"{count_text(total, 'entry', 'entries')} of {count_text(len(kernels), 'kernel', 'kernels')}"
         on = clean(min(devices)) if len(devices) == 1 else f"{len(devices):,} devices"
-        terminal.line(f"\n{entries} on {on}", "dim")
-        terminal.line(f"in {store.where}", "dim")
+        for text in ("", *wrapped(f"{entries} on {on}", terminal.width), f"in {store.where}"):
+            terminal.line(text, "dim")
         if total > limit:
             terminal.line(f"only the {limit} newest are shown: --limit 0 shows all, --summary counts them", "dim")
     else:
@@ -66,29 +66,23 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     return DONE if groups else NO
 
 
-def _as_json(listed: Listed) -> dict[str, Any]:
-    found = {"id": listed.id, "kernel": listed.op, "device": listed.device, "written": listed.written_s or None}
-    found |= {"bytes": listed.size_bytes, "where": listed.where}
-    if (record := listed.record()) is not None:
-        head = record.head
-        found |= {"call_key": head.problem.call_key, "config": plain(head.config), "origin": head.origin}
-        found |= {"environment": head.environment, "seconds": seconds_of(record)}
-    return found
-
-
 def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
     now_s = time.time()
     rows = []
     for listed in found:
-        about = ("unreadable", "", "", "")
+        config, took, call, origin = "unreadable", "", "", ""
         if (record := listed.record()) is not None:
             seconds = seconds_of(record)
             took = "" if seconds is None else seconds_text(seconds)
-            about = (key_text(record.problem.call_key), config_text(record.head.config), took, record.head.origin)
+            config, call, origin = (
+                config_text(record.head.config),
+                key_text(record.problem.call_key),
+                record.head.origin,
+            )
         age = age_text(now_s - listed.written_s) if listed.written_s else ""
         # The name of a device is long, and nearly every book has only one: then the line below the table names it.
         device = clean(listed.device) if devices > 1 else ""
-        rows.append((listed.id[:SHORT_ID], clean(listed.op), device, *about, age))
+        rows.append((listed.id[:SHORT_ID], clean(listed.op), config, took, call, device, origin, age))
     terminal.table(_COLUMNS, rows)
 
 

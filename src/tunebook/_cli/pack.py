@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.environment_variables import signing_key
 from tunebook._base.errors import clean
 from tunebook._cli._entries import KERNEL
-from tunebook._cli._filters import FILTERS, book_of, filters_of, size_text
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of, size_text
 from tunebook._cli._results import add_import, import_modules
 from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
@@ -89,7 +89,7 @@ def _said(count: int, why: str) -> str:
 
 def _choose(options: Namespace) -> _Packed:
     """Return the selected entries of the book itself; a pack that it is read with has a library of its own."""
-    store = book_of(options)
+    store = book_to_read(options)
     own = (listed for listed in filters_of(options).pick(Catalogue(store)) if listed.where == store.where)
     found = sorted(((listed.record(), listed.id) for listed in own), key=lambda pair: pair[1])
     records = [record for record, _ in found if record is not None]

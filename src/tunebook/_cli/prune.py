@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tunebook._api.versions import environment_here, versions_differ
 from tunebook._base.errors import clean
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID
-from tunebook._cli._filters import FILTERS, age_s, age_text, book_of, filters_of, size_bytes, size_text
+from tunebook._cli._filters import FILTERS, age_s, age_text, book_to_read, filters_of, size_bytes, size_text
 from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook.stores._listing import Catalogue
@@ -49,7 +49,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     criteria = (options.older_than, options.newer_than, options.unused, options.max_size)
     if all(criterion is None for criterion in criteria) and not options.other_versions:
         raise UsageError("add a criterion: --older-than, --newer-than, --unused, --max-size or --other-versions")
-    store = book_of(options)
+    store = book_to_read(options)
     doomed = dict(_doomed(options, store))
     size = sum(listed.size_bytes for listed in doomed)
     entries = f"{count_text(len(doomed), 'entry', 'entries')}, {size_text(size)}, from {store.where}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tunebook._cli._filters import FILTERS, book_of, existing_book, filters_of, size_text
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of, size_text
 from tunebook._cli._terminal import count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._report import report_on
+from tunebook.stores._files import writing
 
 _OUTPUT: Final = "tunebook-report.html"
 
@@ -27,17 +28,17 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     path = Path(options.output).expanduser()
     if path.suffix.lower() not in {".html", ".png"}:
         raise UsageError(f"--output {options.output}: the name of a report must end in .html or .png")
-    store = book_of(options) if options.book is None else existing_book(options.book)
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {options.output}: there is no directory {path.parent}")
+    store = book_to_read(options)
     filters = filters_of(options)
     made = report_on(filters.records(store) if filters.any_given else store.items(), store.where, options.title)
     count = len(made.model.entries)
     if not count:
         terminal.note(f"nothing to report on in {store.where}; tune something, or use fewer filters")
         return NO
-    try:
+    with writing(str(path)):
         made.save(path)
-    except OSError as error:
-        raise UsageError(f"--output {options.output}: {error.strerror or error}") from error
     size, entries = path.stat().st_size, count_text(count, "entry", "entries")
     terminal.result({"path": str(path), "entries": count, "bytes": size}, f"{path}: {entries}, {size_text(size)}")
     if options.open:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._api.versions import versions_of
 from tunebook._base.errors import clean
 from tunebook._base.vocabulary import MADE_UP
-from tunebook._cli._entries import config_text, find_newest
-from tunebook._cli._filters import FILTERS, book_of, size_text
+from tunebook._cli._entries import config_text, entry_json, find_newest, parsed, plain
+from tunebook._cli._filters import FILTERS, book_to_read, count_of, size_text
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
@@ -36,14 +36,13 @@ def _arguments(parser: ArgumentParser) -> None:
     text = "first digits of an id as printed by `tunebook ls`, or a kernel"
     parser.add_argument("what", metavar="ID_OR_KERNEL", help=text)
     text = f"show N candidates; 0 for all (default: {_SHOWN})"
-    parser.add_argument("--limit", metavar="N", type=int, default=_SHOWN, help=text)
+    parser.add_argument("--limit", metavar="N", type=count_of, default=_SHOWN, help=text)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    listed, record = find_newest(Catalogue(book_of(options)), options, terminal)
+    listed, record = find_newest(Catalogue(book_to_read(options)), options, terminal)
     if terminal.json:
-        fields = record.to_fields()
-        terminal.value({"id": listed.id, "where": listed.where, "head": fields[0], "body": fields[1]})
+        terminal.value(entry_json(listed, record) | _rest_as_json(record))
         return DONE
     head, facts = record.head, dict(record.body.provenance)
     terminal.line(clean(head.problem.op), "bold")
@@ -55,10 +54,31 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
     pairs += [("versions", versions or head.environment[:200] or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
+    if isinstance(before := facts.pop("instead_of", None), dict):
+        pairs += [("instead of", f"{config_text(before.get('config'))}, {before.get('origin', '')}")]
+    if isinstance(measured := facts.pop("measured", None), (int, float)):
+        pairs += [("measured", day_text(measured))]
     pairs += [(name, str(value)) for name, value in facts.items()]
     terminal.fields(((name, clean(text)) for name, text in pairs), "  ")
     _candidates(record, options.limit, terminal)
     return DONE
+
+
+def _rest_as_json(record: Record) -> dict[str, Any]:
+    """Return the parts of a record that `ls --json` leaves out, as plain JSON."""
+    head, body = record.head, record.body
+    candidates = []
+    for m in body.measurements:
+        fields = m._asdict() | {"config": plain(m.config), "environment": parsed(m.environment)}
+        fields["failure"] = None if m.failure is None else m.failure._asdict()
+        candidates.append(fields | {"chosen": m.config == head.config})
+    facts = dict(body.provenance)
+    if isinstance(before := facts.get("instead_of"), dict):
+        facts["instead_of"] = before | {
+            "config": plain(before.get("config")),
+            "environment": parsed(str(before.get("environment", ""))),
+        }
+    return {"checksum": head.checksum, "generation": head.generation, "candidates": candidates, "provenance": facts}
 
 
 def _tuning(facts: dict[str, Any]) -> str:

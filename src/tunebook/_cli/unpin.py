@@ -10,7 +10,7 @@ from typing import Final
 
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
-from tunebook._cli._filters import FILTERS, book_of
+from tunebook._cli._filters import FILTERS, book_to_read
 from tunebook._cli._verb import DONE, NO, Namespace, Terminal, Verb
 from tunebook._cli.pin import DECISION, add_entry, lock_problem
 from tunebook._selection.trusted_entries import verdict_of
@@ -22,7 +22,7 @@ _NO_CHECKSUM: Final = "unpinned"
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
-    store = book_of(options)
+    store = book_to_read(options)
     listed, record = find_one(Catalogue(store), options)
     name = f"{listed.op} {listed.id[:SHORT_ID]}"
     if record.head.origin != "pinned":

@@ -19,7 +19,7 @@ from tunebook._arrays.library import ArraySpec
 from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
 from tunebook._base.vocabulary import MADE_UP
-from tunebook._cli._filters import FILTERS, book_of, filters_of
+from tunebook._cli._filters import FILTERS, book_to_read, filters_of
 from tunebook._cli._results import STYLES, add_import, import_modules, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.recording import how_to_give_values, live_kernel, make_up, saved_calls, with_inputs
@@ -57,7 +57,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.value([dict(zip(("id", "kernel", "status", "detail"), row, strict=True)) for row in rows])
     else:
         counts = Counter(status for _, status, _ in results)
-        summary = ", ".join(f"{counts[status]} {status}" for status in STYLES if counts[status])
+        said = {"holds": "hold"} if counts["holds"] > 1 else {}
+        summary = ", ".join(f"{counts[status]} {said.get(status, status)}" for status in STYLES if counts[status])
         write_table(((problem, status, 0.0, detail) for problem, status, detail in results), summary, terminal)
     return DONE if all(status == "holds" for _, status, _ in results) else NO
 
@@ -79,7 +80,7 @@ def _made_up(kernel: Kernel[Any, Any], call: SavedCall) -> Invocation[Any, Any]:
 
 
 def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
-    store = book_of(options)
+    store = book_to_read(options)
     for record in filters_of(options).records(store):
         problem, kernel = record.problem, live_kernel(record.problem.op)
         if kernel is None:

@@ -18,6 +18,7 @@ from tunebook._selection.trusted_entries import record_of_tuning
 from tunebook._tuning.job import Tuned
 from tunebook._tuning.reverify import Verified
 from tunebook.stores import open_store
+from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,8 @@ class Report:
         target = Path(path)
         if target.suffix.lower() == ".png":
             return self.png(target)
-        target.write_text(self.html, encoding="utf-8", errors="replace")  # a record may hold half a surrogate pair
+        # A full disk leaves no half a page. A record may hold half a surrogate pair.
+        replace_file(target, self.html.encode("utf-8", errors="replace"))
         return target
 
     def png(self, path: str | os.PathLike[str]) -> Path:

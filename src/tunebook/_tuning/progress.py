@@ -42,7 +42,7 @@ def progress_for(
     stream = stream or sys.stderr
     if callable(asked):
         return asked
-    if asked is False:
+    if asked is False or stream is None:  # a daemon may have closed standard error
         return None
     if stream.isatty():
         return _rich_line(title, stream) or progress_line(title, stream)

@@ -81,7 +81,9 @@ def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str], *,
     if not fresh.complete:
         return Verified(held=False, reason="the budget ended before all finalists were measured", tuned=fresh)
     if winner == job.incumbent:
-        return Verified(held=True, reason=f"{len(fresh.measurements)} finalists were measured again", tuned=fresh)
+        many = len(fresh.measurements)
+        reason = f"{many} {'finalist was' if many == 1 else 'finalists were'} measured again"
+        return Verified(held=True, reason=reason, tuned=fresh)
     if keep:
         on = f"on {MADE_UP[job.conditions.values_from]}"
         reason = f"{fresh.config!r} is faster {on}; the choice stands, because it was made on a caller's arguments"

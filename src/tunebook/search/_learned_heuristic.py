@@ -52,7 +52,8 @@ Tree: TypeAlias = "str | Split"
 class Fit(NamedTuple):
     """A learnt heuristic. `regret` is its mean slowdown against the best measured configuration; 0.1 is 10 %.
 
-    `held_out` is the regret on problems that it was not learnt from: judge by this. `source` is its Python code.
+    `held_out` is the regret on problems that it was not learnt from: judge by this. `constant` is the same for the best
+    single configuration, which is the heuristic if no tree is better. `source` is its Python code.
     """
 
     tree: Tree
@@ -60,6 +61,7 @@ class Fit(NamedTuple):
     regret: float
     held_out: float
     problems: int
+    constant: float
 
 
 def fit(
@@ -78,20 +80,28 @@ def fit(
     behind = [[min(_regret(config, example), _UNMEASURED) for config in tried] for example in examples]
     table = _Table(_questions(examples), tried, behind)
     every = range(len(examples))
-    tree = _grow(table, every, depth)
-    folds = min(_FOLDS, len(examples))
-    missed = []
-    for fold in range(folds):
-        without = _grow(table, [row for row in every if row % folds != fold], depth)
-        missed += [regret_of(without, examples[row]) for row in every if row % folds == fold]
-    held_out, regret = fmean(missed), fmean(regret_of(tree, example) for example in examples)
+    missed, by_one = (_held_out(table, examples, levels) for levels in (depth, 0))
+    # Of noise, the best constant is all there is to learn. One strange time decides nothing: twice the best is far.
+    grown = fmean(min(regret, 1.0) for regret in missed) < fmean(min(regret, 1.0) for regret in by_one)
+    tree = _grow(table, every, depth if grown else 0)
+    held_out, constant = fmean(missed if grown else by_one), fmean(by_one)
+    regret = fmean(regret_of(tree, example) for example in examples)
     arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
     lines = [
         f"def {name}({', '.join(arguments)}):",
         f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
         *_branches(tree, configs, "    "),
     ]
-    return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples))
+    return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples), constant)
+
+
+def _held_out(table: _Table, examples: Sequence[Example], depth: int) -> list[float]:
+    """Return the regrets of trees on problems that they were not learnt from."""
+    every, folds, missed = range(len(examples)), min(_FOLDS, len(examples)), list[float]()
+    for fold in range(folds):
+        without = _grow(table, [row for row in every if row % folds != fold], depth)
+        missed += [regret_of(without, examples[row]) for row in every if row % folds == fold]
+    return missed
 
 
 def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int = 4) -> Fit:

@@ -49,9 +49,10 @@ def _fault(found: str, where: str, error: OSError) -> StoreError:
     return StoreError(kind, where, f"{found.format(where, error.strerror or error)} {remedy}")
 
 
-# The `StoreError` for a read, or a write, that failed.
-read_fault: Final = partial(_fault, "cannot read {}: {}. It counts as empty meanwhile.")
-_write_fault: Final = partial(_fault, "cannot write to {}: {}. Results stay in memory, for this process only.")
+# How a program goes on after a failed read or write; the command leaves the sentences out of the `StoreError`.
+MEANWHILE: Final = ("It counts as empty meanwhile.", "Results stay in memory, for this process only.")
+read_fault: Final = partial(_fault, f"cannot read {{}}: {{}}. {MEANWHILE[0]}")
+_write_fault: Final = partial(_fault, f"cannot write to {{}}: {{}}. {MEANWHILE[1]}")
 
 
 @contextmanager
