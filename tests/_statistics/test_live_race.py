@@ -1,0 +1,222 @@
+"""The race in the calls of a running program: its limit, its choices, and how it watches the winner."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_calls import LiveCalls
+
+from tunebook._statistics.live_race import SURPRISE, SlowdownAccount
+from tunebook.testing import Landscape
+
+GPU = {"cv": 0.02, "spikes": 0.02, "drift": 0.1}  # the noise of device events in a program under load
+
+
+def ranked(land, rank):
+    return sorted(land.configs, key=land.true_s)[rank]
+
+
+# ------------------------------------------------------------------------------------------------------------ the limit
+
+
+@given(
+    costs=st.lists(st.floats(1.0, SURPRISE), min_size=2, max_size=14),
+    slowdown=st.floats(1.01, 1.5),
+    window=st.sampled_from([1000, 2000, 5000]),
+    lag=st.integers(0, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_window_of_calls_keeps_to_the_limit(costs, slowdown, window, lag):
+    least = min(costs)
+    land = Landscape({index: cost / costs[0] * 1e-4 for index, cost in enumerate(costs)})
+    calls = LiveCalls(land, 0, slowdown=slowdown, window=window, lag=lag)
+    for _ in range(3 * window):
+        calls.call()
+    # A limit below one surprise is overdrawn by one launch at most.
+    worst = max(cost / costs[0] - 1 for cost in costs)
+    overdrawn = max(worst - (slowdown - 1) * window / 2, 0.0)
+    assert calls.worst_window(window) <= (slowdown - 1) * window + overdrawn + 1e-6
+    assert calls.race.phase == "screening" or land.true_s(int(calls.race.leader)) <= 1.03 * least / costs[0] * 1e-4
+
+
+@given(st.lists(st.floats(-1.0, 5.0), max_size=300), st.floats(1.001, 2.0), st.integers(10, 100))
+def test_what_the_account_allows_keeps_to_the_limit_in_every_window(extras, slowdown, window):
+    account, spent = SlowdownAccount(slowdown, window), []
+    for extra in extras:
+        allowed = extra <= 0 or account.allows(extra)
+        spent.append(extra if allowed else 0.0)
+        account.count(spent[-1])
+    sums = [sum(spent[start : start + window]) for start in range(len(spent))]
+    assert max(sums, default=0.0) <= (slowdown - 1) * window + 1e-9
+
+
+def test_a_candidate_slower_than_any_expected_runs_once_and_then_nothing_until_it_is_paid_off():
+    land = Landscape({"usual": 1e-4, "awful": 1e-2, "better": 0.99e-4})
+    calls = LiveCalls(land, "usual")
+    for _ in range(4000):
+        calls.call()
+    assert land.runs["awful"] == 1
+    assert calls.worst_window(2000) <= 99 + 20
+
+
+def test_hopeless_candidates_are_never_run_again():
+    land = Landscape({"usual": 1e-4, "hopeless": 4.5e-4, "best": 0.8e-4})
+    calls = LiveCalls(land, "usual").until_decided()
+    assert land.runs["hopeless"] == 1
+    assert calls.adopt() == "best"
+
+
+def test_nothing_owed_is_saved_up():
+    account = SlowdownAccount(1.02, 2000)
+    for _ in range(10_000):
+        account.count(-0.5)
+    assert account.allows(20)
+    assert not account.allows(20.1)
+
+
+# ---------------------------------------------------------------------------------------------------------- the choices
+
+
+@pytest.mark.parametrize("rank", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("count", [8, 24, 64])
+def test_after_2000_calls_the_leader_is_within_three_percent_of_the_best(count, rank):
+    behind = []
+    for seed in range(5):
+        land = Landscape(Landscape(count, seed=seed).costs, seed=seed + 100, **GPU)
+        calls = LiveCalls(land, ranked(land, round(rank * (count - 1))), seed=seed)
+        for _ in range(2000):
+            calls.call()
+            if calls.race.phase == "decided":
+                calls.adopt()
+                break
+        behind.append(land.regret(int(calls.race.leader)))
+        assert rank == 0 or calls.race.decided_after is not None
+    assert max(behind) <= 0.03
+
+
+ALIKE = {
+    "three": ({1: 1e-4, 2: 1e-4, 3: 1e-4, 4: 1.3e-4, 5: 2e-4}, 5, 1),
+    "six": ({**dict.fromkeys(range(6), 1e-4), 9: 1.5e-4}, 9, 0),
+    "the incumbent too": ({1: 1e-4, 2: 1e-4, 3: 1e-4, 4: 1.3e-4}, 2, 2),
+}
+
+
+@pytest.mark.parametrize("noise", [{"cv": 0.01, "spikes": 0.01}, {"cv": 0.005, "levels": (0.9, 1.0, 1.05)}])
+@pytest.mark.parametrize("alike", ALIKE)
+def test_ties_are_decided_by_rule_and_not_by_noise(alike, noise):
+    costs, incumbent, expected = ALIKE[alike]
+    chosen = Counter(
+        LiveCalls(Landscape(costs, seed=seed, **noise), incumbent).until_decided(2000).adopt() for seed in range(80)
+    )
+    assert chosen[str(expected)] >= 79
+
+
+def test_a_faster_candidate_leads_before_the_race_is_over():
+    land = Landscape(Landscape(24, seed=1).costs, seed=5, **GPU)
+    calls = LiveCalls(land, ranked(land, 12)).until_decided()
+    first = calls.served.index(calls.race.leader)
+    led = Counter(calls.served[first:])
+    assert led.most_common(1)[0][0] != str(ranked(land, 12))
+
+
+def test_candidates_may_come_while_the_program_runs():
+    land = Landscape({"usual": 1e-4, "late": 0.7e-4})
+    calls = LiveCalls(land, "usual", admitted=())
+    for _ in range(100):
+        calls.call()
+    assert set(calls.served) == {"usual"}
+    calls.race.admit("late")
+    calls.race.complete()
+    assert calls.until_decided().adopt() == "late"
+
+
+# ----------------------------------------------------------------------------------------------- which times compare
+
+
+def test_launches_of_different_sizes_are_not_compared():
+    land = Landscape({"usual": 1e-4, "other": 1.05e-4})
+    calls = LiveCalls(land, "usual", sizes=lambda call: call % 2)
+    # Calls of one size take ten times as long, whichever candidate runs.
+    calls.factor = lambda _name, call: 10.0 if call % 2 else 1.0
+    assert calls.until_decided().adopt() == "usual"
+
+
+def test_a_round_that_waits_for_its_sizes_gives_up():
+    land = Landscape({"usual": 1e-4, "best": 0.5e-4})
+    calls = LiveCalls(land, "usual", sizes=lambda call: call if call < 1000 else -1)
+    calls.until_decided(4000)
+    assert len(calls.served) > 1000
+    assert calls.adopt() == "best"
+
+
+def test_a_late_launch_compares_with_late_launches_only():
+    land = Landscape({"usual": 1e-4, "other": 1e-4})
+    calls = LiveCalls(land, "usual", lag=0)
+    race, learn = calls.race, calls.race.learn
+    # Every launch of one candidate is late, and looks three times as long.
+    race.learn = lambda turn, seconds: learn(
+        turn, seconds * 3 if turn.name == "other" else seconds, late=turn.name == "other"
+    )
+    for _ in range(500):
+        calls.call()
+    assert race.phase == "screening"
+    race.learn = lambda turn, seconds: learn(turn, seconds, late=True)
+    assert calls.until_decided().race.phase == "decided"
+
+
+def test_a_candidate_that_fails_leaves_the_race():
+    land = Landscape({"usual": 1e-4, "broken": 1e-4, "best": 0.5e-4})
+    calls = LiveCalls(land, "usual", lag=0)
+    calls.fails = {"broken"}
+    assert calls.until_decided().adopt() == "best"
+    assert land.runs["broken"] == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- watching
+
+
+def watched(seed=0, **noise):
+    land = Landscape({"usual": 1.3e-4, "best": 1e-4, "second": 1.05e-4, "third": 1.1e-4}, seed=seed, **noise)
+    calls = LiveCalls(land, "usual", seed=seed).until_decided()
+    assert calls.adopt() == "best"
+    for _ in range(100):
+        calls.call()
+        assert calls.race.beaten_by() is None
+    return calls
+
+
+def calls_until_beaten(calls, most):
+    for number in range(1, most + 1):
+        calls.call()
+        if calls.race.beaten_by() is not None:
+            return number
+    return None
+
+
+@pytest.mark.parametrize("slower", [1.2, 2.0, 10.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_winner_that_becomes_slower_loses_its_place_within_50_calls(seed, slower):
+    calls = watched(seed, **{**GPU, "drift": 0.0})
+    calls.factor = lambda name, _call: slower if name == "best" else 1.0
+    assert calls_until_beaten(calls, 50) is not None
+    assert calls.race.leader == "second"
+
+
+@pytest.mark.parametrize("slower", [1.2, 3.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_rolled_back_when_the_whole_device_slows_down(seed, slower):
+    calls = watched(seed, **{**GPU, "drift": 0.0})
+    calls.factor = lambda _name, _call: slower
+    assert calls_until_beaten(calls, 1000) is None
+    assert calls.race.leader == "best"
+
+
+def test_watching_costs_a_quarter_of_the_calls_an_event_and_none_another_candidate():
+    calls = watched()
+    before = len(calls.served)
+    for _ in range(400):
+        calls.call()
+    assert set(calls.served[before:]) == {"best"}
