@@ -22,13 +22,14 @@ FLUSH_S = 80e-6
 
 class FakeEvent:
     def __init__(self, gpu):
-        self._gpu, self.at_s = gpu, None
+        self._gpu, self.at_s, self._at = gpu, None, 0
 
     def record(self):
-        self.at_s = self._gpu.clock_s
+        self.at_s, self._at = self._gpu.clock_s, len(self._gpu.launches)
 
     def query(self):
-        return False  # this host is never late
+        # This host is never late, and the device so many launches behind it.
+        return self._gpu.behind is not None and len(self._gpu.launches) >= self._at + self._gpu.behind
 
     def elapsed_time(self, end):
         return (end.at_s - self.at_s) * 1e3
@@ -74,6 +75,8 @@ class FakeGpu:
         self.flushes = self.replays = 0
         self.captured = None
         self.capturing = False
+        self.behind = None  # launches; None: an event is passed only when the host waits for it
+        self.waits = 0
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it
         self.utils = self
@@ -177,6 +180,7 @@ class FakeGpu:
         return contextlib.nullcontext()
 
     def synchronize(self):
+        self.waits += 1
         if self.poisoned:
             raise RuntimeError("an illegal memory access was encountered")
 

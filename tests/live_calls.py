@@ -31,7 +31,7 @@ class LiveCalls:
 
     def call(self):
         number = len(self.served)
-        turn = self.race.next(self.sizes(number))
+        turn = self.race.next(lambda: self.sizes(number))
         before_s = self.land.elapsed_s
         self.land.make_fn(self.by_name[turn.name])()
         factor = self.factor(turn.name, number)

@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     from tunebook._base.errors import Unsupported as Unsupported
     from tunebook._base.vocabulary import Measurement as Measurement
     from tunebook._base.vocabulary import Problem as Problem
-    from tunebook._kernel.kernel import AutotunePolicy as AutotunePolicy
     from tunebook._kernel.kernel import Cfg as Cfg
     from tunebook._kernel.kernel import Invocation as Invocation
     from tunebook._kernel.kernel import Kernel as Kernel
     from tunebook._kernel.kernel import Out as Out
+    from tunebook._kernel.policy import AutotunePolicy as AutotunePolicy
     from tunebook._keys.buckets import anchor as anchor
     from tunebook._keys.buckets import exact as exact
     from tunebook._keys.buckets import multiple as multiple
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from tunebook._space.space import Space as Space
     from tunebook._statistics.roofline import Peak as Peak
     from tunebook._tuning.job import Tuned as Tuned
+    from tunebook._tuning.pause import pause_tuning as pause_tuning
     from tunebook._tuning.plan import forward_autotune_only as forward_autotune_only
     from tunebook._tuning.reverify import Verified as Verified
     from tunebook._tuning.tuner import Tuner as Tuner
@@ -121,7 +122,8 @@ _NAMES = {
     "_base.errors": "CodecError CompileError DefinitionError Disagreement MissingDependency NoConfig StoreError "
     "TunebookError TunebookWarning TuningFailed UnkeyableError Unsupported",
     "_base.vocabulary": "Measurement Problem",
-    "_kernel.kernel": "AutotunePolicy Cfg Invocation Kernel Out",
+    "_kernel.kernel": "Cfg Invocation Kernel Out",
+    "_kernel.policy": "AutotunePolicy",
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",
     "_memo.answer_memo": "ConfigCache epoch on_epoch",
@@ -136,6 +138,7 @@ _NAMES = {
     "_space.space": "Config Space",
     "_statistics.roofline": "Peak",
     "_tuning.job": "Tuned",
+    "_tuning.pause": "pause_tuning",
     "_tuning.plan": "forward_autotune_only",
     "_tuning.reverify": "Verified",
     "_tuning.tuner": "Tuner",

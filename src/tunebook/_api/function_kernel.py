@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tunebook._base.vocabulary import StrategyLike
-    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._kernel.output_check import Compare, Tolerance
+    from tunebook._kernel.policy import AutotunePolicy
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.roofline import Peak

@@ -40,6 +40,8 @@ Event: TypeAlias = Literal[
     "autotune_progress",
     "autotune_finish",
     "disturbed",
+    "live_progress",
+    "rolled_back",
     "nearest",
     "heuristics",
     "error",

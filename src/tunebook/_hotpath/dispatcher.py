@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Event
     from tunebook._hotpath.codegen import Pack
     from tunebook._selection.selector import ConfigSelectorChain, Selection
-    from tunebook._tuning.in_call_session import InCallSession
+    from tunebook._selection.tiers import Session
 
 
 MISSING: Final = object()  # an argument that a call left out, where a call is refused by `refuse` and not by Python
@@ -284,7 +284,7 @@ class Dispatcher:
             MEMO.open_fast(self._answers, key, answer)
         return config
 
-    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, InCallSession[Any] | None]:
+    def choose(self, arguments: tuple[Any, ...]) -> tuple[Any, Session | None]:
         """Return the configuration for a call, or the session that is to run it."""
         epoch = MEMO.epoch
         key = self._key(arguments)

@@ -14,10 +14,10 @@ from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
-from tunebook._selection.deferred_tuning import DEFERRED, DeferredTuning
+from tunebook._selection.deferred_tuning import DeferredTuning
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
-from tunebook._selection.tiers import AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
+from tunebook._selection.tiers import DEFERRED, AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
 from tunebook._tuning.job import Budget, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
@@ -134,11 +134,16 @@ class AutotuneTier(Tier[C]):
             return Found(config=entry.record.head.config, event="cache_hit", level="verification", remember=True)
         return Skipped("would tune, if the program lets it")
 
-    def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped:
-        """Use and write down the result of a tuning in the user's calls, unless another caller was faster."""
+    def adopt(self, request: Request[C], tuned: Tuned[C], *, again: bool = False) -> Found[C] | Skipped:
+        """Use and write down the result of a tuning in the user's calls, unless another caller was faster.
+
+        `again`: it replaces a result of the same calls, which has become slower.
+        """
         look = _BookLookup(self._book, request)
-        with self._turn(request, look) as turn:
+        with self._turn_on_demand(request, "adopt") if again else self._turn(request, look) as turn:
             if turn.leads:
+                if again:
+                    look()
                 config = self._publish(request, tuned, look.entry, turn.generation).config
                 turn.result = Found(config=config, event="autotune_finish", remember=True)
         return self._take(request, turn)

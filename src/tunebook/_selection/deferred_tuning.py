@@ -24,7 +24,7 @@ from tunebook._selection.recording import (
     recordings,
     values_in,
 )
-from tunebook._selection.tiers import Found, Memory, Parts, Request, Skipped, key_of
+from tunebook._selection.tiers import Found, Memory, Parts, Request, Skipped, key_of, stand_in_for
 from tunebook._tuning.plan import candidates_to_try, is_forward_only, search_for
 from tunebook._tuning.tuner import Tuner
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Problem
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Tuned
+    from tunebook._tuning.live_session import LiveRuns, LiveSession
 
 C = TypeVar("C")
 
@@ -50,8 +51,6 @@ _SEARCHED_IN_CALLS: Final = 64
 # Finds the configuration of a request, in the background.
 Find: TypeAlias = "Callable[[Request[C]], Found[C] | Skipped]"
 State: TypeAlias = Literal["running", "waiting for its turn"]
-# Policies by which a call does not wait for its tuning.
-DEFERRED: Final = frozenset({"background", "incremental"})
 
 
 class TunesNow(Protocol[C]):
@@ -63,7 +62,7 @@ class TunesNow(Protocol[C]):
 
     def failed_behind(self, request: Request[C]) -> Skipped | None: ...
 
-    def adopt(self, request: Request[C], tuned: Tuned[C]) -> Found[C] | Skipped: ...
+    def adopt(self, request: Request[C], tuned: Tuned[C], *, again: bool = False) -> Found[C] | Skipped: ...
 
     def remember_failure(self, request: Request[C], error: Exception) -> Skipped: ...
 
@@ -225,14 +224,14 @@ class DeferredTuning(Generic[C]):
     def __init__(self, autotune: TunesNow[C], parts: Parts[C], queue: Background = BACKGROUND) -> None:
         self._autotune, self._parts = autotune, parts
         self.queue = queue
-        self.explorations: Final[dict[tuple[Problem, str], InCallSession[C]]] = {}
+        self.explorations: Final[dict[tuple[Problem, str], InCallSession[C] | LiveSession[C]]] = {}
 
     def ask(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
         """Return the answer without waiting; None if the call has to be tuned now. `silent`: nothing is tuned later."""
         known = self._find_under_way(request) or self._autotune.known(request)
         needed = known is None and request.policy.allow_heuristics
-        stand_in = request.kernel.heuristic(request.inv) if needed else None  # it answers the call meanwhile
-        if stand_in is None:
+        stand_in = stand_in_for(self._parts.book, request) if needed else None  # it answers the call meanwhile
+        if stand_in is None or _has_to_wait(request):
             return known
         behind = request.policy.cache_miss_fallback == "background"
         if behind and (failed := self._autotune.failed_behind(request)) is not None:
@@ -258,10 +257,13 @@ class DeferredTuning(Generic[C]):
             warn_once("not tuned", request.problem.op, f"{request.problem.op} is not tuned: {obstacle.reason}")
             return obstacle
         if request.policy.cache_miss_fallback == "incremental":
-            return self._explore(request, stand_in)
+            runs = live_runs_of(request)
+            return self._explore(request, stand_in) if runs is None else self._explore_live(request, stand_in, runs)
         later = _detach(request)
-        made_up = values_in((later.inv.args, dict(later.inv.kwargs)))
-        if self._submit(replace(later, inv=replace(later.inv, values_from=made_up)), stand_in, self._tune):
+        if later.kernel.recorder is None:
+            made_up = values_in((later.inv.args, dict(later.inv.kwargs)))
+            later = replace(later, inv=replace(later.inv, values_from=made_up))
+        if self._submit(later, stand_in, self._tune):
             return Skipped("queued to be tuned in the background")
         return Skipped("the background takes no more for now", transient=True)
 
@@ -289,25 +291,75 @@ class DeferredTuning(Generic[C]):
             request.tell("autotune_start", candidates=mine.candidates, verifying=False)
         return Skipped(str(exploration), exploration=exploration)
 
+    def _explore_live(self, request: Request[C], stand_in: C, runs: LiveRuns[C]) -> Skipped:
+        """Try candidates in calls that nothing waits for, and go on watching the winner."""
+        from tunebook._tuning.live_session import LiveOutcome, LiveSession  # noqa: PLC0415 - loaded late: as above
+
+        for oldest in list(self.explorations)[: 1 - _EXPLORATIONS]:
+            self.explorations.pop(oldest, None)
+        try:
+            configs = [stand_in, *_first_group(request)]
+        except TuningFailed as error:
+            return self._autotune.remember_failure(request, error)
+        policy = replace(request.policy, cache_miss_fallback="autotune")
+        # The functions below hold this one, and not the request: the caller's arrays must not be kept.
+        later = replace(request, inv=runs.detached(request.inv), policy=policy, looks=[])
+
+        def found(tuned: Tuned[C], again: bool) -> bool:  # noqa: FBT001 - a callback
+            find = partial(self._adopt_live, mine, tuned, again=again)
+            return self._submit(later, stand_in, find, fresh=again)
+
+        def rolled_back(beaten: C, better: C) -> None:
+            memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
+            self._parts.watched[later.problem] = mine, better
+            memory.remember(later, better)
+            later.tell("rolled_back", cfg=better, beaten=beaten)
+            EPOCH.advance()
+
+        mine: LiveSession[C] = LiveSession(
+            later,
+            configs,
+            runs,
+            LiveOutcome(found, rolled_back, later.tell),
+            slowdown=policy.slowdown,
+            window=policy.slowdown_window,
+        )
+        exploration = self.explorations.setdefault(key_of(request), mine)
+        if exploration is mine:
+            request.tell("autotune_start", candidates=mine.candidates, verifying=False)
+        return Skipped(str(exploration), exploration=exploration)
+
+    def _adopt_live(
+        self, session: LiveSession[C], tuned: Tuned[C], request: Request[C], *, again: bool
+    ) -> Found[C] | Skipped:
+        answer = self._autotune.adopt(request, tuned, again=again)
+        # An offline tuning may have been faster: its choice stands, and is not watched.
+        if isinstance(answer, Found) and _is_same(answer.config, tuned.config):
+            self._parts.watched[request.problem] = session, answer.config
+        return answer
+
     def _key(self, request: Request[C]) -> Hashable:
         return self, *key_of(request)
 
-    def _submit(self, request: Request[C], stand_in: C, find: Find[C]) -> bool:
-        attempt = partial(self._attempt, request, stand_in, find)
+    def _submit(self, request: Request[C], stand_in: C, find: Find[C], *, fresh: bool = False) -> bool:
+        attempt = partial(self._attempt, request, stand_in, find, fresh=fresh)
         return self.queue.submit(self._key(request), attempt, partial(self._forget, request))
 
     def _tune(self, request: Request[C]) -> Found[C] | Skipped:
         return self._autotune.ask(replace(request, inv=make_up(request.kernel, request.inv)))
 
-    def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool) -> bool:
-        """Find the configuration of a call and let it take effect; False if another caller is finding it."""
+    def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool, fresh: bool = False) -> bool:
+        """Find the configuration of a call and let it take effect; False if another caller is finding it.
+
+        `fresh`: the answer in memory is to be replaced.
+        """
         policy = replace(request.policy, while_tuning="wait" if patient else "heuristics")
         request = replace(request, policy=policy)
         try:
             # A caller that tuned it meanwhile may have had no book to write to.
             memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
             answer = memory.ask(request)
-            answer = answer if isinstance(answer, Found) else find(request)
+            answer = answer if isinstance(answer, Found) and not fresh else find(request)
             if isinstance(answer, Found) and answer.remember:
                 memory.remember(request, answer.config)
                 request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
@@ -334,6 +386,12 @@ class DeferredTuning(Generic[C]):
 
 def _detach(request: Request[C]) -> Request[C]:
     """Return a request without the caller's arrays, which may be tuned in another context."""
+    if (recorder := request.kernel.recorder) is not None:
+        args, kwargs = recorder.describe(request.inv.args, request.inv.kwargs, samples=True)
+        inv = recorder.recall(replace(request.inv, args=args, kwargs=kwargs, override_cfg=None))
+        policy = replace(request.policy, cache_miss_fallback="autotune")
+        inv = replace(inv, values_from="samples")
+        return replace(request, inv=inv, policy=policy, on_step=BACKGROUND.check_stop, looks=[])
     args, kwargs = abstract((request.inv.args, dict(request.inv.kwargs)), samples=True)
     backward = request.policy.validate_backward and not is_forward_only()
     return replace(
@@ -344,8 +402,22 @@ def _detach(request: Request[C]) -> Request[C]:
     )
 
 
+def live_runs_of(request: Request[C]) -> LiveRuns[C] | None:
+    """Return how candidates are tried in calls that are timed by device events; None if the host's clock times them."""
+    found: LiveRuns[C] | None = request.kernel.live_runs(request.inv)
+    return found
+
+
+def _has_to_wait(request: Request[Any]) -> bool:
+    """Whether launches cannot be tuned later: Triton's interpreter has no events."""
+    incremental = request.policy.cache_miss_fallback == "incremental"
+    return incremental and request.kernel.recorder is not None and live_runs_of(request) is None
+
+
 def _obstacle(request: Request[Any]) -> Skipped | None:
     """Return why a call can only have the heuristic, if its caller is not to wait."""
+    if request.kernel.recorder is not None:
+        return None  # a launch, which its kernel knows how to describe
     arguments = request.inv.args, dict(request.inv.kwargs)
     opaque = opaque_part(arguments)
     if opaque is not None:

@@ -16,7 +16,7 @@ from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import mode, run_options
 from tunebook._base.errors import DefinitionError, NoConfig, NoGradient, TuningFailed, warn_once
 from tunebook._base.vocabulary import Combine
-from tunebook._kernel.kernel import AutotunePolicy
+from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._selection.autotune_tier import AutotuneTier
@@ -35,6 +35,7 @@ from tunebook._selection.tiers import (
     Persistent,
     Pinned,
     Request,
+    Session,
     Skipped,
     Teller,
     Tier,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.in_call_session import InCallSession
+    from tunebook._tuning.live_session import LiveSession
     from tunebook._tuning.reverify import Verified
     from tunebook.search import Nearest
 
@@ -80,7 +82,7 @@ class Selection(NamedTuple, Generic[C]):
     remember: bool
     tried: tuple[tuple[str, str], ...]
     transient: bool = False
-    exploration: InCallSession[C] | None = None
+    exploration: Session | None = None
     guess: Nearest | None = None
     trust: tuple[Trust, str] | None = None
     cause: Exception | None = None
@@ -110,7 +112,7 @@ def _first_answer(
                 remember=answer.remember,
                 tried=tuple((name, each.reason) for name, each in skipped),
                 transient=any(each.transient for _, each in skipped),
-                exploration=next((each.exploration for _, each in skipped if each.exploration), None),
+                exploration=answer.exploration or next((e.exploration for _, e in skipped if e.exploration), None),
                 guess=answer.guess,
                 trust=answer.trust,
                 cause=next((each.error for _, each in skipped if each.error), None),
@@ -337,7 +339,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         return _first_answer(request.problem, ((tier.name, tier.preview(request)) for tier in tiers))
 
     @property
-    def pending(self) -> tuple[InCallSession[C], ...]:
+    def pending(self) -> tuple[InCallSession[C] | LiveSession[C], ...]:
         """The tunings that go on in the user's calls."""
         return tuple(self._autotune.deferred.explorations.values())
 

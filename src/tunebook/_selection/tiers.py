@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 from tunebook._arrays.device_fingerprint import get_device_platform
 from tunebook._base.environment_variables import mode, pins_text, trust_setting
 from tunebook._base.errors import warn_once
-from tunebook._kernel.kernel import AutotunePolicy
-from tunebook._memo.answer_memo import CAPACITY
+from tunebook._kernel.policy import AutotunePolicy
+from tunebook._memo.answer_memo import CAPACITY, BoundedDict
 from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.recording import recordings
 from tunebook._selection.trusted_entries import Refused, why_undecided
@@ -24,12 +24,22 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Event, Problem, Trust
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.trusted_entries import EntryGuard, Trusted
-    from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Step
     from tunebook.search import Nearest
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
+
+# Policies by which a call does not wait for its tuning.
+DEFERRED: Final = frozenset({"background", "incremental"})
+WATCHED: Final = 1024  # sessions that watch a winner; one holds no arrays, about 20 kB for 60 candidates
+
+
+class Session(Protocol):
+    """Runs the calls of one problem, to learn from them."""
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call and return its result."""
 
 
 # NamedTuples here and below, where dataclasses would do: a frozen dataclass takes 0.42 ms to define, a NamedTuple 0.06,
@@ -46,6 +56,7 @@ class Found(NamedTuple, Generic[C_co]):
     remember: bool = False
     guess: Nearest | None = None
     trust: tuple[Trust, str] | None = None
+    exploration: Session | None = None
 
 
 class Skipped(NamedTuple):
@@ -54,7 +65,7 @@ class Skipped(NamedTuple):
     reason: str
     error: Exception | None = None
     transient: bool = False
-    exploration: InCallSession[Any] | None = None
+    exploration: Session | None = None
 
 
 _PLACED: Final = frozenset({"autotune_start", "autotune_finish", "heuristics"})
@@ -145,6 +156,8 @@ class Parts(Generic[C]):
     ) -> None:
         self.cache, self.book, self.tuner, self.forbid_again = cache, book, tuner, forbid_again
         self.tiers: tuple[Tier[C], ...] = ()
+        # The sessions that watch a configuration that was found in the calls of this process.
+        self.watched: Final[BoundedDict[Problem, tuple[Session, C]]] = BoundedDict(WATCHED)
 
 
 class Tier(ABC, Generic[C]):
@@ -249,7 +262,9 @@ class Memory(Tier[C]):
         code = self._code_of.get(request.problem)
         if code is not None and code != request.kernel.code_checksum:
             return Skipped("the entry was made by other code of the same name")
-        return Found(config=config, event="cache_hit", level="memory")
+        session, found = self._parts.watched.get(request.problem, (None, None))
+        watching = session if found is config else None
+        return Found(config=config, event="cache_hit", level="memory", exploration=watching)
 
     def forget(self) -> None:
         """Forget which code the entries were made by, because they are in another cache now."""
@@ -352,8 +367,22 @@ class Heuristics(Tier[C]):
             found, guess = near
             request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
             return Found(config=found, event="heuristics", guess=guess)
-        config = request.kernel.heuristic(request.inv)
+        config = stand_in_for(self._parts.book, request)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
+
+
+def stand_in_for(book: EntryGuard[C], request: Request[C]) -> C | None:
+    """Return the configuration that answers while a call is tuned later: the heuristic's, if there is one.
+
+    A launch that is not waited for gets the best configuration of the nearest sizes in the book, or else the first
+    candidate: kernels of other libraries seldom have a heuristic.
+    """
+    config = request.kernel.heuristic(request.inv)
+    later = request.policy.allow_autotune and request.policy.cache_miss_fallback in DEFERRED
+    if config is not None or not later or request.kernel.recorder is None or request.mode != "normal":
+        return config
+    near = book.nearest(request)
+    return near[0] if near is not None else next(iter(request.kernel.candidates(request.inv)), None)
 
 
 class FirstCandidate(Tier[C]):

@@ -29,7 +29,7 @@ from tunebook._statistics.race import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
 Phase: TypeAlias = Literal["screening", "final", "decided"]
 
@@ -181,8 +181,8 @@ class LiveRace:
         """How many candidates are still in the race, the leader among them."""
         return len({*self._lanes, self.leader}) if self.phase == "screening" else len(self.finalists)
 
-    def next(self, sizes: Hashable) -> Turn:
-        """Return the candidate of the next call, which has these sizes."""
+    def next(self, sizes: Callable[[], Hashable]) -> Turn:
+        """Return the candidate of the next call; `sizes` returns its sizes, and is asked only where they matter."""
         turn = self._continued(sizes)
         if turn is None and self._open is None and self._under_way < _UNDER_WAY:
             self._open = self._plan(sizes)
@@ -194,12 +194,12 @@ class LiveRace:
         self.account.count(led if turn.name == self.leader else 0.0)
         return turn
 
-    def _continued(self, sizes: Hashable) -> Turn | None:
+    def _continued(self, sizes: Callable[[], Hashable]) -> Turn | None:
         """Return the next launch of the open round, if it is of these sizes."""
         opened = self._open
         if opened is None:
             return None
-        if opened.sizes != sizes:
+        if opened.sizes != sizes():
             opened.strangers += 1
             if opened.strangers >= _PATIENCE:
                 self._abandon(opened)
@@ -224,7 +224,7 @@ class LiveRace:
         elif opened.is_complete:
             self._close(opened)
 
-    def _plan(self, sizes: Hashable) -> Round | None:
+    def _plan(self, sizes: Callable[[], Hashable]) -> Round | None:
         """Return the next round to begin, if the account allows one."""
         if self.phase == "screening":
             return self._plan_screening(sizes)
@@ -236,7 +236,7 @@ class LiveRace:
             return self._begin([self.leader, self._runner_up], sizes, is_duel=True)
         return self._begin([self.leader], sizes) if self.account.calls % WATCH_EVERY == 0 else None
 
-    def _plan_screening(self, sizes: Hashable) -> Round | None:
+    def _plan_screening(self, sizes: Callable[[], Hashable]) -> Round | None:
         if self._complete and not any(name != self.leader for name in self._lanes) and not self._under_way:
             self._begin_final()
             return self._plan(sizes) if self.phase == "final" else None
@@ -266,7 +266,7 @@ class LiveRace:
         self._rng.shuffle(names)
         return names
 
-    def _begin(self, names: Sequence[str], sizes: Hashable, *, is_duel: bool = False) -> Round | None:
+    def _begin(self, names: Sequence[str], sizes: Callable[[], Hashable], *, is_duel: bool = False) -> Round | None:
         """Return a round, if the account allows its launches."""
         expected = [0.0 if n == self.leader else self._values.get(n, SURPRISE) - 1 for n in names]
         total = math.fsum(extra for extra in expected if extra > 0)
@@ -279,7 +279,7 @@ class LiveRace:
         # In a new order each time: a device that gets slower must not always hit the same candidate.
         order = list(range(len(names)))
         self._rng.shuffle(order)
-        return Round([names[i] for i in order], sizes, [max(expected[i], 0.0) for i in order], is_duel=is_duel)
+        return Round([names[i] for i in order], sizes(), [max(expected[i], 0.0) for i in order], is_duel=is_duel)
 
     # ---------------------------------------------------------------------------------------------- times that arrive
 
@@ -381,10 +381,11 @@ class LiveRace:
         return min(max(_FINAL_SAMPLES // max(len(self.finalists), 1), _LEAST_ROUNDS), _MOST_ROUNDS)
 
     def _compare_finalists(self, times: dict[str, float]) -> None:
+        if any(lane.name not in times for lane in self.finalists):
+            return  # a round that was begun before these were the finalists
         for lane in self.finalists:
-            if lane.name in times:
-                lane.samples_s.append(times[lane.name])
-                self._runs.append((lane.name, times[lane.name]))
+            lane.samples_s.append(times[lane.name])
+            self._runs.append((lane.name, times[lane.name]))
         rounds = min((len(lane.samples_s) for lane in self.finalists), default=0)
         stage = next((stage for stage in _FINAL if stage.samples == rounds), None)
         if stage is not None:

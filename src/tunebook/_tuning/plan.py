@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tunebook._arrays.library import TuningSite
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike, ValuesFrom
-    from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
+    from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.policy import AutotunePolicy
     from tunebook._tuning.job import Budget, Call, History, Step
     from tunebook.search._by_name import Search
 

@@ -21,7 +21,8 @@ from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import members_checksum
 from tunebook._code.values import measured_names
 from tunebook._hotpath.kernel_memo import KernelMemo
-from tunebook._kernel.kernel import AutotunePolicy, Invocation, Kernel
+from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.selector import ConfigSelectorChain

@@ -131,6 +131,50 @@ class EventTimer:
 
 
 @final
+class EventWindow:
+    """One launch between two events that nothing waits for."""
+
+    __slots__ = ("_end", "_free", "_start", "late")
+
+    def __init__(self, start: Any, end: Any, free: list[tuple[Any, Any]], *, late: bool) -> None:
+        self._start, self._end, self._free, self.late = start, end, free, late
+
+    def seconds(self) -> float | None:
+        """Return the time on the device, or None if the device has not passed the second event yet."""
+        if not self._end.query():
+            return None
+        seconds = float(self._start.elapsed_time(self._end)) * 1e-3
+        self._free.append((self._start, self._end))  # making events takes host time
+        return seconds
+
+
+@final
+class LaunchWindows:
+    """Makes windows around launches on the current stream. `device()` returns an interface like `torch.cuda`."""
+
+    def __init__(
+        self, device: Callable[[], Any], on: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self._device, self._on = device, on
+        self._free: list[tuple[Any, Any]] = []
+
+    def around(self, launch: Callable[[], Any]) -> tuple[Any, EventWindow]:
+        """Launch between two events, and return the result and the window."""
+        with self._on():
+            if self._free:
+                start, end = self._free.pop()
+            else:
+                event = self._device().Event
+                start, end = event(enable_timing=True), event(enable_timing=True)
+            start.record()
+            result = launch()
+            # The device has passed the start before the launch was queued: the window contains the wait for it.
+            late = bool(start.query())
+            end.record()
+        return result, EventWindow(start, end, self._free, late=late)
+
+
+@final
 class Replay:
     """Captures the launches of a function at its second call; from then on each call replays them."""
 

@@ -85,12 +85,13 @@ class Launch:
 
     # Not a tuple, so that the core finds no arrays in it: Triton's keys have less in them than arrays.
 
-    __slots__ = ("args", "candidates", "grid", "kwargs", "spec", "stand_in")
+    __slots__ = ("args", "candidates", "grid", "heuristic", "kwargs", "spec", "stand_in")
 
     def __init__(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any = None) -> None:
         self.grid, self.args, self.kwargs = grid, args, dict(kwargs)
         self.spec = spec  # of a launch that was made from a recording: see `launch_specs`
         self.candidates: list[LaunchConfig] | None = None  # those that pruning left: it is asked once per launch
+        self.heuristic: LaunchConfig | None = None  # the heuristic's answer, of a launch without its arguments
         self.stand_in: Launch | None = None  # the launch that is measured in place of this one (see `buckets`)
 
     @property

@@ -42,14 +42,14 @@ _PATIENCE_S: Final = 30.0
 _hung: Final = threading.Event()  # set after a hang: this process forks no more
 
 
-def may_fork(candidates: int) -> bool:
+def may_fork(candidates: int = FEWEST, *, fewest_cores: int = FEWEST_CORES) -> bool:
     """Return whether forks of this process may compile so many candidates, and would gain something."""
     distributed = sys.modules.get("torch.distributed")
     # Memory that is registered with a network card must not become copy-on-write, as a fork makes it on older kernels.
     networked = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if networked or _hung.is_set() or knobs.compilation.always_compile:
         return False
-    return candidates >= FEWEST and (os.cpu_count() or 1) >= FEWEST_CORES
+    return candidates >= FEWEST and (os.cpu_count() or 1) >= fewest_cores
 
 
 def longest_first(candidates: Iterable[LaunchConfig]) -> list[LaunchConfig]:

@@ -21,7 +21,6 @@ from tunebook._keys.buckets import Buckets, unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
 from tunebook._selection.autotune_tier import WOULD_TUNE
-from tunebook._selection.deferred_tuning import DEFERRED
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.recording import observing
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
@@ -54,7 +53,8 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike
-    from tunebook._kernel.kernel import AutotunePolicy, Invocation
+    from tunebook._kernel.kernel import Invocation
+    from tunebook._kernel.policy import AutotunePolicy
     from tunebook.adapters._triton.check import OutputCheck
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
@@ -138,6 +138,7 @@ class Engine:
         own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
         self.kernel.buckets = kernel_buckets(own, self.kernel.key)
         self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
+        self.kernel.forks = more.processes
         self.kernel.strategy = None if more.search == "auto" else more.search
         if not self.kernel.interpreted:
             key_ahead.begin()
@@ -263,10 +264,9 @@ class Engine:
         inv = self.kernel.invocation(launch)
         known = problem or self.kernel.problem(inv)
         selection = self._fixed(known, inv)
-        if selection is None:
-            refuse_deferred_tuning(self.selector.policy)
-        # While launches go into a CUDA graph, nothing may be measured or waited for.
-        if selection is None and not self.kernel.interpreted and interface().is_current_stream_capturing():
+        # While launches go into a CUDA graph, nothing may be measured or waited for; a live session does neither then.
+        live = self.selector.policy.cache_miss_fallback == "incremental"
+        if selection is None and not live and not self.kernel.interpreted and interface().is_current_stream_capturing():
             selection = self._select_under_capture(launch, known)
         selection = selection or self.selector.select(inv, self.kernel, known)
         if len(self.kernel.configs) > 1:
@@ -442,15 +442,6 @@ class Engine:
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
-
-
-def refuse_deferred_tuning(policy: AutotunePolicy) -> None:
-    """Raise `DefinitionError` for a policy that tunes after the call, when its tensors may hold something else."""
-    if policy.cache_miss_fallback in DEFERRED:
-        raise DefinitionError(
-            f"cache_miss_fallback={policy.cache_miss_fallback!r} is not for Triton kernels, whose launches "
-            "hold the user's own tensors; use 'autotune', 'nearest', or 'heuristics' with a heuristic="
-        )
 
 
 def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:

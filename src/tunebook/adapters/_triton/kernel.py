@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -69,6 +70,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     representative = True  # whether a bucket is tuned at its representative size
     output_check: OutputCheck | None = None
     selector: Any = None  # of its engine
+    forks = True  # whether forks may compile
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
@@ -250,6 +252,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     def heuristic_cfg(self, inv: Invocation[LaunchConfig, Any]) -> LaunchConfig:
         """Return the configuration that the user gave as a heuristic, or the first candidate if "first" was given."""
         given = self._heuristic
+        if inv.args[0].heuristic is not None:
+            return inv.args[0].heuristic  # type: ignore[no-any-return] # a `Launch`
         if given is None:
             return super().heuristic_cfg(inv)
         if isinstance(given, str):
@@ -260,15 +264,38 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     def compile_cfg(self, inv: Invocation[LaunchConfig, Any], cfg: LaunchConfig) -> bytes | None:
         """Compile a candidate into Triton's own caches; return bytes that are equal for launches with equal effect."""
         launch = inv.args[0].measured
-        try:
-            compiled = self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
-        except (CompilationError, PTXASError) as error:
-            raise CompileError(f"{type(error).__name__}: {error}") from error
+        compiled = self.program(launch, cfg)
         if compiled is None or cfg.pre_hook is not None or self.hooks != Hooks():
             return None
         # The program does not say how many instances of it run: a grid may depend on values that the code never reads.
         grid = self.grid_of(launch, cfg)
         return b"\0".join([compiled.kernel, repr((grid, compiled.packed_metadata)).encode()])
+
+    def program(self, launch: Launch, cfg: LaunchConfig) -> Any:
+        """Return the compiled program of a candidate, from Triton's caches if it is there."""
+        try:
+            return self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
+        except (CompilationError, PTXASError) as error:
+            raise CompileError(f"{type(error).__name__}: {error}") from error
+
+    def live_runs(self, inv: Invocation[LaunchConfig, Any]) -> Any:  # noqa: ARG002 - for launches of any sizes
+        """Return how candidates are tried in the launches of a program; None in Triton's interpreter."""
+        if self.interpreted:
+            return None
+        from tunebook.adapters._triton.live import LiveLaunches  # noqa: PLC0415 - loaded late: few policies try
+
+        return LiveLaunches(self, processes=self.forks)
+
+    def show_best(self, cfg: LaunchConfig) -> None:
+        """Let the autotuner show a configuration as its best, as Triton does at each launch."""
+        self._autotuner.best_config = cfg.config
+
+    def detached(self, inv: Invocation[LaunchConfig, Any]) -> Invocation[LaunchConfig, Any]:
+        """Return a launch without its arguments, which answers for its candidates and its heuristic as before."""
+        launch = Launch(None, (), {})
+        launch.candidates = self.candidate_cfgs(inv)
+        launch.heuristic = self.heuristic(inv)
+        return replace(inv, args=(launch,), override_cfg=None)
 
     def grid_of(self, launch: Launch, cfg: LaunchConfig) -> tuple[int, ...]:
         """Return the grid of a launch with a configuration."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook.adapters._triton.buckets import kernel_buckets
 from tunebook.adapters._triton.check import output_check
-from tunebook.adapters._triton.engine import More, refuse_deferred_tuning
+from tunebook.adapters._triton.engine import More
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tunebook._base.vocabulary import StrategyLike
-    from tunebook._kernel.kernel import AutotunePolicy
     from tunebook._kernel.output_check import Compare, Tolerance
+    from tunebook._kernel.policy import AutotunePolicy
     from tunebook.adapters._triton.check import Reference
     from tunebook.adapters._triton.engine import Store
     from tunebook.adapters._triton.heuristic import Heuristic
@@ -50,8 +50,6 @@ def read_options(options: Mapping[str, Any], key: Sequence[str] | None) -> More:
     for name in options:
         if name not in AutotuneOptions.__annotations__:
             raise DefinitionError(f"autotune(): {did_you_mean('option', name, list(AutotuneOptions.__annotations__))}")
-    if options.get("policy") is not None:
-        refuse_deferred_tuning(options["policy"])
     if options.get("bucket") is not None:
         kernel_buckets(options["bucket"], key or ())
     if options.get("search", "auto") != "auto":

@@ -15,7 +15,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from tunebook._base.errors import DefinitionError, TunebookError, text_of, warn_once
-from tunebook._kernel.kernel import AutotunePolicy
+from tunebook._kernel.policy import AutotunePolicy
 from tunebook._report.run_log import TuningTimes
 from tunebook._selection.selector import EVERYWHERE
 from tunebook._tuning.job import Budget, parse_budget

@@ -1,0 +1,117 @@
+"""The policy for calls that miss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.vocabulary import Trust
+from tunebook._memo.answer_memo import MEMO
+
+MissFallback = Literal["autotune", "heuristics", "background", "incremental", "nearest"]
+WhileTuning = Literal["wait", "heuristics"]
+Isolate = Literal["never", "auto", "always"]
+_LEAST_WINDOW: Final = 100  # calls: a shorter one is over before a candidate is compared
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class AutotunePolicy:
+    """The rules for a call that misses. A field that is assigned counts from the next call on.
+
+    `cache_miss_fallback` names the answer to a miss. "autotune" tunes in the call, which waits. All others let the
+    heuristic answer. "heuristics" never tunes; nor does "nearest", which takes the best configuration of the nearest
+    sizes in the book, or else the heuristic. "background" tunes in a thread of its own on made-up arrays, and later
+    calls get the result. "incremental" tries one candidate per call, in the user's own calls. Together these take at
+    most `incremental_slowdown` times as long as with the heuristic alone, except for a candidate that is slower than
+    expected. It measures forward passes, and loses its measurements if the process ends before it is done. Both tune
+    in the call if the kernel has no heuristic or the heuristic is not allowed. Both keep to the heuristic, with a
+    warning, if an argument is neither an array nor a plain value.
+
+    On a GPU, "incremental" times launches by device events and waits for none of them. Then any `slowdown_window` calls
+    of a problem take at most `slowdown` times as long as with its first configuration.
+
+    If every candidate is rejected, the heuristic's configuration too, or the reference fails, the call warns once and
+    runs with the heuristic's configuration. With `strict` it raises `TuningFailed` instead.
+
+    `trust` says how far an entry of the book may be from a call that it answers at once: "exact"; "versions", made
+    under other versions of libraries, Python or a driver; "candidates", when the kernel had other candidates; "code",
+    when it had other code; "family", on another device of the same family; "near", for the nearest tuned size; "any".
+    None is "exact", or "code" if a miss is not tuned in the call, or "family" where nothing is tuned at all.
+
+    `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
+    `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
+    candidate without harm; "auto" does so for kernels on the CPU that are compiled ahead (`compile=`). The worker is a
+    fork, which does not suit a process that uses a GPU, or with threads that hold locks. Triton kernels have a worker
+    that is started afresh, for "always" and "auto".
+    """
+
+    allow_autotune: bool = True
+    allow_heuristics: bool = True
+    cache_miss_fallback: MissFallback = "autotune"
+    validate_backward: bool = False
+    while_tuning: WhileTuning = "wait"
+    isolate: Isolate = "never"
+    candidate_timeout_s: float = 60.0
+    incremental_slowdown: float = 1.5
+    slowdown: float = 1.02
+    slowdown_window: int = 2000
+    strict: bool = False
+    trust: Trust | None = None
+    _assignable: bool = field(init=False, repr=False, compare=False)  # missing while this is being made
+
+    def __post_init__(self) -> None:
+        choices: dict[str, Any] = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
+        if self.trust is not None:
+            choices["trust"] = Trust
+        for name, valid in choices.items():
+            if (value := getattr(self, name)) not in get_args(valid):
+                raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, get_args(valid)))}")
+        if not self.candidate_timeout_s > 0:
+            raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
+        if not 1 < self.incremental_slowdown < math.inf:
+            raise DefinitionError(
+                f"incremental_slowdown={self.incremental_slowdown!r} must be more than 1: 1.5 lets calls take half as "
+                "long again while candidates are tried"
+            )
+        if not 1 < self.slowdown < math.inf:
+            raise DefinitionError(f"slowdown={self.slowdown!r} must be more than 1: 1.02 lets calls take 2 % longer")
+        if not isinstance(self.slowdown_window, int) or self.slowdown_window < _LEAST_WINDOW:
+            raise DefinitionError(
+                f"slowdown_window={self.slowdown_window!r} must be a number of calls, at least {_LEAST_WINDOW}"
+            )
+        if self.cache_miss_fallback == "incremental" and self.isolate == "always":
+            raise DefinitionError(
+                "cache_miss_fallback='incremental' runs candidates in the user's own calls, which isolate='always' "
+                "does not allow; use cache_miss_fallback='background', or isolate='never'"
+            )
+        object.__setattr__(self, "_assignable", True)
+
+    if not TYPE_CHECKING:  # a type checker would take this for leave to assign any name
+
+        def __setattr__(self, name: str, value: object) -> None:
+            made = hasattr(self, "_assignable")
+            if made:
+                self._with({name: value})  # a wrong name or value is an error
+            if made and not self._assignable:
+                raise AttributeError(
+                    f"this policy is for the length of a with-block, which would forget {name}={value!r}; write "
+                    f"policy_override(selector, {name}={value!r})"
+                )
+            object.__setattr__(self, name, value)
+            if made:
+                MEMO.invalidate()
+
+    def updated(self, updates: dict[str, Any]) -> AutotunePolicy:
+        """Return a copy with some fields changed, whose fields stay as they are; an unknown name is an error."""
+        made = self._with(updates)
+        object.__setattr__(made, "_assignable", False)
+        return made
+
+    def _with(self, updates: dict[str, Any]) -> AutotunePolicy:
+        names = [field.name for field in fields(self) if field.init]
+        for name in updates:
+            if name not in names:
+                raise DefinitionError(did_you_mean("policy", name, names))
+        return replace(self, **updates)

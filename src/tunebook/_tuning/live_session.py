@@ -1,0 +1,372 @@
+"""Tuning in the calls of a running program on a GPU: nothing waits for the device, and a limit is kept.
+
+Each call launches once, on the caller's own arguments: the leader, or one candidate. Device events around some of the
+launches are read when the device has passed them. Candidates are compiled beside the program, and the share of its time
+in which compiled programs are loaded is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from tunebook._measure.stopwatch import Attempt, Trial
+from tunebook._statistics.decide import objective_for
+from tunebook._statistics.live_race import LiveRace, SlowdownAccount
+from tunebook._statistics.race import typical_s
+from tunebook._tuning.job import CandidateSet, Conditions
+from tunebook._tuning.pause import is_paused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from tunebook._base.vocabulary import Failure
+    from tunebook._kernel.kernel import Invocation
+    from tunebook._statistics.live_race import Turn
+    from tunebook._tuning.job import Call, Tuned
+
+C = TypeVar("C")
+
+# In the measurement policy: launches between other work of a program, on warm caches, never compare with a race's.
+LIVE: Final = "/live"
+# The part of the program's time that may be spent on loading compiled candidates. With the 2 % of `slowdown`, a program
+# that does nothing else keeps 95 % of its speed. Loading takes 5 to 30 ms per program, and longer on a busy GPU.
+LOADING_SHARE: Final = 0.03
+_POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
+_TELL_EVERY: Final = 1024  # calls
+
+
+class LoadingShare:
+    """Bounds the part of the time in which this process loads programs, since the first session began."""
+
+    def __init__(self, share: float = LOADING_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._share, self.clock_s = share, clock_s
+        self._began_s: float | None = None
+        self.spent_s = 0.0
+
+    def allows(self) -> bool:
+        """Whether one more program may be loaded now."""
+        if self._began_s is None:
+            self._began_s = self.clock_s()
+        return self.spent_s <= self._share * (self.clock_s() - self._began_s)
+
+
+LOADING: Final = LoadingShare()
+
+
+class Window(Protocol):
+    """One launch between two events. `late`: the device waited for the host inside it."""
+
+    late: bool
+
+    def seconds(self) -> float | None:
+        """Return the time on the device, or None if the device has not passed it yet."""
+
+
+class Build(NamedTuple):
+    """The end of a compilation beside the program: equal programs have equal products."""
+
+    name: str
+    product: Hashable = None
+    failure: Failure | None = None
+
+
+class Builds(Protocol):
+    """Candidates that are compiled beside the program."""
+
+    def poll(self, call: Any) -> Iterable[Build]:
+        """Return the compilations that have ended since the last time, without waiting; start others, of this call."""
+
+    def close(self) -> None:
+        """Stop compiling."""
+
+
+class LiveRuns(ABC, Generic[C]):
+    """How the calls of a kernel are launched, timed and prepared. `clock` is part of the measurement policy."""
+
+    clock: str
+
+    @abstractmethod
+    def may_try(self) -> bool:
+        """Whether a candidate may run now: not while launches are captured into a graph."""
+
+    @abstractmethod
+    def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+        """Return the sizes of a call; times of calls with other sizes do not compare."""
+
+    @abstractmethod
+    def run(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call with a configuration."""
+
+    @abstractmethod
+    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Window]:
+        """Run a call between two events, and wait for neither."""
+
+    def first(self, config: C, leader: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Window]:  # noqa: ARG002 - for checks
+        """Run a candidate for the first time, as `timed`; it may be checked against the leader."""
+        return self.timed(config, args, kwargs)
+
+    def builds(self, configs: Mapping[str, C]) -> Builds | None:  # noqa: ARG002 - for compilers
+        """Compile candidates beside the program; None if nothing is compiled ahead."""
+        return None
+
+    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Prepare a candidate so that its launch takes no longer than any other."""
+
+    @abstractmethod
+    def detached(self, inv: Invocation[C, Any]) -> Invocation[C, Any]:
+        """Return a call without its arrays, to describe its problem for as long as it is tuned and watched."""
+
+    def recover(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Put the arguments back after a candidate that failed."""
+
+
+class LiveOutcome(NamedTuple, Generic[C]):
+    """Where a session reports. `found(tuned, again)` returns False if it must be told again."""
+
+    found: Callable[[Tuned[C], bool], bool]
+    rolled_back: Callable[[C, C], object]
+    tell: Callable[..., object]
+
+
+class LiveSession(Generic[C]):
+    """One problem that is tuned by its calls and then watched. Threads may share it: one at a time has the turn."""
+
+    def __init__(
+        self,
+        call: Call[C],
+        configs: Sequence[C],
+        runs: LiveRuns[C],
+        outcome: LiveOutcome[C],
+        *,
+        slowdown: float,
+        window: int,
+        loading: LoadingShare | None = None,
+    ) -> None:
+        """`call` describes the problem without its arrays. The first configuration serves until another one leads."""
+        self._call, self._runs, self._outcome = call, runs, outcome
+        self._loading = LOADING if loading is None else loading
+        conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
+        self._candidates = CandidateSet(conditions, f"{runs.clock}{LIVE}/forward", configs[0])
+        for config in configs[1:]:
+            self._candidates.admit(config)
+        self._incumbent = next(iter(self._candidates.configs))
+        account = SlowdownAccount(slowdown, window)
+        self.race: Final = LiveRace(self._incumbent, account, self._candidates.shuffler())
+        self.config: C = configs[0]
+        self.candidates: Final = len(self._candidates.configs)
+        others = {name: config for name, config in self._candidates.configs.items() if name != self._incumbent}
+        self._builds = runs.builds(others)
+        self._to_build = set(others) if self._builds is not None else set()
+        self._to_load: deque[str] = deque(() if self._builds is not None else others)
+        self._products: dict[Hashable, str] = {}
+        self._same: dict[str, str] = {}
+        self._unseen = set(others)
+        self._waiting: deque[tuple[Turn, Window]] = deque()
+        self._found: Tuned[C] | None = None
+        self._handed_over = self._again = False
+        self._began_s, self._calls, self._told_at = time.monotonic(), 0, 0
+        self.rollbacks, self.loaded_s = 0, 0.0
+        self._turn, self._pid = threading.Lock(), os.getpid()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a configuration was found."""
+        return self._found is not None
+
+    def __str__(self) -> str:
+        account, race = self.race.account, self.race
+        cost = f"{account.calls} calls took {account.extra / max(account.calls, 1):+.1%} compared with the first one"
+        if self._found is not None:
+            back = f", {self.rollbacks} rolled back" if self.rollbacks else ""
+            return f"watching the winner, which was found after {race.decided_after} calls{back}; {cost}"
+        left = len(self._to_build) + len(self._to_load)
+        built = f", {left} are still to be compiled or loaded" if left else ""
+        kept = race.left + left
+        return f"trying one candidate per call ({race.phase}): {kept} of {self.candidates} are left{built}; {cost}"
+
+    # ------------------------------------------------------------------------------------------------------ one call
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call, with a candidate if it is time for one, and return its result."""
+        lock = self._turn
+        # Without waiting: the thread that has the turn may be loading a program.
+        if lock.acquire(blocking=False):
+            try:
+                if not is_paused() and self._runs.may_try():
+                    return self._take_turn(args, kwargs)
+            finally:
+                lock.release()
+        elif self._pid != os.getpid():  # a thread of the parent process had the turn at the fork
+            self._turn = threading.Lock()
+        return self._runs.run(self.config, args, kwargs)
+
+    def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._pid != os.getpid():
+            self._forget_parent()
+        race = self.race
+        self._calls += 1
+        if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
+            return self._runs.run(self.config, args, kwargs)
+        if self._waiting:
+            self._read_events()
+        if self._found is None:
+            if self._to_build or self._to_load:
+                self._prepare(args, kwargs)
+        elif not self._handed_over:
+            self._handed_over = self._outcome.found(self._found, self._again)
+        if self._calls - self._told_at >= _TELL_EVERY:
+            self.tell_progress()
+        turn = race.next(lambda: self._runs.sizes(args, kwargs))
+        if turn.round is None:
+            return self._runs.run(self.config, args, kwargs)
+        return self._launch(turn, args, kwargs)
+
+    def _launch(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        config, name = self._candidates.configs[turn.name], turn.name
+        if name not in self._unseen:
+            try:
+                result, window = self._runs.timed(config, args, kwargs)
+            except BaseException:
+                self.race.learn(turn, None)  # the call's own error, as without tuning
+                raise
+            self._waiting.append((turn, window))
+            return result
+        self._unseen.discard(name)
+        launched: tuple[Any, Window] | None = None
+        with Attempt() as attempt:
+            launched = self._runs.first(config, self.config, args, kwargs)
+        if launched is None:
+            self._fail(name, attempt.trial)
+            self.race.failed(turn)
+            self._runs.recover(args, kwargs)
+            # If this raises too, the call is at fault.
+            return self._runs.run(self.config, args, kwargs)
+        result, window = launched
+        self._waiting.append((turn, window))
+        return result
+
+    def _read_events(self) -> None:
+        """Learn the times of all launches that the device has passed, in their order."""
+        while self._waiting:
+            turn, window = self._waiting[0]
+            seconds = window.seconds()
+            if seconds is None:
+                break
+            self._waiting.popleft()
+            self.race.learn(turn, seconds, late=window.late)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Serve the calls with the leader of the race, decide when it is over, and roll back a winner that lost."""
+        race = self.race
+        if race.phase == "decided" and self._found is None:
+            self._decide()
+        elif self._found is not None and race.phase == "decided":
+            beaten = race.leader
+            if race.beaten_by() is not None:
+                self._roll_back(beaten)
+        self.config = self._candidates.configs[race.leader]
+
+    # ------------------------------------------------------------------------------------------------------ preparing
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take over programs that were compiled beside, and load at most one."""
+        if self._builds is not None and self._calls % _POLL_EVERY == 0:
+            for build in self._builds.poll(args):
+                self._to_build.discard(build.name)
+                if build.failure is not None:
+                    self._fail(build.name, Trial(failure=build.failure))
+                elif build.product is not None and build.product in self._products:
+                    self._same[build.name] = self._products[build.product]  # an equal program is not loaded twice
+                else:
+                    if build.product is not None:
+                        self._products[build.product] = build.name
+                    self._to_load.append(build.name)
+        if self._to_load and self._loading.allows():
+            self._load(self._to_load.popleft(), args, kwargs)
+        if not self._to_build and not self._to_load:
+            if self._builds is not None:
+                self._builds.close()
+                self._builds = None
+            self.race.complete()
+
+    def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        began_s = self._loading.clock_s()
+        with Attempt() as attempt:
+            self._runs.load(self._candidates.configs[name], args, kwargs)
+            self.race.admit(name)
+        if attempt.trial.failure is not None:
+            self._fail(name, attempt.trial)
+        spent_s = self._loading.clock_s() - began_s
+        self._loading.spent_s += spent_s
+        self.loaded_s += spent_s
+
+    def _fail(self, name: str, trial: Trial) -> None:
+        self._unseen.discard(name)
+        self._candidates.record(name, trial)
+
+    def _forget_parent(self) -> None:
+        """Go on in a forked child: events and compilers are the parent's, and a GPU cannot be used."""
+        self._pid = os.getpid()
+        self._waiting.clear()
+        self._to_build.clear()
+        self._to_load.clear()
+        self._builds = None
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+
+    def _decide(self) -> None:
+        candidates, race = self._candidates, self.race
+        if self._again:
+            candidates.results = {n: m for n, m in candidates.results.items() if n not in race.contenders}
+        unit_s = self._unit_s()
+        finalists = {lane.name for lane in race.finalists}
+        for name in [name for name in candidates.configs if name not in candidates.results and name not in self._same]:
+            if name in race.contenders:
+                candidates.record(name, Trial(), samples_s=race.samples_s(name), dropped=name not in finalists)
+            elif screened := race.screened(name):
+                candidates.record(name, Trial(), samples_s=[each * unit_s for each in screened], dropped=True)
+        for name, original in self._same.items():
+            if original in candidates.results and name not in candidates.results:
+                candidates.copy(original, name, None)
+        self._found = tuned = candidates.decide(
+            objective=objective_for(self._call.kernel.objective),
+            ran=len(candidates.results),
+            complete=True,
+            seconds=time.monotonic() - self._began_s,
+        )
+        ranking = [] if tuned.verdict is None else [r.measurement.fingerprint for r in tuned.verdict.ranking]
+        names = {name: original for name, original in self._same.items() if name not in race.contenders}
+        winner = next(name for name, config in candidates.configs.items() if config is tuned.config)
+        order = list(dict.fromkeys(names.get(name, name) for name in ranking if name not in self._unseen))
+        race.adopt(names.get(winner, winner), order)
+        self.tell_progress()
+        self._handed_over = self._outcome.found(tuned, self._again)
+
+    def _unit_s(self) -> float:
+        """Return the seconds of the incumbent, in whose times the screening counts."""
+        for name in (self._incumbent, *self.race.contenders):
+            if samples := self.race.samples_s(name):
+                return typical_s(samples)
+        return 1.0
+
+    def _roll_back(self, beaten: str) -> None:
+        race, configs = self.race, self._candidates.configs
+        self.rollbacks += 1
+        self.config = configs[race.leader]
+        self._outcome.rolled_back(configs[beaten], self.config)
+        self._found, self._handed_over, self._again = None, False, True
+        race.race_again([race.leader, beaten, *race.contenders])
+
+    def tell_progress(self) -> None:
+        """Tell the listeners what the session has cost since the last time."""
+        account = self.race.account
+        self._told_at = self._calls
+        self._outcome.tell(
+            "live_progress", cfg=self.config, calls=account.calls, extra=account.extra, session=str(self)
+        )

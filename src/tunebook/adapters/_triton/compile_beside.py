@@ -1,0 +1,165 @@
+"""Compiles candidates in forks beside a running program: at idle priority, and on other cores than the program's.
+
+Nothing waits for a fork. A fork fills Triton's cache on disk, from which the program loads what was compiled. It
+answers with a digest of the compiled program, so that equal programs are loaded once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from triton.compiler.compiler import make_backend
+from triton.runtime import driver
+from triton.runtime.cache import triton_key
+
+from tunebook._base.vocabulary import Failure
+from tunebook._measure.forked_worker import ChildTask, ForkedWorker
+from tunebook._tuning.live_session import Build
+from tunebook.adapters._triton import key_ahead
+from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, longest_first, may_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tunebook._tuning.live_session import LoadingShare
+    from tunebook.adapters._triton.candidate import LaunchConfig
+
+# Forks of this process that compile at once, and of one problem: a training step meets ten problems at its start.
+_AT_ONCE: Final = 8
+_OF_ONE: Final = 2
+# At idle priority a compiler may get no time at all for a while.
+_PATIENCE_S: Final = 300.0
+_DIGITS: Final = 12  # hexadecimal: a double holds as many exactly
+_running: Final[set[ForkedWorker]] = set()
+os.register_at_fork(after_in_child=_running.clear)
+
+
+def may_fork_beside() -> bool:
+    """Return whether forks may compile beside this process: there must be a core for them."""
+    return may_fork(fewest_cores=2)
+
+
+def _most() -> int:
+    return max(1, min(_AT_ONCE, (os.cpu_count() or 1) // 2))
+
+
+def _step_aside(cpu: int | None) -> None:
+    """Run this process only where nothing else wants to, and not on the core that the program was on."""
+    with suppress(AttributeError, OSError):  # not on every system
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(AttributeError, OSError):
+        others = os.sched_getaffinity(0) - {cpu}
+        if others:
+            os.sched_setaffinity(0, others)
+
+
+def _current_cpu() -> int | None:
+    import ctypes  # noqa: PLC0415 - loaded late: 2 ms
+
+    with suppress(AttributeError, OSError):
+        return int(ctypes.CDLL(None).sched_getcpu())
+    return None
+
+
+class CompileBeside:
+    """Compiles the candidates of one problem; `compile_one(candidate, call)` returns equal bytes for equal programs."""
+
+    def __init__(
+        self,
+        compile_one: Callable[[LaunchConfig, Any], bytes | None],
+        candidates: Mapping[str, LaunchConfig],
+        loading: LoadingShare,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compile_one, self._loading, self._clock_s = compile_one, loading, clock_s
+        names = {id(candidate): name for name, candidate in candidates.items()}
+        self._candidates = longest_first(candidates.values())
+        self._names = [names[id(candidate)] for candidate in self._candidates]
+        self._next = 0
+        self._busy: dict[ForkedWorker, tuple[int, float]] = {}  # the candidate of each fork, and when it began
+        self._forks = True
+
+    def poll(self, call: Any) -> list[Build]:
+        """Return the compilations that have ended, and start others; forks get a copy of the call's arguments."""
+        done: list[Build] = []
+        for worker, (index, began_s) in list(self._busy.items()):
+            if worker.has_answered(0.0):
+                done.append(self._take(worker, index))
+            elif self._clock_s() - began_s > _PATIENCE_S:
+                self._release(worker)
+                message = f"it was not compiled within {_PATIENCE_S:g} s"
+                done.append(Build(self._names[index], failure=Failure("timeout", message)))
+        if self._next < len(self._names):
+            if self._forks and len(self._busy) < _OF_ONE and len(_running) < _most() and self._loading.allows():
+                self._fork(call)
+            if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
+                done += [Build(name) for name in self._names[self._next :]]
+                self._next = len(self._names)
+        return done
+
+    def _fork(self, call: Any) -> None:
+        device, target = driver.active.get_current_device(), driver.active.get_current_target()
+        # Worked out once per process: in each fork they would take longer than many a candidate.
+        key_ahead.finish()
+        triton_key()
+        make_backend(target).hash()
+        stand_in = SimpleNamespace(
+            get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
+        )
+        held, cpu, began_s = [call], _current_cpu(), self._loading.clock_s()
+
+        def first(index: int) -> tuple[float, ...]:
+            _step_aside(cpu)
+            driver.set_active(stand_in)  # it cannot touch the GPU
+            made = self._compile_one(self._candidates[index], held[0])
+            return () if made is None else (float(int(hashlib.sha256(made).hexdigest()[:_DIGITS], 16)),)
+
+        worker = ForkedWorker(ChildTask(first=first, sample=lambda _index, _number: ()), _PATIENCE_S)
+        try:
+            worker.start()
+        except OSError:  # too many processes
+            self._forks = False
+            return
+        held.clear()  # the fork has its copy: the caller's tensors must not be kept here
+        spent_s = self._loading.clock_s() - began_s
+        self._loading.spent_s += spent_s
+        self._forks = spent_s <= SLOWEST_FORK_S
+        _running.add(worker)
+        self._begin(worker)
+
+    def _begin(self, worker: ForkedWorker) -> None:
+        if self._next >= len(self._names):
+            self._release(worker)
+            return
+        worker.begin(self._next)
+        self._busy[worker] = self._next, self._clock_s()
+        self._next += 1
+
+    def _take(self, worker: ForkedWorker, index: int) -> Build:
+        name, reply = self._names[index], worker.prepare(index)
+        failure = reply.failure
+        if failure is None:
+            self._begin(worker)
+            return Build(name, reply.samples_s[0] if reply.samples_s else None)
+        lost = failure.kind in ("crash", "timeout", "memory")
+        self._release(worker) if lost else self._begin(worker)
+        # Another error than a compiler's may be of the fork: this process compiles the candidate itself.
+        return Build(name, failure=failure) if lost or failure.kind == "compile" else Build(name)
+
+    def _release(self, worker: ForkedWorker) -> None:
+        self._busy.pop(worker, None)
+        _running.discard(worker)
+        worker.interrupt()
+        # Taking a copy of a big process apart takes 30 ms, which the program does not wait for.
+        threading.Thread(target=worker.close, name="tunebook-forks", daemon=True).start()
+
+    def close(self) -> None:
+        """End all forks."""
+        for worker in list(self._busy):
+            self._release(worker)

@@ -1,0 +1,83 @@
+"""Launches that are tuned while the program runs: events around a launch, and programs loaded between launches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._tuning.live_session import LOADING, LiveRuns
+from tunebook.adapters._cuda.timer import LaunchWindows
+from tunebook.adapters._triton import device
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig
+from tunebook.adapters._triton.compile_beside import CompileBeside, may_fork_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from tunebook._kernel.kernel import Invocation
+    from tunebook._tuning.live_session import Window
+    from tunebook.adapters._triton.kernel import TritonKernel
+
+
+class LiveLaunches(LiveRuns[LaunchConfig]):
+    """The launches of one problem. A call is a launch (grid, arguments, keyword arguments) and its facts."""
+
+    clock: Final = "device-events"
+
+    def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
+        self._kernel, self._processes = kernel, processes
+        self._windows = LaunchWindows(device.interface)
+
+    def may_try(self) -> bool:
+        """Whether no CUDA graph is captured."""
+        return not device.interface().is_current_stream_capturing()
+
+    def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - a launch has none
+        """Return the shapes of the tensors and the integers of a launch."""
+        _, positional, named = args[0]
+        return tuple(map(_size, (*positional, *named.values())))
+
+    def run(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as above
+        """Launch with a configuration."""
+        self._kernel.show_best(config)
+        return self._kernel.run(args[0], cfg=config)
+
+    def timed(
+        self,
+        config: LaunchConfig,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],  # noqa: ARG002 - as above
+    ) -> tuple[Any, Window]:
+        """Launch between two events; the hook of the configuration runs before them."""
+        grid, positional, named = args[0]
+        self._kernel.show_best(config)
+        if config.pre_hook is not None:
+            config.pre_hook({**Launch(grid, positional, named).named(self._kernel.names), **config.meta})
+        launch = self._kernel.fn.run
+        return self._windows.around(lambda: launch(*positional, grid=grid, warmup=False, **named, **config.meta))
+
+    def builds(self, configs: Mapping[str, LaunchConfig]) -> CompileBeside | None:
+        """Compile candidates in forks, if this process may fork."""
+        if not (self._processes and self._kernel.compiles and may_fork_beside()):
+            return None
+        kernel = self._kernel
+
+        def compile_one(candidate: LaunchConfig, call: tuple[Any, ...]) -> bytes | None:
+            return kernel.compile_cfg(kernel.invocation(Launch(*call[0])), candidate)
+
+        return CompileBeside(compile_one, configs, LOADING)
+
+    def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002 - as above
+        """Load the program of a candidate onto the device; one that nobody has compiled is compiled here."""
+        program = self._kernel.program(Launch(*args[0]), config)
+        _ = getattr(program, "run", None)  # a property, which loads the program
+
+    def detached(self, inv: Invocation[LaunchConfig, Any]) -> Invocation[LaunchConfig, Any]:
+        """Return the launch without its tensors."""
+        return self._kernel.detached(inv)
+
+
+def _size(value: Any) -> Hashable:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return tuple(shape)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,289 @@
+"""Launches that are tuned while the program runs, on a GPU that does not exist; compilation for sm_90 is real."""
+
+# ruff: noqa: N803 - constexprs are written in capitals in Triton
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import triton.language as tl  # noqa: E402 - after the check that it is there
+from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+
+import tunebook as tb  # noqa: E402 - as above
+from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
+from tunebook._tuning import live_session  # noqa: E402 - as above
+from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
+from tunebook.adapters.triton import autotune  # noqa: E402 - as above
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+LIVE = tb.AutotunePolicy(cache_miss_fallback="incremental")
+
+
+@triton.jit
+def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out_ptr + at, tl.load(x_ptr + at, inside) + tl.load(y_ptr + at, inside), inside)
+
+
+@triton.jit
+def count(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) + 1, at < n)
+
+
+def blocks(*sizes, **options):
+    return [triton.Config({"BLOCK": size}, num_warps=4, **options) for size in sizes]
+
+
+CONFIGS = blocks(64, 128, 256, 512)
+COST = {64: 40e-6, 128: 20e-6, 256: 10e-6, 512: 30e-6}
+# Loading is free on the pretend clock: how long it takes here says nothing.
+FREELY = live_session.LoadingShare(math.inf)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(live_session, "LOADING", FREELY)
+    monkeypatch.setattr(live, "LOADING", FREELY)
+    with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count) as fake:
+        fake.behind = 2
+        yield fake
+
+
+def grid(meta):
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def tensors(n=1024):
+    return torch.ones(n), torch.ones(n), torch.zeros(n), n
+
+
+def live_kernel(function=add, configs=CONFIGS, **options):
+    return autotune(configs, key=["n"], policy=LIVE, **{"processes": False, **options})(function)
+
+
+def launched(gpu):
+    return [facts["BLOCK"] for facts in gpu.launches]
+
+
+def call_until_decided(kernel, *arguments, most=2000):
+    for _ in range(most):
+        kernel[grid](*arguments)
+        tb.wait_for_background(10)
+        if any(found for *_, found in [(s, s.is_finished) for s in sessions(kernel)]):
+            return
+    raise AssertionError("\n".join(map(str, kernel.selector.pending)))
+
+
+def sessions(kernel):
+    return [*kernel.selector.pending, *(session for session, _ in kernel.selector._parts.watched.values())]
+
+
+# ----------------------------------------------------------------------------------------------------------- converging
+
+
+def test_the_first_launch_runs_at_once_with_the_first_candidate(gpu):
+    live_kernel()[grid](*tensors())
+    assert launched(gpu) == [64]
+
+
+def test_the_first_launch_runs_with_the_heuristic_if_there_is_one(gpu):
+    live_kernel(heuristic=CONFIGS[3])[grid](*tensors())
+    assert launched(gpu) == [512]
+
+
+def test_the_first_launch_runs_with_the_best_of_the_nearest_sizes(gpu):
+    autotune(CONFIGS, key=["n"])(add).tune(*tensors(2048), grid=grid)
+    gpu.launches.clear()
+    live_kernel()[grid](*tensors(1024))
+    assert launched(gpu) == [256]
+
+
+def test_launches_converge_to_the_fastest_and_none_waits_for_the_device(gpu):
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    assert gpu.waits == gpu.flushes == 0
+    gpu.launches.clear()
+    for _ in range(50):
+        kernel[grid](*tensors())
+    assert set(launched(gpu)) == {256}
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_each_call_launches_once_so_kernels_that_accumulate_are_safe(gpu):
+    gpu.effect = lambda _facts, arguments: arguments["x_ptr"].add_(1)
+    kernel, x = live_kernel(count), torch.zeros(1024)
+    for calls in range(1, 200):
+        kernel[grid](x, 1024)
+        assert float(x[0]) == calls
+
+
+def test_any_window_of_launches_keeps_to_the_limit(gpu):
+    kernel = live_kernel(heuristic=CONFIGS[2])  # it is the best already: nothing is saved
+    for _ in range(3000):
+        kernel[grid](*tensors())
+    extra = [COST[block] / COST[256] - 1 for block in launched(gpu)]
+    assert max(sum(extra[start : start + 2000]) for start in range(1000)) <= 0.02 * 2000
+    assert {64, 128, 512} <= set(launched(gpu))
+
+
+def test_another_process_finds_the_choice_in_the_book(gpu):
+    call_until_decided(live_kernel(), *tensors())
+    tb.wait_for_background()
+    gpu.launches.clear()
+    fresh = live_kernel()
+    for _ in range(20):
+        fresh[grid](*tensors())
+    assert set(launched(gpu)) == {256}
+    assert sessions(fresh) == []
+    assert "/live/forward" in str(fresh.explain(*tensors(), grid=grid))
+
+
+def test_a_candidate_that_cannot_be_launched_costs_nothing(gpu):
+    gpu.cost = lambda facts: RuntimeError("out of resources") if facts["BLOCK"] == 512 else COST[facts["BLOCK"]]
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    assert launched(gpu).count(512) == 1
+    assert "out of resources" in str(kernel.explain(*tensors(), grid=grid))
+
+
+def test_an_error_of_the_call_itself_is_raised(gpu):
+    kernel = live_kernel()
+    kernel[grid](*tensors())
+    gpu.cost = lambda _facts: RuntimeError("the call is at fault")
+    with pytest.raises(RuntimeError, match="the call is at fault"):
+        kernel[grid](*tensors())
+
+
+def test_the_tensors_of_a_call_are_not_kept(gpu):
+    kernel, x = live_kernel(), torch.ones(1024)
+    kernel[grid](x, x, x, 1024)
+    gone = weakref.ref(x)
+    del x
+    kernel[grid](*tensors())
+    gc.collect()
+    assert gone() is None
+
+
+# -------------------------------------------------------------------------------------------------- capture and pauses
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(gpu):
+    kernel = live_kernel()
+    kernel[grid](*tensors())
+    gpu.capturing = True
+    gpu.launches.clear()
+    for _ in range(100):
+        kernel[grid](*tensors())
+    assert set(launched(gpu)) == {64}
+    gpu.capturing = False
+    call_until_decided(kernel, *tensors())
+
+
+def test_nothing_is_tried_or_loaded_while_tuning_is_paused(gpu):
+    kernel = live_kernel()
+    kernel[grid](*tensors())
+    gpu.launches.clear()
+    with tb.pause_tuning():
+        for _ in range(100):
+            kernel[grid](*tensors())
+    assert set(launched(gpu)) == {64}
+    assert next(iter(add.device_caches.values()))[0].__len__() == 1, "one program is loaded"
+    call_until_decided(kernel, *tensors())
+
+
+# ----------------------------------------------------------------------------------------------------------- the book
+
+
+def test_an_offline_tuning_outranks_a_live_one(gpu):
+    call_until_decided(live_kernel(), *tensors())
+    tb.wait_for_background()
+    gpu.cost = lambda facts: {**COST, 128: 5e-6}[facts["BLOCK"]]
+    offline = autotune(CONFIGS, key=["n"])(add)
+    offline.tune(*tensors(), grid=grid)
+    kernel = live_kernel()
+    kernel[grid](*tensors())
+    assert kernel.best_config.kwargs == {"BLOCK": 128}
+
+
+def test_a_live_tuning_does_not_replace_an_offline_one_of_meanwhile(gpu):
+    kernel = live_kernel()
+    kernel[grid](*tensors())
+    gpu.cost = lambda facts: {**COST, 128: 5e-6}[facts["BLOCK"]]
+    autotune(CONFIGS, key=["n"])(add).tune(*tensors(), grid=grid)
+    gpu.cost = lambda facts: COST[facts["BLOCK"]]
+    for _ in range(300):
+        kernel[grid](*tensors())
+        tb.wait_for_background()
+    gpu.launches.clear()
+    kernel[grid](*tensors())
+    assert launched(gpu) == [128]
+
+
+# ------------------------------------------------------------------------------------------------------------- watching
+
+
+def test_a_winner_that_becomes_slower_is_rolled_back_with_an_event_within_50_launches(gpu):
+    told = []
+    kernel = live_kernel(on_event=lambda event, **data: told.append((event, data)))
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background()
+    for _ in range(40):
+        kernel[grid](*tensors())
+    gpu.cost = lambda facts: {**COST, 256: 100e-6}[facts["BLOCK"]]
+    for _ in range(50):
+        kernel[grid](*tensors())
+    (data,) = [data for event, data in told if event == "rolled_back"]
+    assert (data["beaten"].config, data["cfg"].config) == (CONFIGS[2], CONFIGS[1])
+    gpu.launches.clear()
+    for _ in range(1000):
+        kernel[grid](*tensors())
+    assert launched(gpu).count(128) > 800
+
+
+def test_nothing_is_rolled_back_when_the_whole_device_slows_down(gpu):
+    told = []
+    kernel = live_kernel(on_event=lambda event, **_data: told.append(event))
+    call_until_decided(kernel, *tensors())
+    gpu.cost = lambda facts: 3 * COST[facts["BLOCK"]]
+    for _ in range(500):
+        kernel[grid](*tensors())
+    assert "rolled_back" not in told
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+# ---------------------------------------------------------------------------------------------------------------- forks
+
+
+@pytest.mark.timeout(300)
+def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(compile_beside, "may_fork_beside", lambda: True)
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    builds = []
+    take = compile_beside.CompileBeside._take
+    monkeypatch.setattr(compile_beside.CompileBeside, "_take", lambda *given: builds.append(take(*given)) or builds[-1])
+    kernel = live_kernel(processes=True)
+    call_until_decided(kernel, *tensors(), most=10**6)
+    assert len(builds) == 3
+    assert all(build.failure is None and build.product is not None for build in builds)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_progress_and_cost_stand_in_the_explanation(gpu):
+    kernel = live_kernel()
+    for _ in range(20):
+        kernel[grid](*tensors())
+    text = str(kernel.explain(*tensors(), grid=grid))
+    assert "trying one candidate per call" in text
+    assert "calls took" in text
+    assert EVERYWHERE.listeners == []
