@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Invocation as Invocation
     from tunebook._kernel.kernel import Kernel as Kernel
     from tunebook._kernel.kernel import Out as Out
+    from tunebook._kernel.measure import Measure as Measure
     from tunebook._kernel.policy import AutotunePolicy as AutotunePolicy
     from tunebook._keys.buckets import anchor as anchor
     from tunebook._keys.buckets import exact as exact
@@ -123,6 +124,7 @@ _NAMES = {
     "TunebookError TunebookWarning TuningFailed UnkeyableError Unsupported",
     "_base.vocabulary": "Measurement Problem",
     "_kernel.kernel": "Cfg Invocation Kernel Out",
+    "_kernel.measure": "Measure",
     "_kernel.policy": "AutotunePolicy",
     "_keys.buckets": "anchor exact multiple pow2",
     "_keys.call_key": "register_key",

@@ -128,6 +128,26 @@ def test_a_device_that_was_idle_is_kept_busy_first():
     assert device.flushes > before + 100
 
 
+@pytest.mark.parametrize("windows", [False, True])
+def test_with_a_warm_cache_a_run_that_is_not_timed_goes_before_each_timed_run(windows):
+    device, ran = Device(), []
+    timer = timer_on(device, warm=True, windows=windows)
+
+    def launch():
+        if windows:
+            timer.begin()
+        # The first run after a flush finds a cold cache.
+        device.run(9e-6 if device.flushes else 2e-6)
+        ran.append(device.flushes > 0)
+        device.flushes = 0
+        if windows:
+            timer.end()
+
+    assert timer.sample_s(launch, 3) == pytest.approx(2e-6)
+    assert ran == [True, False] * 3
+    assert timer.name == "device-events/warm-l2/launch"
+
+
 def test_a_sample_that_raises_leaves_no_window_open():
     device = Device()
     timer = timer_on(device)

@@ -371,6 +371,31 @@ def test_a_benchmark_that_gives_no_time_never_wins(gpu):
     assert kernel.best_config.kwargs == {"BLOCK": 128}
 
 
+@pytest.mark.parametrize(
+    ("measure", "how"),
+    [
+        (tb.Measure(cache="warm"), "device-events/warm-l2/launch"),
+        (tb.Measure(launch="graph"), "device-events/cold-l2/graph"),
+        (tb.Measure(cache="cold", launch="eager"), "device-events/cold-l2/launch"),
+    ],
+)
+def test_measure_says_how_launches_are_timed(gpu, measure, how):
+    kernel = autotune(CONFIGS, key=["n"], measure=measure)(add)
+    tuned = kernel.tune(*tensors(), grid=grid)
+    assert {m.policy.partition("/race")[0] for m in tuned.measurements} == {how}
+    assert tuned.config.config.kwargs == {"BLOCK": 256}
+
+
+def test_a_way_to_measure_that_triton_kernels_do_not_have_is_an_error(gpu):
+    with pytest.raises(tb.DefinitionError, match="leave host= and inputs= out"):
+        autotune(CONFIGS, key=["n"], measure=tb.Measure(host=True))
+    with pytest.raises(tb.DefinitionError, match="do_bench= measures in its own way"):
+        autotune(CONFIGS, key=["n"], measure=tb.Measure(cache="warm"), do_bench=lambda *_, **__: 1.0)(add)[grid]
+    kernel = autotune(CONFIGS, key=["n"], policy=tb.AutotunePolicy(measure=tb.Measure(cache="warm")))(add)
+    with pytest.raises(tb.DefinitionError, match="is measured as its definition says: give it measure="):
+        kernel[grid](*tensors())
+
+
 def test_graphs_are_replayed_where_that_is_asked_for(gpu):
     with pytest.warns(DeprecationWarning, match="use_cuda_graph"):  # as with Triton
         kernel = autotune(CONFIGS, key=["n"], use_cuda_graph=True)(add)

@@ -16,6 +16,7 @@ from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
+from tunebook._kernel.measure import check_measure
 from tunebook._kernel.output_check import Comparison, as_mismatch, comparison, with_own_arrays
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tunebook._base.vocabulary import StrategyLike
+    from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook._selection.persistent_cache import PersistentCache
@@ -65,6 +67,7 @@ class TunableOptions(TypedDict, total=False):
     cost: Callable[..., float] | None
     keep: float | None
     objective: str | Callable[[Sequence[float]], float]
+    measure: Measure | None
     flops: Amount | None
     bytes: Amount | None
     peak: Peak | None
@@ -136,6 +139,7 @@ class FunctionKernel(Kernel[Any, Any]):
         self.prunes = any(each is not None for each in (self._choice, self._prune, self._cost))
         self.objective = options.get("objective", "typical")
         objective_for(self.objective)  # an unknown name is an error here
+        self.measure = check_measure(options.get("measure"))
         self._flops, self._bytes = options.get("flops"), options.get("bytes")
         self._peak = check_peak(options.get("peak"))
         self.strategy = options.get("strategy")

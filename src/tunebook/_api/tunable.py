@@ -13,6 +13,7 @@ from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
+from tunebook._kernel.measure import check_measure
 from tunebook._keys.call_key import explain_difference
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tunebook._api.function_kernel import SpaceLike
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
+    from tunebook._kernel.measure import Measure
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.recording import RecordedCall, Recording
     from tunebook._space.choice import Choice
@@ -148,7 +150,8 @@ def tunable(
     `compile` prepares one configuration; several calls of it run at once while other candidates are measured. `prune`
     gets the candidates and the arguments, and returns the candidates worth a try. Of these the `keep` cheapest are
     tried, by `cost`, a function of a configuration and the arguments. `objective` is the quantity to minimise:
-    "typical" (a mean of the faster half), "median", "mean", "p95", or a function of samples. `flops` and `bytes` are
+    "typical" (a mean of the faster half), "median", "mean", "p95", or a function of samples. `measure` is a `Measure`:
+    cold or warm caches, arguments that take turns, graphs, the host's or the device's clock. `flops` and `bytes` are
     the work of a call, as numbers or functions of the arguments: near the `peak` of the device, tuning ends.
 
     `strategy` searches the candidates instead of racing them all: "auto", "guided", "local", "evolution", "random",
@@ -177,17 +180,21 @@ def tune(
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
     strategy: StrategyLike | None = None,
+    measure: Measure | None = None,
     **kwargs: Any,
 ) -> Tuned[Any]:
     """Tune one call ahead of time and return the measurements; earlier measurements are used again.
 
     `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
-    or None to show a bar if standard error is a terminal. `strategy` is as for `tunable`, for this call.
+    or None to show a bar if standard error is a terminal. `strategy` and `measure` are as for `tunable`, for this
+    call; `measure` goes before the policy's and the kernel's.
     """
     kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
     inv = kernel.call((*bound, *args), kwargs)
-    return kernel.selector.tune(inv, kernel, budget=budget, on_step=show, strategy=strategy)
+    return kernel.selector.tune(
+        inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure)
+    )
 
 
 def tune_together(

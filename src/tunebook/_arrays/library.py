@@ -167,9 +167,10 @@ class TuningSite(NamedTuple):
     takes a function from configurations to runnable functions; it returns a function from configurations to the
     functions that are measured, and one that compiles them ahead, or None if the kernel compiles.
     `differentiable(bind, config)` says whether a backward pass can be measured, as one configuration shows, and
-    `passes` names the passes that are then measured. `one_of(output)` returns the part of an output that `inv` would
-    give. `with_inputs(args, kwargs)` returns the site with other arguments for the call; None where its arguments are
-    the user's own.
+    `passes` names the passes that are then measured. `rotating(n)` returns the site with n copies of the arrays that
+    take turns; None where the candidates are called with the copies. `one_of(output)` returns the part of an output
+    that `inv` would give. `with_inputs(args, kwargs)` returns the site with other arguments for the call; None where
+    its arguments are the user's own.
     """
 
     inv: Any
@@ -183,6 +184,7 @@ class TuningSite(NamedTuple):
     passes: str = "forward+backward"
     one_of: Callable[[Any], Any] = lambda output: output
     with_inputs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
+    rotating: Callable[[int], Any] | None = None
 
 
 class CapturedCall(Protocol):
@@ -255,7 +257,11 @@ class ArrayLibrary(NamedTuple):
     an expression. `packed()` returns the classes and attributes that the C accelerator reads. `dtype_text(value)`
     returns the key of a dtype object of the library.
 
-    **Measuring.** `timer(arguments)` returns a `Timer`, or None for the host's clock.
+    **Measuring.** `timer(arguments)` returns a `Timer`, or None for the host's clock. For a user who chooses how to
+    measure, `timer_as(arguments, cold, graph)` returns a timer that empties the caches before each run or leaves them
+    warm, for runs that are launched or replayed; None if there is no such timer. `graph(arguments)` returns a function
+    that captures a run in a graph of the device, so that calling the result replays it; None if that cannot be.
+    `duplicate(x)` returns another array with the same values in memory of its own; without it, `copy` does.
 
     **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values. Small
     arrays of integers may be indices, which random values would send out of range: `values(x)` returns their values as
@@ -291,6 +297,9 @@ class ArrayLibrary(NamedTuple):
     packed: Callable[[], tuple[object, ...] | None] = lambda: None
     dtype_text: Callable[[Any], str | None] = lambda _value: None
     timer: Callable[[object], Timer | None] = lambda _arguments: None
+    timer_as: Callable[[object, bool, bool], Timer | None] = lambda _arguments, _cold, _graph: None
+    graph: Callable[[object], Callable[[Callable[[], object]], Callable[[], object]] | None] = lambda _arguments: None
+    duplicate: Callable[[Any], Any] | None = None
     make: Callable[[ArraySpec, int], Any] | None = None
     values: Callable[[Any], Any] = lambda _x: None
     with_values: Callable[[Any, Any], Any] | None = None

@@ -7,9 +7,11 @@ import math
 import re
 import zlib
 from binascii import a2b_base64, b2a_base64
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tunebook._arrays.describe import describe
 from tunebook._arrays.library import library_named, library_of, loaded_libraries
 from tunebook._base.errors import CodecError, DefinitionError, Unsupported
 
@@ -34,6 +36,23 @@ def sampled(x: Any, spec: ArraySpec) -> ArraySpec:
         return spec
     packed = zlib.compress(values.tobytes(), 1)  # in the order of the indices, whatever the layout
     return replace(spec, values=b2a_base64(packed, newline=False).decode())
+
+
+def duplicate(x: Any) -> Any:
+    """Return another array with the values and the layout of an array, in memory of its own."""
+    library, spec = library_of(x), describe(x)
+    with suppress(Unsupported):
+        made = (library.duplicate or library.copy)(x)
+        if made is not x and describe(made) == spec:
+            return made
+        # The library's copy has another layout, or lost the gradient: the values go into an array that is made alike.
+        made = materialise(spec)
+        library.put_back(made, x)
+        return made
+    raise DefinitionError(
+        f"cannot copy a {type(x).__qualname__} for Measure(inputs=...): leave inputs out, or give the record of its "
+        "array library a duplicate"
+    )
 
 
 def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:

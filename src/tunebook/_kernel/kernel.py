@@ -1,4 +1,4 @@
-"""A kernel, one call of it, and the policy for calls that miss."""
+"""A kernel, and one call of it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.errors import TuningFailed
     from tunebook._base.vocabulary import CallRecorder, NumberTable, StrategyLike, ValuesFrom
+    from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare
     from tunebook._statistics.roofline import Roofline
 
@@ -125,6 +126,7 @@ class KernelOperations(Generic[Cfg, Out]):
     version: str
     key_builder: Callable[[Invocation[Cfg, Out]], str] | None
     objective: str | Callable[[Sequence[float]], float]
+    measure: Measure | None
 
     @property
     def op_id_v(self) -> str:
@@ -256,7 +258,8 @@ class KernelOperations(Generic[Cfg, Out]):
     def _checksum_over(self, candidates: Iterable[Cfg]) -> str:
         # The objective is not code: a decision under another one is made from the same measurements.
         objective = "" if self.objective == "typical" else f"-{objective_name(self.objective)}"
-        return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}"
+        measure = "" if self.measure is None else f"-{self.measure!r}"  # nor is the way to measure
+        return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}{measure}"
 
     @computed_once
     def code_checksum(self) -> str:
@@ -294,6 +297,9 @@ class Kernel(KernelOperations[Cfg, Out]):
     """Whether outputs are checked while tuning."""
     objective: str | Callable[[Sequence[float]], float] = "typical"
     """The quantity to minimise: "typical", "median", "mean", "p95", or a function of samples in seconds."""
+    measure: Measure | None = None
+    """How candidates are measured; None is the way that is usual for the device."""
+    measures_by_itself: bool = False  # its tuner measures as `measure` says, and in no other way
     strategy: StrategyLike | None = None
     """The search strategy. None races all candidates, unless they are a `Space` too big for that."""
     prunes: bool = False

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._base.vocabulary import Trust
+from tunebook._kernel.measure import check_measure
 from tunebook._memo.answer_memo import MEMO
+
+if TYPE_CHECKING:
+    from tunebook._kernel.measure import Measure
 
 MissFallback = Literal["autotune", "heuristics", "background", "incremental", "nearest"]
 WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
+Reverify = Literal["never", "tuning", "behind"]
 _LEAST_WINDOW: Final = 100  # calls: a shorter one is over before a candidate is compared
 
 
@@ -39,6 +44,11 @@ class AutotunePolicy:
     under other versions of libraries, Python or a driver; "candidates", when the kernel had other candidates; "code",
     when it had other code; "family", on another device of the same family; "near", for the nearest tuned size; "any".
     None is "exact", or "code" if a miss is not tuned in the call, or "family" where nothing is tuned at all.
+    `reverify` says when such an entry is measured here: at the next "tuning" (`tune`, `tune_all`, `tunebook tune`);
+    "behind" the first call that it answers, in the background, on made-up arrays; or "never", also by `tune_all`.
+
+    `measure` is a `Measure`: how candidates are measured. It goes before the kernel's own, and after that of `tune`.
+    Entries that are in the book answer, no matter how they were measured.
 
     `while_tuning` is for a thread that meets a problem which another thread tunes: wait, or use the heuristic for now.
     `isolate` runs candidates in a worker process, which may crash or take longer than `candidate_timeout_s` over a
@@ -59,15 +69,23 @@ class AutotunePolicy:
     slowdown_window: int = 2000
     strict: bool = False
     trust: Trust | None = None
+    reverify: Reverify = "tuning"
+    measure: Measure | None = None
     _assignable: bool = field(init=False, repr=False, compare=False)  # missing while this is being made
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {"cache_miss_fallback": MissFallback, "while_tuning": WhileTuning, "isolate": Isolate}
+        choices: dict[str, Any] = {
+            "cache_miss_fallback": MissFallback,
+            "while_tuning": WhileTuning,
+            "isolate": Isolate,
+            "reverify": Reverify,
+        }
         if self.trust is not None:
             choices["trust"] = Trust
         for name, valid in choices.items():
             if (value := getattr(self, name)) not in get_args(valid):
                 raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, get_args(valid)))}")
+        check_measure(self.measure)
         if not self.candidate_timeout_s > 0:
             raise DefinitionError(f"candidate_timeout_s={self.candidate_timeout_s!r} must be more than 0 seconds")
         if not 1 < self.incremental_slowdown < math.inf:
@@ -85,6 +103,11 @@ class AutotunePolicy:
             raise DefinitionError(
                 "cache_miss_fallback='incremental' runs candidates in the user's own calls, which isolate='always' "
                 "does not allow; use cache_miss_fallback='background', or isolate='never'"
+            )
+        if self.cache_miss_fallback == "incremental" and self.measure is not None:
+            raise DefinitionError(
+                "cache_miss_fallback='incremental' measures the user's own calls as they are, which measure= cannot "
+                "change; use cache_miss_fallback='background'"
             )
         object.__setattr__(self, "_assignable", True)
 

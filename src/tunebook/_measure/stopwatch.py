@@ -13,12 +13,14 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from tunebook._arrays.describe import is_array, parts_of, walk
+from tunebook._arrays.describe import is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import library_of
+from tunebook._arrays.made_up import duplicate
 from tunebook._base.errors import CompileError, DefinitionError, text_of
 from tunebook._base.vocabulary import Failure, FailureKind
 from tunebook._kernel.output_check import as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer, refuse_iterators
+from tunebook._measure.host_caches import empty_caches
 from tunebook._statistics.decide import DEVICE_CLOCKS
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def wait_for(result: Any) -> None:
 class Stopwatch(NamedTuple):
     """How a run is timed: by a monotonic clock, or by a device's `timer`. `wait` blocks until a result is ready.
 
-    Runs that are shorter than `shortest_s` are timed several at once.
+    Runs that are shorter than `shortest_s` are timed several at once. If `cold`, the host's caches are emptied before
+    each run, outside of its time. If `replayed`, runs are replays of graphs.
     """
 
     warmup: int = 1
@@ -65,11 +68,15 @@ class Stopwatch(NamedTuple):
     wait: Callable[[Any], None] = wait_for
     timer: Timer | None = None
     shortest_s: float = SHORTEST_SAMPLE_S
+    cold: bool = False
+    replayed: bool = False
+    empty_caches: Callable[[], object] = empty_caches
 
     @property
     def name(self) -> str:
         """The measurement policy: times under different policies are never compared."""
-        clock = "host-clock" if self.timer is None else self.timer.name
+        clock = f"host-clock{'/cold-cache' * self.cold}{'/graph' * self.replayed}"
+        clock = clock if self.timer is None else self.timer.name
         # It says whether a device's own clock took them, because `decide` is stricter with these.
         if self.timer is not None and self.timer.is_device_clock and not clock.startswith(DEVICE_CLOCKS):
             clock = f"device-clock/{clock}"
@@ -83,10 +90,18 @@ class Stopwatch(NamedTuple):
         """Return the seconds of a run, as the mean of several that are timed together."""
         if self.timer is not None:
             return self.timer.sample_s(launch, runs)
+        if self.cold:
+            return math.fsum(self._cold_run_s(launch) for _ in range(runs)) / runs
         start = self.clock_ns()
         for _ in range(runs):
             self.wait(launch())
         return (self.clock_ns() - start) * 1e-9 / runs
+
+    def _cold_run_s(self, launch: Callable[[], object]) -> float:
+        self.empty_caches()
+        start = self.clock_ns()
+        self.wait(launch())
+        return (self.clock_ns() - start) * 1e-9
 
 
 class Trial(NamedTuple):
@@ -147,7 +162,8 @@ def sample(launch: Callable[[], object], stopwatch: Stopwatch, runs: int = 1) ->
     """Take one sample of a warm candidate: the mean of so many runs."""
     with Attempt() as attempt:
         seconds = stopwatch.sample_s(launch, runs)
-        attempt.trial = Trial(sample_s=seconds, more_s=seconds)
+        # To empty the caches takes longer than the runs that a sample with several runs is for.
+        attempt.trial = Trial(sample_s=seconds, more_s=math.inf if stopwatch.cold else seconds)
     return attempt.trial
 
 
@@ -240,7 +256,11 @@ class Runner(AbstractContextManager["Runner", None], Protocol):
 
 
 class Launches(Generic[Cfg]):
-    """Binds each candidate's function to the arguments of a job; `arguments` puts them back."""
+    """Binds each candidate's function to the arguments of a job; `arguments` puts them back.
+
+    Of `copies` of the arguments, the caller's own are the first, which checked runs get; samples take them in turn.
+    `graph` makes a function that replays a run.
+    """
 
     def __init__(
         self,
@@ -249,17 +269,72 @@ class Launches(Generic[Cfg]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         mutated: Sequence[object] | None = None,
+        *,
+        copies: int = 1,
+        graph: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
     ) -> None:
-        self._configs, self._make_fn, self._args, self._kwargs = configs, make_fn, args, kwargs
-        self._made: dict[int, Callable[[], object]] = {}
+        self._configs, self._make_fn, self._graph = configs, make_fn, graph
+        self._made: dict[tuple[int, int], Callable[[], object]] = {}
+        self._replays: dict[tuple[int, int], Callable[[], object]] = {}
         refuse_iterators((args, dict(kwargs)))
         self.arguments: Final = Restorer((args, kwargs), mutated)
+        self._sets = [(args, kwargs), *(_another((args, dict(kwargs))) for _ in range(copies - 1))]
+        self._turn = 0
+        self._kept: list[Restorer] = []
 
-    def __call__(self, index: int) -> Callable[[], object]:
+    def __call__(self, index: int, copy: int = 0) -> Callable[[], object]:
         """Return the launch of a candidate, made at the first request. The factory may reject the configuration."""
-        if index not in self._made:
-            self._made[index] = partial(self._make_fn(self._configs[index]), *self._args, **self._kwargs)
-        return self._made[index]
+        if (index, copy) not in self._made:
+            args, kwargs = self._sets[copy]
+            self._made[index, copy] = partial(self._make_fn(self._configs[index]), *args, **kwargs)
+        return self._made[index, copy]
+
+    def prepare(self, index: int) -> None:
+        """Capture a candidate that has run in graphs, if runs are to be replayed."""
+        for copy in range(0 if self._graph is None else len(self._sets)):
+            replay = self._replays[index, copy] = self._graph(self(index, copy))  # type: ignore[misc] # there is one
+            for _ in range(2):  # it runs as it is, and is captured
+                replay()
+                self.ready()
+
+    def in_turn(self, index: int) -> Callable[[], object]:
+        """Return the launch that samples of a candidate are taken of: with each call, the next copy takes its turn."""
+        if len(self._sets) == 1:
+            return self._replays.get((index, 0)) or self(index)
+        launches = [self._replays.get((index, copy)) or self(index, copy) for copy in range(len(self._sets))]
+
+        def launch() -> object:
+            self._turn = (self._turn + 1) % len(launches)
+            return launches[self._turn]()
+
+        return launch
+
+    def ready(self) -> bool:
+        """Put back the arguments that runs change; return whether there are any: a sample then has one run only."""
+        self.arguments.restore()
+        if not self.arguments.has_changes:
+            return False
+        if (
+            len(self._sets) > 1 and not self._kept
+        ):  # no copy has been changed yet: a checked run is seen to change first
+            self._kept = [Restorer(each) for each in self._sets[1:]]
+        if self._turn:
+            self._kept[self._turn - 1].notice()
+        return True
+
+
+def _another(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Return arguments with copies of their arrays; an array that is passed twice is copied once."""
+    made: dict[int, Any] = {}
+
+    def copied(leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = duplicate(leaf)
+        return made[id(leaf)]
+
+    return map_leaves(copied, arguments)
 
 
 class AgainstModel:
@@ -372,18 +447,19 @@ class InProcess(Runner):
             with Attempt() as attempt:
                 attempt.trial = first_trial(launches(index), self._stopwatch, check)
             launches.arguments.notice()
+            seconds.append(attempt.trial.sample_s)
+            if attempt.trial.failure is None:
+                with attempt:
+                    launches.prepare(index)
             if attempt.trial.failure is not None:
                 return attempt.trial
-            seconds.append(attempt.trial.sample_s)
         return Trial(sample_s=combined_s(self._combine, seconds, self._shares))
 
     def sample(self, index: int, runs: int) -> Trial:
         seconds, more_s = [], 0.0
         for launches, _, _, _ in self._parts:
-            launches.arguments.restore()
-            # Several runs would write to changed arguments several times.
-            alone = launches.arguments.has_changes
-            trial = sample(launches(index), self._stopwatch, 1 if alone else runs)
+            alone = launches.ready()  # several runs would write to changed arguments several times
+            trial = sample(launches.in_turn(index), self._stopwatch, 1 if alone else runs)
             if trial.failure is not None:
                 return trial
             seconds.append(trial.sample_s)

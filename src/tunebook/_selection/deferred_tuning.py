@@ -429,6 +429,9 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
         return None
     if request.kernel.table is not None:
         return Skipped("its calls run nothing that a candidate could be tried in; use cache_miss_fallback='background'")
+    if request.kernel.measure is not None:
+        how = f"its calls are measured as they are, and not as {request.kernel.measure!r} says"
+        return Skipped(f"{how}; use cache_miss_fallback='background'")
     from tunebook._tuning.in_call_session import why_not_in_calls  # noqa: PLC0415 - loaded late: few policies explore
 
     reason = why_not_in_calls(arguments)

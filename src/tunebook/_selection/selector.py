@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Event, Problem, StrategyLike, Trust
     from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.measure import Measure
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.in_call_session import InCallSession
@@ -351,9 +352,10 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
         strategy: StrategyLike | None = None,
+        measure: Measure | None = None,
     ) -> Tuned[C]:
         """Tune a call now and use the result from now on; known measurements are reused."""
-        request = replace(self._tuning_request(inv, kernel), strategy=strategy)
+        request = replace(self._tuning_request(inv, kernel), strategy=strategy, measure=measure)
         return self._finish(partial(self._autotune.tune, request), [request], budget, on_step)
 
     def tune_together(

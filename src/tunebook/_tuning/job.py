@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunebook._arrays.library import Timer
     from tunebook._base.vocabulary import Combine, Failure, FailureKind, Json, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation, Kernel
+    from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare
     from tunebook._measure.compile_pool import Compiled
     from tunebook._measure.stopwatch import Runner, Stopwatch, Trial
@@ -53,12 +54,13 @@ _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[Cfg]):
-    """A call that needs a configuration, with its kernel, problem and search strategy."""
+    """A call that needs a configuration, with its kernel, problem, search strategy and way to measure."""
 
     inv: Invocation[Cfg, Any]
     kernel: Kernel[Cfg, Any]
     problem: Problem
     strategy: StrategyLike | None = None
+    measure: Measure | None = None
 
 
 class History(NamedTuple):
@@ -151,6 +153,7 @@ class Part(NamedTuple, Generic[Cfg]):
     check: Callable[[Any], Any] | None = None  # returns an error for a wrong output
     mutated: Sequence[object] | None = None  # the arguments that runs write to; None is to find out
     weight: float = 1.0
+    copies: int = 1  # of the arguments, which take turns
 
 
 class Order(NamedTuple, Generic[Cfg]):
@@ -158,6 +161,15 @@ class Order(NamedTuple, Generic[Cfg]):
 
     group: Callable[[Cfg], int] = lambda _config: 0  # tried only if no candidate of the groups before it was valid
     priority: Callable[[Cfg], int] = lambda _config: 0
+
+
+class Timing(NamedTuple):
+    """How runs are timed, as far as that is not usual for the device; `inputs` copies of the arguments take turns."""
+
+    by_host: bool = False  # by the host's clock, though the device has one
+    cold: bool = False  # with empty caches of the host
+    inputs: int = 1
+    graph: Callable[[Callable[[], object]], Callable[[], object]] | None = None  # makes a function that replays a run
 
 
 class Setup(NamedTuple, Generic[Cfg]):
@@ -176,6 +188,7 @@ class Setup(NamedTuple, Generic[Cfg]):
     platform: str = "cpu"
     ordinal: int | None = None  # the number of the GPU, if the arguments do not tell
     timer: Timer | None = None  # the clock of the device; None is the host's
+    timing: Timing = Timing()
     isolate: bool = False  # in a worker process, where each step may take `timeout_s`
     timeout_s: float = 60.0
     runner: Callable[[Sequence[Cfg]], Runner] | None = None  # runs elsewhere than in this process or a fork of it
@@ -238,8 +251,9 @@ class Job(NamedTuple, Generic[Cfg]):
 
     def policy(self, stopwatch: Stopwatch) -> str:
         """Return the measurement policy under a stopwatch."""
-        made_up = self.conditions.values_from
-        return f"{stopwatch.name}/{self.conditions.mode}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
+        made_up, inputs = self.conditions.values_from, self.setup.timing.inputs
+        turns = "" if inputs == 1 else f"/inputs={inputs}"
+        return f"{stopwatch.name}/{self.conditions.mode}{turns}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
 from tunebook._base.record_format import blake2b
+from tunebook._kernel.measure import Measure
 from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for
-from tunebook._tuning.job import Conditions, Goal, Job, Order, Part, Setup
+from tunebook._tuning.job import Conditions, Goal, Job, Order, Part, Setup, Timing
+from tunebook._tuning.measuring import measure_for, timing_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,8 +77,11 @@ def job_for(
         site = site if made is None else site.with_inputs(*made)
     if site is not None:
         call = replace(call, inv=replace(site.inv, values_from=values_from))
-    inv = call.inv
     job = outline(call, policy, history)
+    timing, inv = job.setup.timing, call.inv
+    if site is not None and timing.inputs > 1 and site.rotating is not None:
+        site = site.rotating(timing.inputs)
+        timing, inv = timing._replace(inputs=1), site.inv
     forward = job.conditions.mode == "forward"
     if site is not None and policy.validate_backward and not is_forward_only():
         bind = partial(site.bind, kernel, inv)
@@ -89,11 +94,11 @@ def job_for(
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
         isolate = kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}
     job = job._replace(
-        parts=[job.parts[0]._replace(check=check, mutated=kernel.mutated(inv))],
+        parts=[job.parts[0]._replace(check=check, mutated=kernel.mutated(inv), copies=timing.inputs)],
         setup=job.setup._replace(
             compile=partial(kernel.compile_cfg, inv) if kernel.compiles else None,
             platform=inv.platform,
-            timer=timer_for((inv.args, inv.kwargs)),
+            timer=job.setup.timer or timer_for((inv.args, inv.kwargs)),
             isolate=isolate,
             timeout_s=policy.candidate_timeout_s,
         ),
@@ -138,6 +143,7 @@ def _at_site(job: Job[C], site: TuningSite, kernel: Kernel[C, Any], *, forward: 
         site.kwargs,
         check=None if check is None else lambda output: check(site.one_of(output)),
         mutated=part.mutated,
+        copies=part.copies,
     )
     return job._replace(
         parts=[part],
@@ -215,6 +221,9 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         known = (search.space.decoded(m.config) for m in history.measurements)
         decoded = list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
         candidates = cast("list[C]", decoded)
+    measure, timer, timing = measure_for(call, policy), None, Timing()
+    if measure != Measure() and not kernel.measures_by_itself:
+        timer, timing = timing_for(measure, (inv.args, inv.kwargs))
     return Job(
         parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
         candidates=candidates,
@@ -224,7 +233,12 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         conditions=Conditions(
             kernel.code_checksum, kernel.environment(inv), mode, values_for(call), lambda: kernel.check_checksum
         ),
-        setup=Setup(order=order, launch_axes=space.launch_axes if isinstance(space, Space) else frozenset()),
+        setup=Setup(
+            order=order,
+            launch_axes=space.launch_axes if isinstance(space, Space) else frozenset(),
+            timer=timer,
+            timing=timing,
+        ),
     )
 
 

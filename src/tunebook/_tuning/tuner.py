@@ -15,27 +15,17 @@ from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch, probes_for
-from tunebook._measure.stopwatch import (
-    AgainstModel,
-    Attempt,
-    Batches,
-    InProcess,
-    Launches,
-    Runner,
-    Stopwatch,
-    TimedPart,
-    failed,
-    mean_s,
-)
+from tunebook._measure.stopwatch import Attempt, Batches, Runner, Stopwatch, failed, mean_s
 from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Part, Setup, Step, Tuned
+from tunebook._tuning.measuring import runner_for, stopwatch_for
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tunebook._arrays.library import Timer, TuningSite
+    from tunebook._arrays.library import TuningSite
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
     from tunebook._measure.device_lock import DeviceTurn
@@ -108,7 +98,7 @@ class Tuner(Generic[AnyCfg]):
         """
 
         def measure(site: TuningSite | None) -> float:
-            stopwatch = self._stopwatch_by(timer_for((args, kwargs)))
+            stopwatch = self._stopwatch_for(Setup(timer=timer_for((args, kwargs))))
             if site is None:
                 return mean_s(partial(fn, *args, **kwargs), stopwatch)
             make_fn, _ = site.programs(lambda _config: fn, _has_gradient(lambda _config: fn, None, site))
@@ -116,10 +106,10 @@ class Tuner(Generic[AnyCfg]):
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
-    def _stopwatch_by(self, timer: Timer | None) -> Stopwatch:
+    def _stopwatch_for(self, setup: Setup[Any]) -> Stopwatch:
         """Return the stopwatch, with a device's timer unless the stopwatch came with a clock or timer."""
         plain = type(self.stopwatch) is Stopwatch and self._real and self.stopwatch.timer is None
-        return self.stopwatch.by(timer) if plain else self.stopwatch
+        return stopwatch_for(self.stopwatch, setup, plain=plain)
 
     def autotune(
         self,
@@ -150,7 +140,7 @@ class Tuner(Generic[AnyCfg]):
         """Return the error of a tuning whose candidates are all known to fail; None if something would run."""
         if job.search is not None and len(job.known) < job.search.trials:
             return None
-        run = JobRun(job, self._stopwatch_by(job.setup.timer), self._clock_s, self._now_s)
+        run = JobRun(job, self._stopwatch_for(job.setup), self._clock_s, self._now_s)
         if not run.candidates.configs or run.todo():
             return None
         failed_all = all(m.failure is not None for m in run.candidates.results.values())
@@ -163,11 +153,11 @@ class Tuner(Generic[AnyCfg]):
             return self._tune(job, *watch)
         from tunebook._tuning.search_run import Searching  # noqa: PLC0415 - loaded late: for big spaces only
 
-        policy = job.policy(self._stopwatch_by(job.setup.timer))
+        policy = job.policy(self._stopwatch_for(job.setup))
         return Searching(job, job.search, policy, lambda batch: self._tune(batch, *watch), self._clock_s).run()
 
     def _tune(self, job: Job[Cfg], turn: DeviceTurn | None, probes: Iterable[Probe]) -> Tuned[Cfg]:
-        stopwatch = self._stopwatch_by(job.setup.timer)
+        stopwatch = self._stopwatch_for(job.setup)
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
@@ -179,7 +169,9 @@ class Tuner(Generic[AnyCfg]):
                 configs, axes = run.candidates.configs, job.setup.launch_axes
                 run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
                 stack.callback(run.compiling.close)
-            run.runner = stack.enter_context(_runner_for(run, stopwatch))
+            quiet = nullcontext if run.compiling is None else run.compiling.quiet
+            configs = list(run.candidates.configs.values())
+            run.runner = stack.enter_context(runner_for(job, configs, stopwatch, quiet))
             tried = run.try_all(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = _race(run, probes)
@@ -221,29 +213,6 @@ def _has_gradient(make_fn: Callable[[Cfg], Callable[..., object]], config: Cfg, 
     """Whether the function of a configuration asks for its gradient to be measured, and has one."""
     asks = bool(getattr(make_fn(config), "_ejk_validate_backward", False)) and not is_forward_only()
     return asks and site.differentiable(make_fn, config)
-
-
-def _runner_for(run: JobRun[Any], stopwatch: Stopwatch) -> Runner:
-    job, configs = run.job, list(run.candidates.configs.values())
-    if job.setup.runner is not None:
-        return job.setup.runner(configs)
-    compare = None if job.heuristic is None else job.goal.compare
-    total = math.fsum(part.weight for part in job.parts)
-    parts = [
-        TimedPart(
-            Launches(configs, part.make_fn, part.args, part.kwargs, part.mutated),
-            part.check,
-            None if compare is None else AgainstModel(0, compare, stopwatch),  # the heuristic's is the first one
-            part.weight / total,
-        )
-        for part in job.parts
-    ]
-    runner = InProcess(parts, stopwatch, job.goal.combine)
-    if not job.setup.isolate:
-        return runner
-    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
-
-    return Isolated(runner, job.setup.timeout_s, nullcontext if run.compiling is None else run.compiling.quiet)
 
 
 class JobRun(Generic[Cfg]):

@@ -146,13 +146,14 @@ class CudaKernels:
 
 
 class CupyTimer(EventTimer):
-    """Times runs on one GPU by its own clock, each with a cold cache. `cupy` is CuPy, or stands in for it."""
+    """Times runs on one GPU by its own clock. `cupy` is CuPy, or stands in for it."""
 
-    def __init__(self, device: Any, cupy: Any) -> None:
+    def __init__(self, device: Any, cupy: Any, *, warm: bool = False) -> None:
         interface = SimpleNamespace(Event=partial(_Event, cupy), synchronize=cupy.cuda.runtime.deviceSynchronize)
         super().__init__(
             lambda: interface,
             lambda: SimpleNamespace(zero_=partial(cupy.empty(CACHE_BYTES, "int8").fill, 0)),
+            warm=warm,
             on=lambda: device,
         )
 
@@ -174,8 +175,12 @@ class _Event:
 
 
 def _timer(arguments: object) -> CupyTimer | None:
+    return _timer_as(arguments, True, False)  # noqa: FBT003 - as in the record
+
+
+def _timer_as(arguments: object, cold: bool, graph: bool) -> CupyTimer | None:  # noqa: FBT001 - a field of the record
     arrays = [x for x in arrays_in(arguments) if root_module(type(x)) == "cupy"]
-    return CupyTimer(arrays[0].device, sys.modules["cupy"]) if arrays else None
+    return CupyTimer(arrays[0].device, sys.modules["cupy"], warm=not cold) if arrays and not graph else None
 
 
 def _copy(x: Any) -> Any:
@@ -238,6 +243,7 @@ register_array_library(
         to_numpy=_to_numpy,
         fast_key=attrgetter("shape", "dtype", "strides", "device.id"),  # its devices have no hash
         timer=_timer,
+        timer_as=_timer_as,
         make=_make,
         values=_to_numpy,
         with_values=_with_values,

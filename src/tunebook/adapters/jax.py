@@ -18,6 +18,7 @@ import numpy as np
 from tunebook._arrays.describe import arrays_in, describe, platform_of
 from tunebook._arrays.library import ArgumentReader, ArrayLibrary, register_array_library
 from tunebook._base.config_codec import register_codec
+from tunebook._base.errors import Unsupported
 from tunebook._keys.call_key import register_key
 from tunebook.adapters._jax.agree import agree as agree  # noqa: PLC0414 - public here
 from tunebook.adapters._jax.context import jit as jit  # noqa: PLC0414 - public here
@@ -101,6 +102,15 @@ def _make(spec: ArraySpec, rng_seed: int) -> Any:
 def _values(x: Any) -> Any:
     readable = not isinstance(x, jax.core.Tracer) and x.is_fully_addressable  # not on other hosts
     return np.asarray(x) if readable else None
+
+
+def _duplicate(x: Any) -> Any:
+    """Return a copy of an array in memory of its own, on the same devices."""
+    if isinstance(x, jax.core.Tracer):
+        raise Unsupported("an array in a trace has no values to copy")
+    if _variant(x):
+        return weak(x.shape, x.dtype)  # its values are Python numbers, which no program reads from memory
+    return jax.numpy.copy(x)
 
 
 def _timer(arguments: object) -> ProfilerTimer | None:
@@ -216,6 +226,8 @@ register_array_library(
         },
         packed=lambda: (_ARRAY, _TRACER, "aval", "value", SETTINGS.number, *_READ) if _has_one_device() else None,
         timer=_timer,
+        timer_as=lambda arguments, cold, graph: None if cold or graph else _timer(arguments),
+        duplicate=_duplicate,
         make=_make,
         values=_values,
         with_values=lambda _x, values: jax.numpy.asarray(values),

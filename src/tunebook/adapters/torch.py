@@ -32,7 +32,7 @@ from tunebook._arrays.library import (
 from tunebook._arrays.made_up import refuse_variant, strides_for
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._selection.recording import abstract, concrete
-from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer
+from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -338,15 +338,32 @@ def _is_close(x: torch.Tensor, y: torch.Tensor, tolerance: float) -> bool:
 
 
 class CudaTimer(EventTimer):
-    """Times runs on one GPU by its own clock, each with a cold cache. `cuda` is `torch.cuda`, or stands in for it."""
+    """Times runs on one GPU by its own clock. `cuda` is `torch.cuda`, or stands in for it."""
 
-    def __init__(self, device: Any, cuda: Any = torch.cuda, cache: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        device: Any,
+        cuda: Any = torch.cuda,
+        cache: Callable[[], Any] | None = None,
+        *,
+        warm: bool = False,
+        way: str = "launch",
+    ) -> None:
         make = cache or partial(torch.empty, CACHE_BYTES, dtype=torch.int8, device=device)
-        super().__init__(lambda: cuda, make, on=partial(cuda.device, device))
+        super().__init__(lambda: cuda, make, way=way, warm=warm, on=partial(cuda.device, device))
 
 
 def _timer(arguments: object) -> CudaTimer | None:
-    return next((CudaTimer(x.device) for x in _tensors(arguments) if x.is_cuda), None)
+    return _timer_as(arguments, True, False)  # noqa: FBT003 - as in the record
+
+
+def _timer_as(arguments: object, cold: bool, graph: bool) -> CudaTimer | None:  # noqa: FBT001 - a field of the record
+    make = partial(CudaTimer, warm=not cold, way="graph" if graph else "launch")
+    return next((make(x.device) for x in _tensors(arguments) if x.is_cuda), None)
+
+
+def _graph(arguments: object) -> Callable[[Callable[[], object]], Replay] | None:
+    return partial(Replay, device=torch.cuda) if any(x.is_cuda for x in _tensors(arguments)) else None
 
 
 def custom_op(
@@ -461,6 +478,8 @@ register_array_library(
         },
         dtype_text=lambda value: str(value) if isinstance(value, torch.dtype) else None,
         timer=_timer,
+        timer_as=_timer_as,
+        graph=_graph,
         make=_make,
         values=_known_values,
         with_values=_with_values,

@@ -135,7 +135,8 @@ def autotune(
 
     Results go to the user's book, also with `cache_results=False`; `store` is another place for them, or False for
     memory only. `warmup` and `rep` are ignored: they say how long to measure each configuration, but a race measures a
-    configuration only as long as it may win. `use_cuda_graph` times replays of a graph.
+    configuration only as long as it may win. `use_cuda_graph` times replays of a graph, and so does
+    `measure=Measure(launch="graph")`; `Measure(cache="warm")` leaves the L2 cache warm, which is else emptied.
 
     `heuristic` is a configuration, or a function of the arguments that returns one, for launches that cannot be tuned:
     while a CUDA graph is captured, or where the policy says so. `processes=False` compiles in threads only, without

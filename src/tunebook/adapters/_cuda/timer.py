@@ -1,4 +1,4 @@
-"""Times GPU runs by the GPU's own clock: events around a run that starts with a cold L2 cache.
+"""Times GPU runs by the GPU's own clock: events around a run that starts with a cold L2 cache, or with a warm one.
 
 The host's clock would time the launch, which takes longer than many kernels. While the device is busy emptying the
 cache, the host queues the events and the kernel, so the device meets them without a gap and the events see the kernel
@@ -35,7 +35,8 @@ class EventTimer:
 
     `cache()` returns a buffer as large as the caches; its `zero_()` empties them. With `windows`, the sampled function
     calls `begin` and `end` itself, so that its work before and after is not timed. `way` says how kernels reach the
-    device: it is part of the measurement policy. `on()` is entered around all work.
+    device: it is part of the measurement policy. `on()` is entered around all work. If `warm`, a run that is not timed
+    fills the caches again before each run; without `cache`, they are left alone.
     """
 
     is_device_clock: Final = True
@@ -47,17 +48,18 @@ class EventTimer:
         *,
         windows: bool = False,
         way: str = "launch",
+        warm: bool = False,
         on: Callable[[], AbstractContextManager[object]] = nullcontext,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.name: Final = f"device-events/{'warm' if cache is None else 'cold'}-l2/{way}"
-        self._device, self._make_cache, self._windows = device, cache, windows
+        self.name: Final = f"device-events/{'warm' if warm or cache is None else 'cold'}-l2/{way}"
+        self._device, self._make_cache, self._windows, self._warm = device, cache, windows, warm
         self._on, self._clock_ns = on, clock_ns
         self._cache: Any = None
         self._pairs: list[tuple[Any, Any]] = []
         self._used = 0
         self._flushes = 1
-        self._sampling = self._open = self._late = False
+        self._sampling = self._open = self._late = self._filling = False
         self._idle_since_ns = -IDLE_NS
 
     def wait(self, _result: object) -> None:
@@ -66,7 +68,7 @@ class EventTimer:
             self._device().synchronize()
 
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:
-        """Return the seconds of one run on the device, as the mean of several; each run finds a cold cache."""
+        """Return the seconds of one run on the device, as the mean of several."""
         with self._on():
             start_ns = self._clock_ns()
             if self._make_cache is not None and start_ns - self._idle_since_ns >= IDLE_NS:
@@ -86,26 +88,36 @@ class EventTimer:
         self._used, self._sampling, self._late = 0, True, False
         try:
             for _ in range(runs):
+                if self._warm:
+                    self._fill_caches(launch)
                 if not self._windows:
                     self.begin()
                 launch()
                 self.end()
         finally:
-            self._sampling = self._open = False
+            self._sampling = self._open = self._filling = False
         self._device().synchronize()
         used = self._pairs[: self._used]
         return float(sum(start.elapsed_time(end) for start, end in used) * 1e-3 / len(used))
 
+    def _fill_caches(self, launch: Callable[[], object]) -> None:
+        """Queue a run that is not timed, behind enough work for the host to queue the timed run meanwhile."""
+        for _ in range(0 if self._make_cache is None else self._flushes):
+            self._flush()
+        self._filling = True
+        launch()
+        self._filling = False
+
     def begin(self) -> None:
         """Open the window: work that is queued from here on is timed."""
-        if not self._sampling:
+        if not self._sampling or self._filling:
             return
         if self._used == len(self._pairs):  # pairs of earlier samples are used again: making one takes host time
             event = self._device().Event
             self._pairs.append((event(enable_timing=True), event(enable_timing=True)))
         start, _ = self._pairs[self._used]
         self._used += 1
-        if self._make_cache is not None:
+        if self._make_cache is not None and not self._warm:
             for _ in range(self._flushes):
                 self._flush()
         start.record()

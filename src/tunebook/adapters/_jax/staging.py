@@ -16,6 +16,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import jax
@@ -23,7 +24,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tunebook._arrays.library import TuningSite
-from tunebook._arrays.made_up import fill
+from tunebook._arrays.made_up import duplicate, fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
 from tunebook._measure.stopwatch import Attempt
@@ -82,7 +83,7 @@ class TracedCall:
         finally:
             pool.shutdown(wait=False)
 
-    def _make_site(self, flat: FlatCall, stopped: threading.Event) -> TuningSite:
+    def _make_site(self, flat: FlatCall, stopped: threading.Event, inputs: int = 1) -> TuningSite:
         arrays = [self._make(x, place) for place, x in enumerate(flat.arrays)]
         first = list(arrays)  # the part of each batched array that one call of the kernel gets
         for place in range(len(arrays)):
@@ -90,7 +91,8 @@ class TracedCall:
                 first[place] = first[place][(slice(None),) * axis + (0,)]
         args, kwargs = flat.fill(first)
         call_args, call_kwargs = flat.fill(arrays)
-        staged = _StagedCall(self, flat.with_arrays(arrays), stopped, {})
+        copies = [[duplicate(x) for x in arrays] for _ in range(inputs - 1)]
+        staged = _StagedCall(self, flat.with_arrays(arrays), stopped, {}, copies)
 
         def with_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TuningSite:
             return self._make_site(FlatCall.of(args, kwargs), stopped)
@@ -105,6 +107,7 @@ class TracedCall:
             passes="backward" if only_backward() else "forward+backward",
             one_of=self._one_of,
             with_inputs=None if self.eager else with_inputs,
+            rotating=partial(self._make_site, flat, stopped),
         )
 
     def _run_here(self, function: Callable[..., T], *args: Any) -> T:
@@ -249,12 +252,13 @@ def _key_of(config: Any) -> Hashable:
 
 
 class _StagedCall(NamedTuple):
-    """A captured call with real arrays in place."""
+    """A captured call with real arrays in place; `copies` of all arrays take turns with them."""
 
     call: TracedCall
     flat: FlatCall
     stopped: threading.Event
     traced: dict[Hashable, _Traced]
+    copies: Sequence[list[Any]] = ()
 
     def _check(self) -> None:
         if self.stopped.is_set():
@@ -323,18 +327,26 @@ class _StagedCall(NamedTuple):
 
             # A function that looks at values, is compiled already, or refuses tracers, runs outside of a trace. If
             # the error is one of the function itself, its run raises it again.
+            others = cycle([None, *map(self.flat.fill, self.copies)])
+
             def run(*args: Any, **kwargs: Any) -> Any:
                 self._check()
+                args, kwargs = next(others) or (args, kwargs)
                 return jax.block_until_ready(function(*args, **kwargs))
 
             return None, run
         digest, executable = executables.of(lowered)
-        placed = [jax.device_put(x, s) for x, s in zip(arrays, executable.input_shardings[0], strict=True)]
+        # The arrays of a backward pass alone are the results of its forward pass, and made for each candidate.
+        copies = self.copies if not (backward and only_backward()) else [[*map(duplicate, arrays)] for _ in self.copies]
+        shardings = executable.input_shardings[0]
+        placed = cycle(
+            [[jax.device_put(x, s) for x, s in zip(each, shardings, strict=True)] for each in (arrays, *copies)]
+        )
 
         # `placed` are the arrays of the arguments; taking them out of the arguments again would be timed too.
         def launch(*_args: Any, **_kwargs: Any) -> Any:
             self._check()
-            out = jax.block_until_ready(executable(*placed))
+            out = jax.block_until_ready(executable(*next(placed)))
             if backward:
                 return out
             tree, others = shape

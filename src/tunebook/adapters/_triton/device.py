@@ -30,7 +30,7 @@ def device_name(index: int) -> str:
     return f"gpu:{interface().get_device_name(index)}"
 
 
-def event_timer(way: str = "launch") -> EventTimer:
+def event_timer(way: str = "launch", *, warm: bool = False) -> EventTimer:
     """Return a timer by device events for runs that open and close the timed window themselves."""
     make_cache = lambda: driver.active.get_empty_cache_for_benchmark()  # noqa: E731, PLW0108 - asked when it is used
-    return EventTimer(interface, make_cache, windows=True, way=way)
+    return EventTimer(interface, make_cache, windows=True, way=way, warm=warm)

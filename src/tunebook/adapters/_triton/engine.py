@@ -43,7 +43,7 @@ from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
 from tunebook.adapters._triton.launch_recorder import LaunchRecorder
 from tunebook.adapters._triton.launcher import Launcher
-from tunebook.adapters._triton.tuner import DeviceTuner
+from tunebook.adapters._triton.tuner import DeviceTuner, replays
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
+    from tunebook._kernel.measure import Measure
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook.adapters._triton.check import OutputCheck
 
@@ -108,6 +109,7 @@ class More(NamedTuple):
     on_event: Callable[..., None] | None = None
     representative: bool = True
     thorough: bool = False
+    measure: Measure | None = None
 
 
 def engine_of(autotuner: Autotuner, more: More | None = None) -> Engine:
@@ -139,13 +141,14 @@ class Engine:
         self.kernel.buckets = kernel_buckets(own, self.kernel.key)
         self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
         self.kernel.forks = more.processes
+        self.kernel.measure = more.measure
         self.kernel.strategy = None if more.search == "auto" else more.search
         if not self.kernel.interpreted:
             key_ahead.begin()
         tuner = DeviceTuner(
             self.kernel,
-            graph=autotuner.use_cuda_graph,
-            do_bench=_own_do_bench(autotuner),
+            graph=replays(more.measure, graph=autotuner.use_cuda_graph, do_bench=(bench := _own_do_bench(autotuner))),
+            do_bench=bench,
             processes=more.processes,
             devices=more.devices,
             must_isolate=lambda: self.selector.policy.isolate == "always",

@@ -71,6 +71,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     output_check: OutputCheck | None = None
     selector: Any = None  # of its engine
     forks = True  # whether forks may compile
+    measures_by_itself = True
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:

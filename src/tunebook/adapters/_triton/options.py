@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._kernel.measure import check_measure
 from tunebook.adapters._triton.buckets import kernel_buckets
 from tunebook.adapters._triton.check import output_check
 from tunebook.adapters._triton.engine import More
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tunebook._base.vocabulary import StrategyLike
+    from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy
     from tunebook.adapters._triton.check import Reference
@@ -37,6 +39,7 @@ class AutotuneOptions(TypedDict, total=False):
     check: bool | str | Compare | None
     tolerance: Tolerance | None
     search: StrategyLike
+    measure: Measure | None
     on_event: Callable[..., None] | None
 
 
@@ -50,6 +53,12 @@ def read_options(options: Mapping[str, Any], key: Sequence[str] | None) -> More:
     for name in options:
         if name not in AutotuneOptions.__annotations__:
             raise DefinitionError(f"autotune(): {did_you_mean('option', name, list(AutotuneOptions.__annotations__))}")
+    measure = check_measure(options.get("measure"))
+    if measure is not None and (measure.host is not None or measure.inputs is not None):
+        raise DefinitionError(
+            f"autotune(measure={measure!r}): launches are timed by the device's clock, on their own tensors; leave "
+            "host= and inputs= out"
+        )
     if options.get("bucket") is not None:
         kernel_buckets(options["bucket"], key or ())
     if options.get("search", "auto") != "auto":

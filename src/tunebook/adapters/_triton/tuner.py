@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._base.errors import TuningFailed, Unsupported
+from tunebook._base.errors import DefinitionError, TuningFailed, Unsupported
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
 from tunebook._tuning.tuner import Tuner
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tunebook._base.vocabulary import Measurement
+    from tunebook._kernel.measure import Measure
 
 # Two problems measured at once on one device would measure each other.
 _measuring: Final[dict[int, threading.RLock]] = {}
@@ -47,6 +48,19 @@ class BenchTimer:
     def sample_s(self, launch: Callable[[], object], runs: int) -> float:  # noqa: ARG002 - do_bench decides
         """Return the seconds that the run returns."""
         return cast("float", launch())
+
+
+def replays(measure: Measure | None, *, graph: bool, do_bench: object) -> bool:
+    """Return whether graphs are timed, with `use_cuda_graph=graph`; `DefinitionError` if options contradict it."""
+    if measure is not None and do_bench is not None:
+        raise DefinitionError(f"do_bench= measures in its own way, and not as {measure!r} says; leave one of them out")
+    if measure is not None and graph and measure.launch == "eager":
+        raise DefinitionError(f"use_cuda_graph=True contradicts {measure!r}; leave one of them out")
+    return graph or (measure is not None and measure.launch == "graph")
+
+
+def _is_warm(kernel: TritonKernel) -> bool:
+    return kernel.measure is not None and kernel.measure.cache == "warm"
 
 
 class DeviceTuner(Tuner):
@@ -77,7 +91,7 @@ class DeviceTuner(Tuner):
         self._timer: EventTimer | None = None
         self._spills = Spills()
         if do_bench is None and not kernel.interpreted:
-            self._timer = device.event_timer("graph" if graph else "launch")
+            self._timer = device.event_timer("graph" if graph else "launch", warm=_is_warm(kernel))
         super().__init__(
             # A `do_bench` chooses its number of runs itself.
             stopwatch=Stopwatch().by(self._timer) if do_bench is None else Stopwatch(shortest_s=0.0).by(BenchTimer()),
@@ -277,8 +291,8 @@ class DeviceTuner(Tuner):
         if self._kernel.output_check is not None:
             return "its outputs are checked, which this process does"
         hooked = self._kernel.hooks != Hooks() or any(c.pre_hook is not None for c in job.candidates)
-        if hooked or self._graph or self._do_bench is not None:
-            return "it has hooks, or a do_bench= or use_cuda_graph= of its own"
+        if hooked or self._graph or self._do_bench is not None or _is_warm(self._kernel):
+            return "it has hooks, or a do_bench=, use_cuda_graph= or measure= of its own"
         for name, value in self._kernel.variables(job.parts[0].args[0].measured).items():
             if not isinstance(value, SCALARS) and getattr(value, "untyped_storage", None) is None:
                 return f"{name} is a {type(value).__name__}, and only tensors and numbers can be sent there"
