@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernels import Costs, FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook._api.explain import explain_entry
@@ -221,3 +223,110 @@ def test_an_explanation_without_the_program_trusts_as_the_mode_does(book, monkey
     assert explained().level == "verification"
     monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
     assert (explained().level, explained().trust[0]) == ("persistent", "versions")
+
+
+# --------------------------------------------------------------------- when an entry that is trusted is measured here
+
+
+class Scale:
+    """The kernel of `book` on a fake clock, in which the entry's winner is not the fastest any more."""
+
+    def __init__(self, book, steps=(1, 2, BEST, 8), **policy):
+        self.clock, self.ran_in = FakeClock(), []
+        costs, ran_in = Costs({1: 0.004, 2: 0.001, BEST: 0.003, 8: 0.002}), self.ran_in
+
+        @tb.tunable(
+            space=tb.Space(step=list(steps)), heuristic={"step": 1}, store=book, name="scale", check=False,
+            tuner=fake_tuner(self.clock), policy=tb.AutotunePolicy(trust="any", **policy),
+        )  # fmt: skip
+        def scale(x, *, config):
+            ran_in.append(threading.current_thread().name)
+            self.clock.spend(costs.by_config[config.step])
+            return config.step
+
+        self.call = scale
+
+
+@pytest.mark.promise("trusted-then-measured")
+@pytest.mark.parametrize("size", [8, 16], ids=["its own entry", "the nearest entry"])
+def test_an_entry_of_a_lower_rung_answers_at_once_and_is_measured_behind_the_call(book, size):
+    kernel, x = Scale(book, reverify="behind"), np.ones(size)
+    with pytest.warns(TunebookWarning, match="It is measured behind this call"):
+        assert kernel.call(x) == BEST
+    assert tb.wait_for_background(30)
+    assert {*kernel.ran_in} == {threading.current_thread().name, "tunebook background"}
+    assert kernel.call(x) == 2
+    record = kernel.call.selector.persistent.read(kernel.call.problem(x))
+    assert record.body.provenance["values_from"] == "random"
+    kernel.ran_in.clear()
+    assert Scale(book, reverify="behind").call(x) == 2
+    assert kernel.ran_in == []
+
+
+def test_explain_says_how_far_the_measurement_behind_the_call_is(book):
+    kernel, x = Scale(book, reverify="behind"), np.ones(8)
+    assert "trusted     as 'code': the kernel had other code then; to be measured behind a call" in str(
+        kernel.call.explain(x)
+    )
+    assert kernel.ran_in == []
+    with pytest.warns(TunebookWarning):
+        kernel.call(x)
+    assert tb.wait_for_background(30)
+    assert "trusted" not in str(kernel.call.explain(x))
+
+
+def test_a_failure_behind_the_call_leaves_the_trusted_answer_and_is_told_once(book):
+    kernel, x = Scale(book, reverify="behind"), np.ones(8)
+    run = kernel.call.kernel.runner
+
+    def fail(x, config):
+        if threading.current_thread().name == "tunebook background":
+            raise ValueError("not on made-up arguments")
+        return run(x, config)
+
+    kernel.call.kernel.runner = fail
+    with pytest.warns(TunebookWarning) as told:
+        answers = [kernel.call(x), tb.wait_for_background(30), kernel.call(x), tb.wait_for_background(30)]
+    assert answers == [BEST, True, BEST, True]
+    assert ["not on made-up arguments" in str(warning.message) for warning in told] == [False, True]
+
+
+def test_what_another_thread_cannot_make_up_is_served_and_not_measured(book):
+    @tb.tunable(
+        space=tb.Space(step=[1, 2, BEST, 8]), heuristic={"step": 1}, store=book, name="scale", ignore=("other",),
+        policy=tb.AutotunePolicy(trust="code", reverify="behind"), check=False,
+    )  # fmt: skip
+    def scale(x, other, *, config):
+        return config.step
+
+    with pytest.warns(TunebookWarning) as told:
+        assert scale(np.ones(8), threading.Lock()) == BEST
+    assert any(
+        "is not measured behind the call: one of its arguments is a _thread.lock" in str(w.message) for w in told
+    )
+
+
+@pytest.mark.parametrize(("reverify", "status", "best"), [("tuning", "tuned", 2), ("never", "known", BEST)])
+def test_the_next_tuning_measures_it_unless_the_policy_never_does(book, reverify, status, best):
+    kernel, x = Scale(book, reverify=reverify), np.ones(8)
+    with pytest.warns(TunebookWarning, match="trusted as 'code'"), tb.record() as calls:
+        assert kernel.call(x) == BEST
+    assert len(kernel.ran_in) == 1
+    (outcome,) = tb.tune_all(calls)
+    assert (outcome.status, outcome.config.step) == (status, best)
+    assert kernel.call(x) == best
+
+
+def test_in_frozen_mode_nothing_is_measured_behind_a_call(book, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    kernel = Scale(book, reverify="behind")
+    with pytest.warns(TunebookWarning, match="run `tunebook verify`"):
+        assert kernel.call(np.ones(8)) == BEST
+    assert tb.wait_for_background(30)
+    assert len(kernel.ran_in) == 1
+    assert "not measured behind the call: off: TUNEBOOK_MODE is frozen" in str(kernel.call.explain(np.ones(8)))
+
+
+def test_a_wrong_value_of_reverify_is_an_error():
+    with pytest.raises(tb.DefinitionError, match="invalid reverify='later'; use one of 'never', 'tuning', 'behind'"):
+        tb.AutotunePolicy(reverify="later")

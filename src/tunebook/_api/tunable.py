@@ -344,7 +344,9 @@ def _known_by(
 ) -> Selection[Any] | None:
     """Return the known answer to a call; None without one, or if a budget cut its tuning short."""
     known = selector.preview(inv, kernel, problem)
-    if isinstance(known, NoSelection) or known.event != "cache_hit" or known.trust is not None:
+    if isinstance(known, NoSelection) or known.event != "cache_hit":
+        return None
+    if known.trust is not None and selector.policy.reverify != "never":
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
     facts = {} if record is None else record.body.provenance

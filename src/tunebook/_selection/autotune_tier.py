@@ -148,6 +148,9 @@ class AutotuneTier(Tier[C]):
                 turn.result = Found(config=config, event="autotune_finish", remember=True)
         return self._take(request, turn)
 
+    def reverify(self, request: Request[C], config: C) -> str:
+        return self.deferred.reverify(request, config)
+
     def known(self, request: Request[C]) -> Found[C] | Skipped | None:
         """Return the answer that needs no tuning: a remembered decision or failure, or why tuning is off."""
         return self._known(request) or self._reason_to_stop(request, self._book.find(request))

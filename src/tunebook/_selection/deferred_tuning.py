@@ -241,6 +241,24 @@ class DeferredTuning(Generic[C]):
         would = "would tune in the background" if behind else "would try one candidate per call"
         return _obstacle(request) or Skipped(would)
 
+    def reverify(self, request: Request[C], stand_in: C) -> str:
+        """Tune behind a call that an entry answers which was not made for it here; return how far that is."""
+        key = self._key(request)
+        if (state := self.queue.state(key)) is not None:
+            return f"{state} in the background"
+        known = self._autotune.failed_behind(request) or self._autotune.known(request)
+        later = _detach(request)
+        if (obstacle := known if isinstance(known, Skipped) else _obstacle(later)) is not None:
+            said = f"not measured behind the call: {obstacle.reason}"
+            if not request.silent and known is None:
+                warn_once("not verified", request.problem.op, f"{request.problem.op} is {said}")
+            return said
+        if request.silent or known is not None:
+            return "to be measured behind a call"
+        made_up = values_in((later.inv.args, dict(later.inv.kwargs)))
+        queued = self._submit(replace(later, inv=replace(later.inv, values_from=made_up)), stand_in, self._tune)
+        return "queued to be measured in the background" if queued else "the background takes no more for now"
+
     def _find_under_way(self, request: Request[C]) -> Skipped | None:
         """Return how far the tuning of a call is; None if it has not begun."""
         policy = request.policy

@@ -186,6 +186,13 @@ class Tier(ABC, Generic[C]):
         """Return the answer of `ask` without running, telling or remembering anything."""
         return self.ask(request)
 
+    def reverify(self, request: Request[C], config: C) -> str:  # noqa: ARG002 - for other tiers
+        """Measure behind a call the configuration that answers it without having been measured here; say how far it is.
+
+        A silent request measures nothing.
+        """
+        return "nothing measures it"
+
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped | None:  # noqa: ARG003 - for other tiers
         """Return the answer in a new process, without the kernel's program; None if nothing can be said."""
@@ -293,7 +300,11 @@ class Persistent(Tier[C]):
         if not isinstance(entry, Refused):
             return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
         trusted = None if _is_verified_behind(request) else _trusted_answer(self._parts.book, request)
-        return trusted or Skipped(entry.reason)
+        if trusted is None or trusted.trust is None or request.policy.reverify != "behind":
+            return trusted or Skipped(entry.reason)
+        rung, reason = trusted.trust
+        (autotune,) = (tier for tier in self._parts.tiers if tier.runs_candidates)
+        return trusted._replace(trust=(rung, f"{reason}; {autotune.reverify(request, trusted.config)}"))
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -338,11 +349,14 @@ def _trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None
         return None
     op, rung = request.problem.op, found.rung
     if not request.silent and rung not in declared:
+        behind = request.policy.reverify == "behind" and request.mode == "normal"
+        here = "To measure it here, run `tunebook verify` or `tunebook tune`"
         warn_once(
             "trust",
             f"{op}:{rung}",
-            f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {found.reason}. To measure it here, "
-            "run `tunebook verify` or `tunebook tune`; to refuse such entries, set TUNEBOOK_TRUST=exact",
+            f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {found.reason}. "
+            f"{'It is measured behind this call' if behind else here}; to refuse such entries, set "
+            "TUNEBOOK_TRUST=exact",
         )
     return Found(
         config=found.config, event="cache_hit", level="persistent", guess=found.guess, trust=(rung, found.reason)

@@ -86,7 +86,7 @@ def stopwatch_for(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatc
 
 
 def runner_for(
-    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[object]]
+    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]
 ) -> Runner:
     """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
     if job.setup.runner is not None:

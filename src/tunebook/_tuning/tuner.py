@@ -170,8 +170,8 @@ class Tuner(Generic[AnyCfg]):
                 run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
                 stack.callback(run.compiling.close)
             quiet = nullcontext if run.compiling is None else run.compiling.quiet
-            configs = list(run.candidates.configs.values())
-            run.runner = stack.enter_context(runner_for(job, configs, stopwatch, quiet))
+            listed = list(run.candidates.configs.values())
+            run.runner = stack.enter_context(runner_for(job, listed, stopwatch, quiet))
             tried = run.try_all(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = _race(run, probes)
