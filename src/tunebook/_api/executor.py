@@ -40,6 +40,9 @@ class Executor(Generic[Cfg, Out]):
         self.stamp_prefix: Final = stamp_prefix
         self._memo = KernelMemo(chooser) if isinstance(chooser, ConfigSelectorChain) else None
 
+    def __repr__(self) -> str:
+        return f"<Executor of {self.chooser!r}>"
+
     def __call__(
         self,
         kernel: Kernel[Cfg, Out],

@@ -96,6 +96,11 @@ class Explanation:
     differences: tuple[str, ...] = ()
     shipped_in: str = ""
 
+    def __repr__(self) -> str:
+        found = self.selection
+        answer = f"{found.config!r} from {found.source}" if isinstance(found, Selection) else "no configuration"
+        return clean(f"<Explanation of {self.problem.op}: {answer}; print it for the reasons>")
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines()))
 

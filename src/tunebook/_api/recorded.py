@@ -39,6 +39,9 @@ class AutotuningResult(overlay_cache):
         self.outcomes: Final = tuple(outcomes)
         super().__init__({(e.device or device, e.op_id_v, e.call_key): e.cfg for e in self.entries})
 
+    def __repr__(self) -> str:
+        return f"<AutotuningResult: {len(self.entries)} configurations for {len(self.outcomes)} recorded calls>"
+
     def as_overlay(self) -> dict[tuple[str, str, str], Any]:
         """Return the configurations by (device, op_id, call_key), as `overlay_cache` takes them."""
         return dict(self.mapping)

@@ -186,6 +186,9 @@ class TuneCache:
         self.renew_lock()
         _caches.add(self)
 
+    def __repr__(self) -> str:
+        return f"<TuneCache {self._op.partition('/')[2]}: {len(self._entries)} keys in memory>"
+
     def renew_lock(self) -> None:
         """Take a new lock, in a forked child: if another thread held it at the fork, it would stay locked."""
         self._lock = threading.RLock()  # re-entrant, for finalisers that look something up

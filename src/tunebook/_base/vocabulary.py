@@ -55,6 +55,25 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 
+class ShownByOp:
+    """Shows as its class and its op id: its arguments may be arrays of any size."""
+
+    __slots__ = ()
+    op_id: str
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.op_id}>"
+
+
+class ShownByPlace:
+    """Shows as its class and the place of its records."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {getattr(self, 'where', '')}>"
+
+
 class Problem(NamedTuple):
     """The key of a configuration. A NamedTuple, because it is hashed on every lookup."""
 
@@ -126,6 +145,10 @@ class Measurement(NamedTuple):
     when: float = 0.0
     dropped: bool = False
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
+
+    def __repr__(self) -> str:
+        found = f"{len(self.samples_s)} samples" if self.failure is None else f"failed, {self.failure.kind}"
+        return f"<Measurement {self.fingerprint}: {found}{', dropped' if self.dropped else ''}, {self.policy}>"
 
     @property
     def values_from(self) -> str:

@@ -16,7 +16,7 @@ from tunebook._arrays.device_fingerprint import (
     get_device_platform,
 )
 from tunebook._base.errors import DefinitionError, Unsupported
-from tunebook._base.vocabulary import Problem, computed_once
+from tunebook._base.vocabulary import Problem, ShownByOp, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._code.values import measured_names
@@ -56,8 +56,8 @@ _CHECKED: Final[weakref.WeakSet[type]] = weakref.WeakSet()  # their `run` return
 _PROBLEMS: Final[weakref.WeakKeyDictionary[type, dict[Hashable, Problem]]] = weakref.WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation(Generic[Cfg, Out]):
+@dataclass(frozen=True, slots=True, repr=False)
+class Invocation(ShownByOp, Generic[Cfg, Out]):
     """One call of a kernel: its arguments after `Kernel.prepare`, and how to run it.
 
     `values_from` is "call" for the caller's own arguments; a call that is tuned without them has made-up arguments.
@@ -119,7 +119,7 @@ class Invocation(Generic[Cfg, Out]):
         return device_fingerprint(device_of((self.args, self.kwargs)))
 
 
-class KernelOperations(Generic[Cfg, Out]):
+class KernelOperations(ShownByOp, Generic[Cfg, Out]):
     """The operations that the library derives from the definitions in a `Kernel`: its key, its checksum, its run."""
 
     op_id: str

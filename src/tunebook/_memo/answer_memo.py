@@ -214,6 +214,9 @@ class ConfigCache(Generic[C]):
     def __init__(self, capacity: int = _PROBLEMS) -> None:
         self._entries: BoundedDict[Problem, C] = BoundedDict(capacity)
 
+    def __repr__(self) -> str:
+        return f"<ConfigCache: {self.size()} in memory>"
+
     def get(self, dev: str, op_id: str, call_key: str) -> C | None:
         """Return the configuration, or None."""
         return self._entries.get(Problem(dev, op_id, call_key))

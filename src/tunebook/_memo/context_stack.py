@@ -47,6 +47,9 @@ class Scope:
     def __init__(self, value: object) -> None:
         self._value = value
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: use it as `with ...:`>"
+
     def value(self) -> object:
         """Return the value to set for one block."""
         return self._value

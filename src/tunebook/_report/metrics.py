@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Failure
 
+__all__ = ["Server", "counts", "off", "on", "opentelemetry", "reset", "serve", "text", "write"]
+
 Labels: TypeAlias = tuple[str, ...]
 
 
@@ -290,3 +292,7 @@ class _Spans:
             if (error := data.get("error")) is not None:
                 span.record_exception(error)
             span.end()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -151,6 +151,9 @@ class PersistentCache(Generic[C]):
         self._path = path
         self._given = None if path is None else store_at(path)
 
+    def __repr__(self) -> str:
+        return f"<PersistentCache {self.opname} in {self.where}>"
+
     @property
     def cfg_type(self) -> type[C] | None:
         """The class of the configurations; None if they come back as plain values."""

@@ -95,6 +95,9 @@ class Recording:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __repr__(self) -> str:
+        return f"<Recording: {len(self)} kinds of calls, {self.dropped} dropped>"
+
     def observe(
         self,
         problem: Problem,

@@ -62,6 +62,10 @@ class SelectorSettings(Generic[C]):
                 raise AttributeError(did_you_mean("attribute of a selector", name, SETTINGS_OF_SELECTORS))
             super().__setattr__(name, value)
 
+    def __repr__(self) -> str:
+        book = "no book" if self._persistent is None else f"the book {self._persistent.where}"
+        return f"<{type(self).__name__}: {self.cache!r}, {book}, tuner {self.tuner!r}>"
+
     @property
     def cache(self) -> ConfigCache[C]:
         """The answers in memory."""

@@ -55,6 +55,9 @@ class Choice:
         self.options: Final = dict(options)
         self._own: dict[Hashable, Config] = {}  # configurations without "way"
 
+    def __repr__(self) -> str:
+        return f"<Choice of {', '.join(self.options)}>"
+
     def __call__(self, config: Config, /, *args: Any, **kwargs: Any) -> Any:
         option = self.options[config[WAY]]
         if option.space is None:

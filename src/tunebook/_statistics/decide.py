@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._base.durations import seconds_text
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import canonical_json
 from tunebook._code.checksum import code_checksum
@@ -106,6 +107,10 @@ class Verdict(NamedTuple):
     tied: tuple[Ranked, ...]
     ranking: tuple[Ranked, ...]  # fastest first, finalists before candidates that were dropped from the race
     objective: str = "typical"  # the name of the function that made the values
+
+    def __repr__(self) -> str:
+        ranked = f"{len(self.ranking)} ranked, {len(self.tied)} tied"
+        return f"<Verdict {seconds_text(self.winner.value_s)}, {self.rule}, {ranked}: {self.winner.measurement!r}>"
 
 
 def decide(

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
+from tunebook._base.durations import seconds_text
 from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
 from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
@@ -287,6 +288,14 @@ class Tuned(NamedTuple, Generic[Cfg]):
         """The configurations that worked with their seconds, fastest first."""
         ranked = () if self.verdict is None else self.verdict.ranking
         return [(self.configs[r.measurement.fingerprint], r.value_s) for r in ranked]
+
+    def __repr__(self) -> str:
+        # The fields hold every sample: 20 kB for a few candidates.
+        best = "" if self.verdict is None else f"{seconds_text(self.verdict.winner.value_s)}, {self.verdict.rule}, "
+        failed = sum(m.failure is not None for m in self.measurements)
+        counted = f"{len(self.measurements)} candidates" + (f", {failed} failed" if failed else "")
+        cut = "" if self.complete else ", not complete"
+        return f"<Tuned {self.config!r}: {best}{counted}, {self.ran} measured in {seconds_text(self.seconds)}{cut}>"
 
     def _repr_html_(self) -> str:
         # By name, because reports stand above tuning: only a notebook that shows a result needs them.

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
+from tunebook._base.durations import day_text as day_text  # noqa: PLC0414 - for those who show progress
+from tunebook._base.durations import seconds_text as seconds_text  # noqa: PLC0414 - for those who show progress
 from tunebook._base.errors import MissingDependency, require
 
 if TYPE_CHECKING:
@@ -146,29 +148,3 @@ def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
 def progress_text(title: str, step: Step) -> str:
     """Return the line for one step."""
     return "  ".join(text for text, _ in _parts(title, step, _BAR))
-
-
-def day_text(when: object) -> str:
-    """Return a moment for people, in local time; "unknown" for a value that is not one, as a book may hold.
-
-    >>> day_text("yesterday"), day_text(1e300)
-    ('unknown', 'unknown')
-    """
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(when)) if isinstance(when, (int, float)) else "unknown"
-    except (OverflowError, ValueError, OSError):
-        return "unknown"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a duration for people.
-
-    >>> seconds_text(0.00123), seconds_text(0.25), seconds_text(75)
-    ('1.23 ms', '250 ms', '1 min 15 s')
-    """
-    if 60 <= seconds < 1e9:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tunebook._arrays.library import ArraySpec
     from tunebook._base.vocabulary import Json
 
+__all__ = ["CudaKernels", "CudaModule", "CupyTimer"]
+
 
 def _cupy() -> Any:
     """Return CuPy; it imports without a GPU, but takes a second."""
@@ -249,3 +251,7 @@ register_array_library(
         with_values=_with_values,
     )
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

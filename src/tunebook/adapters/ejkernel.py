@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from functools import partial
 
+__all__ = ["install", "selector_of", "uninstall"]
+
 _FEATURE: Final = "running the operations of ejkernel on tunebook"
 _ops = require("ejkernel.ops", feature=_FEATURE)
 _selection = require("ejkernel.ops.config.selection", feature=_FEATURE)
@@ -198,3 +200,7 @@ def _measured_names(kernel: object, _: None) -> tuple[str, ...]:
 def _is_installed() -> bool:
     """Return whether ejkernel is a release in a package directory, and not a checkout that is being edited."""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(_ops.__file__).parts)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

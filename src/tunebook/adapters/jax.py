@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json
     from tunebook._kernel.kernel import Invocation
 
+__all__ = ["agree", "backward_autotune_only", "jit", "record", "refresh", "tune", "vmap"]
+
 
 def _class(module: str, name: str) -> type:
     """Return a class that jax does not export; in another jax, a class that no array has, and lookups are slower."""
@@ -243,3 +245,7 @@ register_key(jax.sharding.PartitionSpec, tuple)
 register_codec(jax.sharding.Mesh, lambda mesh: [list(axis) for axis in axes_of(mesh)], mesh_like)
 register_codec(jax.sharding.PartitionSpec, list, lambda parts: jax.sharding.PartitionSpec(*parts))
 register_key(jax.sharding.NamedSharding, lambda sharding: (sharding.mesh, sharding.spec))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

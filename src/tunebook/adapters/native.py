@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from tunebook._base.vocabulary import Json
 
+__all__ = ["CLibrary", "macros_of", "pointer"]
+
 # gcc before version 13 links start-up code into a library with one of these flags. When the library is loaded, the code
 # makes the processor treat subnormal numbers as zero, in every computation of the process. Compiling alone does not.
 _FAST_MATH: Final = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
@@ -189,3 +191,7 @@ def pointer(array: Any) -> ctypes.Array[ctypes.c_char] | ctypes.c_void_p:
             "pass numpy.ascontiguousarray(array)"
         )
     return array.ctypes.data_as(ctypes.c_void_p)  # type: ignore[no-any-return]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

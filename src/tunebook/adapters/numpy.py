@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tunebook._arrays.library import ArraySpec
     from tunebook.adapters._source.build_cache import PerConfig
 
+__all__ = ["specialised"]
+
 F = TypeVar("F")
 
 
@@ -170,3 +172,7 @@ register_array_library(
     )
 )
 register_array_library(ArrayLibrary(name="numba", device=_numba_device, platform=lambda _device: "gpu"))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

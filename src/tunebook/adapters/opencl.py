@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from tunebook._arrays.library import ArraySpec
 
+__all__ = ["CLProgram", "OpenCLKernel", "OpenCLKernels", "QueueTimer"]
+
 _PROFILING: Final = cl.command_queue_properties.PROFILING_ENABLE
 # The contexts to make arrays in: a program can only use arrays of its own context.
 _contexts: Final[dict[str, tuple[Any, Any]]] = {}
@@ -251,3 +253,7 @@ register_array_library(
         make=_make,
     )
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

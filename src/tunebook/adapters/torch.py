@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tunebook._arrays.library import ArraySpec
     from tunebook._kernel.kernel import Invocation, Kernel
 
+__all__ = ["CudaTimer", "custom_op"]
+
 T = TypeVar("T")
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
@@ -487,3 +489,7 @@ register_array_library(
         compiling=torch.compiler.is_dynamo_compiling,
     )
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

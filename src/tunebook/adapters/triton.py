@@ -171,3 +171,7 @@ def autotune(
     }
     more = read_options(options, key)
     return lambda fn: TunedKernel(fn, given, more)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
     from tunebook.formats._format import Format
 
+__all__ = ["FORMATS", "read", "write"]
+
 # The format "x" is `FORMAT` in `_x.py`, which is loaded when it is named: help lists all of them, and loads none.
 FORMATS: Final[Mapping[str, str]] = {
     "aiter": "AITER's tuned tables, CSV files",
@@ -60,3 +62,7 @@ def _load(name: str) -> Format:
         raise DefinitionError(f"unknown format {name!r}; known are {', '.join(FORMATS)}")
     found: Format = import_module(f"tunebook.formats._{name}").FORMAT
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -43,6 +43,9 @@ class Portfolio:
             chosen = Local if find_spec("numpy") is None else Guided
         self._strategy: Final[Strategy] = chosen(space, seed=seed, start=start)
 
+    def __repr__(self) -> str:
+        return f"<Portfolio strategy: {self.chosen}>"
+
     @property
     def chosen(self) -> str:
         """The name of the strategy in use."""

@@ -93,6 +93,9 @@ class Guided:
         self._compiling = False
         self._next_scaling = _FIRST_SCALING
 
+    def __repr__(self) -> str:
+        return "<Guided strategy>"
+
     def propose(self, n: int) -> list[Config]:
         """Return the next `n` configurations to measure; fewer only if fewer are left."""
         return self._history.propose(n, lambda: self._next(n))

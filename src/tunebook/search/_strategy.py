@@ -219,6 +219,9 @@ class HistoryStrategy(ABC):
     def __init__(self, space: Space, *, seed: int = 0, start: Start = Start()) -> None:  # noqa: B008 - immutable
         self._history = TrialHistory(space, seed, start)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} strategy>"
+
     def propose(self, n: int) -> list[Config]:
         """Return the next `n` configurations to measure; fewer only if fewer are left."""
         return self._history.propose(n, self._next)

@@ -1,7 +1,5 @@
 """Places for records. `_protocol` defines the contract of a store; `open_store` picks the engine by path or address."""
 
-from __future__ import annotations
-
 from tunebook.stores._directory import DirectoryStore as DirectoryStore
 from tunebook.stores._files import LeaseFiles as LeaseFiles
 from tunebook.stores._files import problem_id as problem_id

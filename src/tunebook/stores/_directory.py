@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, Record
+from tunebook._base.vocabulary import ShownByPlace
 from tunebook.stores._files import (
     RESERVED,
     LeaseFiles,
@@ -61,7 +62,7 @@ _QUIETLY: Final = getattr(os, "O_NOATIME", 0)
 
 
 @final
-class DirectoryStore:
+class DirectoryStore(ShownByPlace):
     """Records as files under a root. Nothing is made on disk before the first write, and nothing is scanned to open.
 
     Safe to share between threads and processes, and between hosts on a shared mount. A root that others can write to

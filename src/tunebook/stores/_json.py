@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Head, Record, canonical_json, decode_json
-from tunebook._base.vocabulary import Json, Problem
+from tunebook._base.vocabulary import Json, Problem, ShownByPlace
 from tunebook.stores._files import (
     LeaseFiles,
     distrust,
@@ -73,7 +73,7 @@ class _JsonContent:
 
 
 @final
-class JsonStore:
+class JsonStore(ShownByPlace):
     """One readable file. Safe between threads, and between the processes of a host.
 
     A damaged entry is a miss and stays in the file for a person to mend; a damaged file is moved aside by the next

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
 from tunebook._base.errors import warn_once
-from tunebook._base.vocabulary import computed_once
+from tunebook._base.vocabulary import ShownByPlace, computed_once
 from tunebook.stores._files import FaultsAreWarnings, distrust, problem_id, state_of
 from tunebook.stores._pack import PackStore
 
@@ -40,7 +40,7 @@ FOLDER: Final = "__tunebook__"
 
 
 @final
-class LayeredStore:
+class LayeredStore(ShownByPlace):
     """Writes go to `front`; a get that it cannot answer goes on to packs: of the book, then the shipped ones.
 
     `find_packs` is called once, at the first miss; `shipped` at each miss, as far as its packs are asked: looking

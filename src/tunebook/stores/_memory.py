@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, ClassVar, final
 
 from tunebook._base.record_format import Record
+from tunebook._base.vocabulary import ShownByPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @final
-class MemoryStore:
+class MemoryStore(ShownByPlace):
     """A dict of records behind a lock; gone with the process.
 
     It holds bytes, like every other engine: a record shares its configuration with the code that made it, and a change

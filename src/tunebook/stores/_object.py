@@ -20,6 +20,7 @@ from obstore.store import from_url
 
 from tunebook._base.errors import DefinitionError, StoreError
 from tunebook._base.record_format import MAX_RECORD_BYTES
+from tunebook._base.vocabulary import ShownByPlace
 from tunebook.stores._files import generations_among, path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
@@ -108,7 +109,7 @@ class _Objects:
 
 
 @final
-class ObjectStore:
+class ObjectStore(ShownByPlace):
     """Records in a bucket. Safe to share between threads; raises in a forked child of a process that used it.
 
     The address is `s3://bucket/path`, `gs://bucket/path` or `az://container/path`; credentials and the rest come from

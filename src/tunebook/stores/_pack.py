@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import MAX_RECORD_BYTES, SEAL_BYTES, Record, canonical_json, unsealed
+from tunebook._base.vocabulary import ShownByPlace
 from tunebook.stores._files import distrust, make_directory, problem_id, sync_path, write_file, writing
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _fill(connection: sqlite3.Connection, records: Iterable[Record], key: bytes 
 
 
 @final
-class PackStore:
+class PackStore(ShownByPlace):
     """A pack, opened when it is first asked. Safe to share between threads, and to carry over a fork.
 
     `source` is a path or a resource of a package (`importlib.resources.files(...) / ...`), zipped or not. A file that

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from tunebook._base.errors import DefinitionError, StoreError, warn_once
+from tunebook._base.vocabulary import ShownByPlace
 from tunebook.stores._files import generations_among, path_component, problem_id
 from tunebook.stores._remote import Envelope, fault, without_secrets
 
@@ -68,7 +69,7 @@ return 1
 
 
 @final
-class RedisStore:
+class RedisStore(ShownByPlace):
     """Records in a Redis server. Safe to share between threads, and to carry over a fork.
 
     The address is redis-py's: `redis://[user:password@]host[:port][/database]`, `rediss://` with TLS, and options of

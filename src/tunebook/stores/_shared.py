@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import blake2b, merge
-from tunebook._base.vocabulary import Problem
+from tunebook._base.vocabulary import Problem, ShownByPlace
 from tunebook.stores._files import FaultsAreWarnings, make_directory, problem_id, read_file, write_file
 from tunebook.stores._layered import shipped_in
 from tunebook.stores._remote import Breaker, SharedBoard, Unanswered, within
@@ -66,7 +66,7 @@ class _Expiring(Generic[T]):
 
 
 @final
-class SharedStore:
+class SharedStore(ShownByPlace):
     """`front` before `remote`. Safe to share between threads and, if `remote` is, to carry over a fork.
 
     A fault of the shared book never raises: it is one warning, and the front alone answers. While `may_write` returns

@@ -1,0 +1,280 @@
+"""A job while it runs: each candidate is tried once, then the valid ones race."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
+from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, failed
+from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
+from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from tunebook._base.vocabulary import Measurement
+    from tunebook._measure.compile_pool import Compiled, Compiling
+    from tunebook._measure.device_lock import DeviceTurn
+    from tunebook._measure.disturbance import Probe
+
+Cfg = TypeVar("Cfg")
+
+
+class JobRun(Generic[Cfg]):
+    """A job while it runs: tries each candidate once, and keeps the valid ones as the lanes of its race."""
+
+    runner: Runner
+    compiling: Compiling[Cfg] | None = None
+
+    def __init__(
+        self,
+        job: Job[Cfg],
+        stopwatch: Stopwatch,
+        clock_s: Callable[[], float],
+        now_s: Callable[[], float],
+        turn: DeviceTurn | None = None,
+    ) -> None:
+        self.job, self.clock_s, self.started_s = job, clock_s, clock_s()
+        self.candidates = CandidateSet(job.conditions, job.policy(stopwatch), job.heuristic, now_s)
+        for config in job.candidates:
+            self.candidates.admit(config)
+        self.rng = self.candidates.shuffler()
+        self.batches = Batches(stopwatch.shortest_s)
+        self.lanes: list[Lane] = []
+        self.programs: dict[str, str] = {}  # the first candidate of each compiled program
+        self.twins: dict[str, str] = {}
+        self.ran = 0
+        self._now_s, self._turn = now_s, turn
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.clock_s() - self.started_s
+
+    def left_s(self, share: float = 1.0) -> float:
+        return self.job.budget.left_s(self.elapsed_s, share)
+
+    def todo(self) -> list[str]:
+        """Reuse known measurements under the same conditions; return the fingerprints left to run, in order."""
+        configs, results, order = self.candidates.configs, self.candidates.results, self.job.setup.order
+        for m in self.job.known:
+            expired = m.failure is not None and (m.failure.expires or 0.0) < self._now_s()
+            if m.fingerprint in configs and self.candidates.is_comparable(m) and not expired:
+                results[m.fingerprint] = m
+                if isinstance(program := m.extra.get(PROGRAM), str):
+                    self.programs.setdefault(program, m.fingerprint)
+        going_on = set()
+        if not self.job.history.complete:
+            going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
+        todo = [name for name in configs if name not in results or name in going_on]
+        self.rng.shuffle(todo)
+        todo.sort(key=lambda name: (order.group(configs[name]), -order.priority(configs[name])))
+        incumbent = self.job.incumbent
+        if incumbent in results and incumbent not in todo and any(map(self.is_wanted, todo)):
+            # The newcomers run today; the incumbent's old time was taken on another day. Measured again, it is compared
+            # with them on equal terms. The others lost to it then, so their old times need not compete now.
+            todo.insert(0, incumbent)
+            results.update({name: m._replace(dropped=True) for name, m in results.items()})
+        return todo
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether no candidate in the groups before a candidate's was valid."""
+        configs, group = self.candidates.configs, self.job.setup.order.group
+        number = group(configs[name])
+        valid = (other for other, m in self.candidates.results.items() if m.failure is None)
+        return not any(group(configs[other]) < number for other in valid)
+
+    def is_good(self, lane: Lane) -> bool:
+        """Whether a candidate is as fast as the job needs."""
+        return len(lane.samples_s) >= 3 and typical_s(lane.samples_s) <= self.job.goal.enough_s
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes of this host from measuring on the same device inside the block, if possible."""
+        # For at most half of the rest of a budget: a longer wait would leave too little of it to measure in.
+        return nullcontext() if self._turn is None else self._turn.taken(self.left_s() / 2)
+
+    def tell(
+        self, doing: Doing, done: int, total: int, latest: Measurement | None = None, since_s: float | None = None
+    ) -> None:
+        """Report progress; `since_s` is the start of the phase, if it is not the start of the job."""
+        if self.job.on_step is None:
+            return
+        now_s = self.clock_s()
+        raced = {lane.name: lane.value_s for lane in self.lanes if lane.samples_s}
+        name = min(raced, key=raced.__getitem__, default=None)
+        best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
+        spent_s = now_s - (self.started_s if since_s is None else since_s)
+        left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
+        failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
+        self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
+
+    def try_all(self, todo: list[str]) -> bool:
+        """Try candidates until one is fast enough; return False if the budget ended first."""
+        trials = self.job.budget.trials
+        for names in self._groups(todo):
+            allowed = names if trials is None else names[: trials - self.ran]
+            self._start_compiling(allowed)
+            for name in self._in_turn(allowed):
+                if self.ran and self.left_s(TRYING) <= 0:
+                    return False
+                compiled = self._wait_for(name)
+                if compiled is None and self.compiling is not None:
+                    return False  # the budget ended while it compiled
+                measurement = self._try(name, compiled)
+                self.ran += 1
+                self.tell("trying", self.ran, len(todo), measurement)
+                if self.lanes and self.lanes[-1].name == name and self._is_enough(self.lanes[-1]):
+                    return True
+            if len(allowed) < len(names):
+                return False
+        return True
+
+    def _groups(self, todo: list[str]) -> Iterator[list[str]]:
+        """Yield the candidates in order; a group is empty if an earlier one had a valid candidate."""
+        group, configs = self.job.setup.order.group, self.candidates.configs
+        # These go first: if the budget ends early, they at least have been measured. Their group is built meanwhile.
+        ahead = [name for name in dict.fromkeys((self.job.incumbent, self.candidates.heuristic)) if name in todo]
+        rest = [name for name in todo if name not in ahead]
+        if {group(configs[name]) for name in ahead} != {group(configs[name]) for name in rest[:1]}:
+            yield ahead
+            ahead = []
+        for _, members in groupby(rest, key=lambda name: group(configs[name])):
+            yield [*ahead, *filter(self.is_wanted, members)]
+            ahead = []
+
+    def _start_compiling(self, names: list[str]) -> None:
+        if self.compiling is None:
+            return
+        self.compiling.start(names)
+        if not self.job.setup.isolate or not names:
+            return
+        first = self._wait_for(names[0])
+        if first is None or (not isinstance(first, Exception) and first.on_disk):
+            return
+        # A worker does not see programs that this process compiles in memory after the fork.
+        for done, name in enumerate(names, 1):
+            if self._wait_for(name) is None:
+                break
+            self.tell("compiling", done, len(names))
+
+    def _in_turn(self, names: list[str]) -> Iterable[str]:
+        """Return candidates in order; where some may be left out, as they are compiled, and without those."""
+        against, configs = self.job.setup.reason_against, self.candidates.configs
+        if against is None or self.compiling is None:
+            return names
+        return self.compiling.in_turn(names, self._patience_s, lambda name: against(configs[name]))
+
+    def _wait_for(self, name: str) -> Compiled | Exception | None:
+        return None if self.compiling is None else self.compiling.result(name, self._patience_s())
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for a build: the first of a job may take any time."""
+        return None if self.job.budget.seconds is None or not self.ran else max(self.left_s(TRYING), 0.0)
+
+    def _try(self, name: str, compiled: Compiled | Exception | None) -> Measurement:
+        if isinstance(compiled, Exception):
+            return self.candidates.record(name, failed(compiled))
+        if compiled is not None and compiled.program is not None:
+            twin = self.programs.setdefault(compiled.program, name)
+            if twin != name:
+                self.twins[name] = twin
+                return self.candidates.copy(twin, name, compiled.seconds)
+        index = list(self.candidates.configs).index(name)
+        with self.alone():
+            trial = self.runner.first(index)
+        if trial.failure is None:
+            self.lanes.append(self._lane(name, index, trial.sample_s))
+        return self.candidates.record(name, trial, compiled=compiled)
+
+    def _lane(self, name: str, index: int, first_s: float) -> Lane:
+        def take() -> float | None:
+            trial = self.batches.take(name, partial(self.runner.sample, index))
+            if trial.failure is None:
+                return trial.sample_s
+            known = self.candidates.results[name]
+            found = self.candidates.record(name, trial)
+            self.candidates.results[name] = found._replace(compile_s=known.compile_s, extra=known.extra)
+            return None
+
+        return Lane(name, take, first_s, wins_ties=name in (self.job.incumbent, self.candidates.heuristic))
+
+    def _is_enough(self, lane: Lane) -> bool:
+        """Whether a candidate that was just tried is as fast as the job needs; sampled only if it may be."""
+        if lane.first_s > 3 * self.job.goal.enough_s:
+            return False
+        with self.alone():
+            while len(lane.samples_s) < 3:
+                if not lane.run_once():
+                    return False
+                self.renew([lane])
+            return self.is_good(lane)
+
+    def renew(self, lanes: Sequence[Lane]) -> bool:
+        """Discard the samples that had fewer runs than samples have from now on; return whether there were any."""
+        void = self.batches.renew(lane.name for lane in lanes)
+        for lane in lanes:
+            if lane.name in void:
+                lane.samples_s.clear()
+        return bool(void)
+
+
+def race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
+    """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
+    job, results = run.job, run.candidates.results
+    ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
+    since_s = run.clock_s()
+    racing = Race(
+        run.lanes,
+        run.rng,
+        run.clock_s,
+        ends_s=ends_s,
+        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100, since_s=since_s),
+        is_good=run.is_good,
+        renew=run.renew,
+        objective=job.goal.objective,
+    )
+    watch = DisturbanceWatch(probes)
+    finished = racing.qualify() if job.brief else racing.run(spent_s=run.elapsed_s)
+    disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
+    if not disturbances.quiet and not job.brief:
+        racing.finalists += _unlucky(run.lanes, racing.finalists)
+        finished = _sample_again(run, racing.finalists, ends_s) and finished
+        disturbances = watch.disturbances([lane.samples_s for lane in racing.finalists])
+    finalists = {lane.name for lane in racing.finalists}
+    for lane in run.lanes:
+        known = results[lane.name]
+        if known.failure is None and lane.samples_s:
+            dropped = lane.name not in finalists
+            results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=dropped)
+    for name, twin in run.twins.items():
+        run.candidates.copy(twin, name, results[name].compile_s)
+    if run.ran:
+        run.tell("racing", 100, 100, since_s=since_s)
+    return finished, disturbances
+
+
+def _unlucky(lanes: Iterable[Lane], finalists: Sequence[Lane]) -> list[Lane]:
+    """Return the runner-up of a lone finalist if it left after a few samples, which may all have been disturbed."""
+    left = [lane for lane in lanes if lane not in finalists and 0 < len(lane.samples_s) < ENOUGH]
+    return [] if len(finalists) != 1 or not left else [min(left, key=lambda lane: lane.value_s)]
+
+
+def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) -> bool:
+    """Double the samples of the finalists, in turn, after a disturbance; return False if the time was up."""
+    lanes = list(finalists)
+    cut_s = run.clock_s() + max(run.elapsed_s, LEAST_FINAL_S)  # as in the race: not longer than everything before
+    for _ in range(max(ENOUGH, *(len(lane.samples_s) for lane in lanes)) if len(lanes) > 1 else 0):
+        if run.clock_s() >= cut_s:
+            break
+        run.rng.shuffle(lanes)
+        for lane in tuple(lanes):
+            if run.clock_s() >= ends_s:
+                return False
+            if not lane.run_once():
+                lanes.remove(lane)
+    return True
