@@ -38,7 +38,7 @@ def objects(tmp_path):
     cache = tb.ConfigCache()
     chain = tb.ConfigSelectorChain(cache)
     ways = tb.choice(a=sum, b=max)
-    space = tb.Space(block=list(range(1, 2000)))
+    space = tb.Space(block=list(range(1, 100)))
     return {
         "tuned": tuned,
         "measurement": tuned.measurements[0],

@@ -74,9 +74,9 @@ class TestAnswers:
     def test_the_tiers_answer_in_their_order(self, monkeypatch):
         moe = Moe()
         numbers = (8, 4096, 64, "bf16")
-        assert moe.table(*numbers, config={"block": 1}) == {"block": 1}
-        with moe.table.overlay(block=2):
-            assert moe.table(*numbers).block == 2
+        assert moe.table(*numbers, config={"block": 128}) == {"block": 128}
+        with moe.table.overlay(block=16):
+            assert moe.table(*numbers).block == 16
         monkeypatch.setenv("TUNEBOOK_PIN", "fused_moe:block=32")
         assert moe.table(*numbers).block == 32
         monkeypatch.delenv("TUNEBOOK_PIN")

@@ -46,7 +46,7 @@ def test_on_a_terminal_each_step_is_drawn_over_the_last():
     assert text.count("\r") == 3
     assert text.count("\n") == 1
     assert "compiling" in text
-    assert "1/2  2 s  about 2 s left" in text
+    assert "1/2  2 s  up to 2 s left" in text
     assert text.endswith(END)
 
 

@@ -7,11 +7,12 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from tunebook._base.config_codec import annotations_of
-from tunebook._base.errors import DefinitionError, TuningFailed, did_you_mean
+from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.vocabulary import computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._code.deferred import refuse_deferred
@@ -22,6 +23,7 @@ from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._space.choice import Choice
 from tunebook._space.space import Config, Space
+from tunebook._space.written_config import WrittenConfigs
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import StrategyLike
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
-    from tunebook._kernel.policy import AutotunePolicy
+    from tunebook._kernel.policy import AutotunePolicy, MissFallback
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.roofline import Peak
@@ -72,18 +74,10 @@ class TunableOptions(TypedDict, total=False):
     bytes: Amount | None
     peak: Peak | None
     strategy: StrategyLike | None
-    policy: AutotunePolicy | None
+    policy: AutotunePolicy | MissFallback | None
     tuner: Tuner | Literal[False] | None
     store: str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
     on_event: Callable[..., None] | None
-
-
-def check_options(options: Iterable[str], function: str = "tunable", own: Sequence[str] = ("space", "name")) -> None:
-    """Raise `DefinitionError` for an unknown option of `@tunable`, or of a function with its `own` options beside."""
-    valid = (*own, *TunableOptions.__annotations__)
-    for option in options:
-        if option not in valid:
-            raise DefinitionError(f"{function}(): {did_you_mean('option', option, valid)}")
 
 
 class FunctionKernel(Kernel[Any, Any]):
@@ -117,6 +111,9 @@ class FunctionKernel(Kernel[Any, Any]):
         self._signature = inspect.Signature(list(self.parameters.values()))
         super().__init__(name or default_name(function), options.get("version", "0"), self._call_key)
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
+        self._written = WrittenConfigs(self.op_id, self._space)
+        if self._heuristic is not None and not callable(self._heuristic):
+            self._heuristic = self._written.check_heuristic(as_config(self._heuristic))
         self._checksum: str | None = None
         key, mutates = options.get("key"), options.get("mutates")
         keyed = self._known_names("key", self.parameters if key is None else key)
@@ -132,10 +129,7 @@ class FunctionKernel(Kernel[Any, Any]):
         self._inputs, self._compile = options.get("inputs"), options.get("compile")
         self.compiles = self._compile is not None
         self._prune, self._cost, self._keep = options.get("prune"), options.get("cost"), options.get("keep")
-        if (self._cost is None) != (self._keep is None):
-            raise DefinitionError(f"{self.op_id!r}: cost= ranks candidates and keep= says how many remain; give both")
-        if self._keep is not None and not self._keep > 0:
-            raise DefinitionError(f"{self.op_id!r}: keep={self._keep!r}: write a number of candidates, or a part: 0.25")
+        self._check_keep()
         self.prunes = any(each is not None for each in (self._choice, self._prune, self._cost))
         self.objective = options.get("objective", "typical")
         objective_for(self.objective)  # an unknown name is an error here
@@ -147,6 +141,12 @@ class FunctionKernel(Kernel[Any, Any]):
             from tunebook.search._by_name import check_strategy  # noqa: PLC0415 - loaded late: 20 ms
 
             check_strategy(self.strategy)
+
+    def _check_keep(self) -> None:
+        if (self._cost is None) != (self._keep is None):
+            raise DefinitionError(f"{self.op_id!r}: cost= ranks candidates and keep= says how many remain; give both")
+        if self._keep is not None and not self._keep > 0:
+            raise DefinitionError(f"{self.op_id!r}: keep={self._keep!r}: write a number of candidates, or a part: 0.25")
 
     def _known_names(self, option: str, names: Iterable[str]) -> frozenset[str]:
         if isinstance(names, str):
@@ -184,7 +184,28 @@ class FunctionKernel(Kernel[Any, Any]):
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> Any:
         if self._heuristic is None:
             return super().heuristic_cfg(inv)
-        return as_config(self._spread(self._heuristic, inv) if callable(self._heuristic) else self._heuristic)
+        if not callable(self._heuristic):
+            return self._heuristic
+        return self._written.check_heuristic(as_config(self._spread(self._heuristic, inv)))
+
+    def whole_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> Any:
+        return self._written.whole("overlay", cfg, partial(self.heuristic, inv))
+
+    def overlay_cfg(self, cfg: object) -> Any:
+        """Return the configuration of an overlay, which may have a part of the names; each must be in the space."""
+        if isinstance(cfg, dict) and not callable(self._heuristic):
+            return self._written.whole("overlay", cfg, lambda: self._heuristic)
+        self._written.check_names("overlay", cfg)
+        return as_config(cfg)
+
+    def override_cfg(self, cfg: object, arguments: tuple[Any, ...] | None) -> Any:
+        """Return the configuration that `config=` of a call gives; the rest of a part is the heuristic's."""
+
+        def heuristic() -> Any:
+            # A program that is compiled has no arguments yet: a heuristic that is a function cannot be asked.
+            return self._heuristic if arguments is None else self.heuristic(self.invocation(arguments))
+
+        return self._written.whole(CONFIG, cfg, heuristic)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[Any]:
         if isinstance(self._space, (Space, tuple)):

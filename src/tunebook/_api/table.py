@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
-from tunebook._api.function_kernel import CONFIG, FunctionKernel, check_options
+from tunebook._api.function_kernel import CONFIG, FunctionKernel, TunableOptions
+from tunebook._api.option_checks import check_options
 from tunebook._api.tunable import Tunable, build, tune
 from tunebook._arrays.describe import accelerator, outside_of_traces, walk
 from tunebook._arrays.device_fingerprint import device_fingerprint, driver_of, environment_fingerprint
@@ -32,7 +33,7 @@ from tunebook._keys.key_text import parsed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tunebook._api.function_kernel import SpaceLike, TunableOptions
+    from tunebook._api.function_kernel import SpaceLike
     from tunebook._base.vocabulary import Problem, StrategyLike, Trust
     from tunebook._kernel.kernel import Invocation
     from tunebook._tuning.job import Budget, Tuned
@@ -210,7 +211,7 @@ def table(
     >>> tiles(512, "float32"), tiles(rows=8, dtype="float32").tile
     (Config(tile=64), 16)
     """
-    check_options(options, "table", _OWN)
+    check_options(options, (*_OWN, *TunableOptions.__annotations__), "table")
     for option in _POINTLESS:
         if option in options:
             raise DefinitionError(f"table(): {option}= is not for tables, whose calls have numbers and no arrays")

@@ -7,7 +7,8 @@ from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
 
 from tunebook._api.bound_method import TunableMethod, is_method
-from tunebook._api.function_kernel import FunctionKernel, TunableOptions, as_config, check_options
+from tunebook._api.function_kernel import FunctionKernel, TunableOptions
+from tunebook._api.option_checks import check_options
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
 from tunebook._base.vocabulary import MADE_UP
@@ -86,11 +87,11 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
     def overlay(config: object = None, /, **values: Any) -> Scope:
         if (config is None) == (not values):
             raise DefinitionError("overlay takes one configuration: overlay(block_m=32, ...) or overlay(config)")
-        return overlay_op(kernel.op_id_v, as_config(values if config is None else config))
+        return overlay_op(kernel.op_id_v, kernel.overlay_cfg(values if config is None else config))
 
     dispatcher = Dispatcher(
         kernel.function, names=kernel.names, layout=kernel.layout,
-        select=select, selector=selector, observe=observe, as_config=as_config, refuse=kernel.refuse,
+        select=select, selector=selector, observe=observe, as_config=kernel.override_cfg, refuse=kernel.refuse,
     )  # fmt: skip
     kernel.runner, kernel.selector = dispatcher.run, selector
 
@@ -137,8 +138,8 @@ def tunable(
     the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
     arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
     `store` is the place of the book: None for the user's own book, a path as for `PersistentCache`, or False for
-    memory only. `policy` is an `AutotunePolicy`, `tuner` a `Tuner`, or False to tune nothing;
-    `on_event` is called with each event of a choice.
+    memory only. `policy` is an `AutotunePolicy`, or the name of its `cache_miss_fallback`, as "background"; `tuner` is
+    a `Tuner`, or False to tune nothing; `on_event` is called with each event of a choice (see docs/events.md).
 
     The output of every candidate is checked before its time counts: against the output of `reference`, or else of the
     heuristic's configuration. `tolerance` is relative to the largest value: one number, or one per name of a dtype.
@@ -165,7 +166,7 @@ def tunable(
     >>> total(100, config={"step": 1})
     100
     """
-    check_options(options)
+    check_options({"name": name, **options}, ("space", "name", *TunableOptions.__annotations__))
     if function is None:
         return partial(tunable, space=space, name=name, **options)
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.

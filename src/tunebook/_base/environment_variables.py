@@ -60,6 +60,12 @@ SETTINGS: Final = (
         "family in the modes frozen and replay, else exact",
         "how far an entry of the book may be from the call that it answers",
     ),
+    Setting(
+        "TUNEBOOK_LOG",
+        "info or debug",
+        "nothing is printed",
+        "prints to standard error when a tuning begins and ends; debug prints each candidate and each answer too",
+    ),
     Setting("TUNEBOOK_PURE", "1 or 0", "0", "1 leaves the compiled accelerator out"),
     Setting(
         "TUNEBOOK_LOCKS",
@@ -177,6 +183,14 @@ def trust_setting() -> Trust | None:
     if asked not in (None, *get_args(Trust)):
         raise DefinitionError(f"invalid TUNEBOOK_TRUST={asked!r}; use one of {', '.join(get_args(Trust))}")
     return asked  # type: ignore[return-value] # one of the literals
+
+
+def log_setting() -> Literal["info", "debug"] | None:
+    """Return the level of the lines that `TUNEBOOK_LOG` asks for."""
+    asked = (os.environ.get("TUNEBOOK_LOG") or "").lower()
+    if asked not in ("", "info", "debug"):
+        raise DefinitionError(f"invalid TUNEBOOK_LOG={asked!r}; use info or debug")
+    return asked or None  # type: ignore[return-value] # one of the literals
 
 
 def pins_text() -> str:

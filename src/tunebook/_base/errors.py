@@ -18,9 +18,13 @@ Each error carries its facts as attributes and can be pickled, because tuning ha
 
 from __future__ import annotations
 
+import sys
 import warnings
 from importlib import import_module
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from tunebook._base.log import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -201,6 +205,7 @@ class TunebookWarning(UserWarning):
     """A fault that must not fail the user's call; warned about once per place and kind."""
 
 
+_PACKAGE: Final = __file__.removesuffix("_base/errors.py")
 _WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
 _warned: Final[dict[tuple[str, str], object]] = {}
 
@@ -214,7 +219,30 @@ def warn_once(kind: str, where: str, message: str) -> None:
         return
     if len(_warned) > _WARNED_LIMIT:
         _warned.clear()
-    warnings.warn(clean_lines(message), TunebookWarning, stacklevel=3)
+    text = clean_lines(message)
+    log("warning", text, warned=True)
+    warnings.warn(text, TunebookWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """Return how many frames of this package are above the caller's own line, which a warning is to point at."""
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - as warnings.warn itself does
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<tunebook ")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def hide_own_frames(error: BaseException) -> BaseException:
+    """Return an error whose traceback has the frames of the program alone, and none of this package's."""
+    shown, trace = [], error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<tunebook ")):
+            shown.append(trace)
+        trace = trace.tb_next
+    chain: TracebackType | None = None
+    for each in reversed(shown):
+        chain = TracebackType(chain, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error.with_traceback(chain)
 
 
 def text_of(error: BaseException) -> str:

@@ -46,7 +46,7 @@ Event: TypeAlias = Literal[
     "heuristics",
     "error",
 ]
-"""The events of a selector, which its listeners get; docs/tiers.md says which data come with each."""
+"""The events of a selector, which its listeners get; docs/events.md says which data come with each."""
 
 StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""

@@ -43,12 +43,11 @@ Out = TypeVar("Out")
 # notebook cell that runs again defines it anew.
 LIVE: Final[weakref.WeakValueDictionary[str, Kernel[Any, Any]]] = weakref.WeakValueDictionary()
 
-# The fields of an invocation that spread a call over a mesh.
-PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")
+PLACEMENT: Final = ("method", "mesh", "in_specs", "out_specs", "check_vma")  # fields that spread a call over a mesh
 
 _WITH_VARIANTS: Final = ("run", "heuristic_cfg", "candidate_cfgs", "fwd_with_residuals", "vjp")
-_MEMOISED: Final = 4096  # calls that keep changing must not grow a memo without bound
-_LONG_KEY: Final = 2000  # characters: the key of a thousand plain values is longer
+# Calls that keep changing must not grow a memo without bound; the key of a thousand plain values is longer than this.
+_MEMOISED, _LONG_KEY = 4096, 2000
 # Facts about classes, because a program may make a kernel object per call: the operations that have variants (`dir`
 # takes 30 us), and the problem of each kind of call so far (making one takes 40 us).
 _VARIED: Final[weakref.WeakKeyDictionary[type, frozenset[str]]] = weakref.WeakKeyDictionary()
@@ -356,6 +355,10 @@ class Kernel(KernelOperations[Cfg, Out]):
         It may return the path or the bytes of the build. Candidates with equal builds are measured once, unless they
         differ on axes that are set at launch (`Space.at_launch`).
         """
+
+    def whole_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> Cfg:
+        """Return the configuration of an overlay for a call, completed if it is a part; by default it is whole."""
+        return cfg
 
     def prune_cfgs(self, inv: Invocation[Cfg, Out], cfgs: Sequence[Cfg]) -> Iterable[Cfg]:
         """Return the candidates that are worth a try; the others are not compiled. By default all are."""

@@ -19,8 +19,10 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import DEFERRED, AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
 from tunebook._selection.trusted_entries import Refused, Trusted
+from tunebook._selection.tuning_watch import watched
 from tunebook._tuning.job import Budget, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
+from tunebook._tuning.progress import line_of_call
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
 from tunebook.stores import problem_id
@@ -107,7 +109,8 @@ class AutotuneTier(Tier[C]):
                 if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
                     turn.result = reason
                 elif turn.leads:
-                    tuned = self._tune(request, look.entry, turn.generation, budget, request.on_step, beside).tuned
+                    with line_of_call(request.problem.op, request.on_step) as step:
+                        tuned = self._tune(request, look.entry, turn.generation, budget, step, beside).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
         except TuningFailed as error:
             answer: Found[C] | Skipped = Skipped(str(error), error)
@@ -421,8 +424,7 @@ class AutotuneTier(Tier[C]):
 
     def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
         request.tell("autotune_start", candidates=job.size, verifying=verifying)
-        tuned: Tuned[C] = self._tuner.tune(job)
-        return tuned
+        return watched(request.problem, job, self._tuner.tune, verifying=verifying)
 
     def _publish(
         self,

@@ -21,7 +21,7 @@ from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._selection.autotune_tier import AutotuneTier
 from tunebook._selection.recording import how_to_give_values
-from tunebook._selection.selector_settings import SelectorSettings
+from tunebook._selection.selector_settings import SelectorSettings, as_policy
 from tunebook._selection.tiers import (
     AnyCandidate,
     AnyTuner,
@@ -40,6 +40,7 @@ from tunebook._selection.tiers import (
     Teller,
     Tier,
 )
+from tunebook._selection.tuning_watch import start_log
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Event, Problem, StrategyLike, Trust
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.measure import Measure
+    from tunebook._kernel.policy import MissFallback
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.in_call_session import InCallSession
@@ -272,7 +274,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
     def __init__(
         self,
         cache: ConfigCache[C],
-        policy: AutotunePolicy | None = None,
+        policy: AutotunePolicy | MissFallback | None = None,
         tuner: AnyTuner | Literal[False] | None = None,
         persistent: PersistentCache[C] | None = None,
         persist_autotune: bool = True,  # noqa: FBT001, FBT002 - positional in the contract
@@ -291,8 +293,10 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         )  # once: a call inside an overlay asks them each time
         (self._memory,) = (tier for tier in self.tiers if isinstance(tier, Memory))
         self._autotune: Final = local_tiers(self.tiers).autotune
-        if self.number == 0 and run_options() is not None:  # the first one, in a process of `tunebook run`
-            import_module("tunebook._cli._child").report(EVERYWHERE)
+        if self.number == 0:
+            start_log()
+            if run_options() is not None:  # in a process of `tunebook run`
+                import_module("tunebook._cli._child").report(EVERYWHERE)
 
     if not TYPE_CHECKING:
 
@@ -432,10 +436,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         return policy
 
     @policy.setter
-    def policy(self, policy: AutotunePolicy) -> None:
-        if not isinstance(policy, AutotunePolicy):
-            raise DefinitionError(f"invalid policy={policy!r}: give an AutotunePolicy")
-        self._policy = policy
+    def policy(self, policy: AutotunePolicy | MissFallback) -> None:
+        self._policy = as_policy(policy)
         MEMO.invalidate()
 
     @property

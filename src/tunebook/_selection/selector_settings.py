@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._kernel.policy import AutotunePolicy, MissFallback
 from tunebook._memo.answer_memo import MEMO
 from tunebook._selection.tiers import AnyTuner, Memory, Parts
 from tunebook._selection.trusted_entries import EntryGuard
@@ -32,6 +33,16 @@ def _checked_tuner(tuner: AnyTuner | Literal[False] | None) -> AnyTuner | None:
     if isinstance(tuner, type) or not callable(getattr(tuner, "autotune", None)):
         raise DefinitionError(f"invalid tuner={tuner!r}: give a Tuner(), None for the usual one, or False for none")
     return tuner
+
+
+def as_policy(policy: AutotunePolicy | str) -> AutotunePolicy:
+    """Return the policy that `policy=` asks for: one, or the name of its `cache_miss_fallback`."""
+    if isinstance(policy, AutotunePolicy):
+        return policy
+    if policy not in get_args(MissFallback):
+        names = ", ".join(map(repr, get_args(MissFallback)))
+        raise DefinitionError(f"invalid policy={policy!r}: give an AutotunePolicy(...), or one of {names}")
+    return AutotunePolicy(cache_miss_fallback=policy)  # type: ignore[arg-type] # one of the literals
 
 
 class SelectorSettings(Generic[C]):

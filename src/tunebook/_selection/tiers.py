@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 from tunebook._arrays.device_fingerprint import get_device_platform
 from tunebook._base.environment_variables import mode, pins_text, trust_setting
-from tunebook._base.errors import warn_once
+from tunebook._base.errors import text_of, warn_once
+from tunebook._base.log import listens, log
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict
 from tunebook._memo.context_stack import find_overlay
@@ -81,6 +82,17 @@ def event_data(
     return told if level is None else {**told, "level": level}
 
 
+def listener_failed(error: Exception) -> None:
+    """Warn, once for each error: a listener never fails the user's call."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+    said = f"{type(error).__name__}: {text_of(error)}"
+    advice = "A listener is called as on_event(event, **data); docs/events.md lists the data of each event"
+    warn_once("listener", said, f"a listener to events failed: {said}{place}. The call goes on. {advice}")
+
+
 class Teller:
     """Tells the listeners the events of a request. Left by an error, it ends the tuning that has begun and not ended.
 
@@ -99,7 +111,13 @@ class Teller:
         if listeners := self._listeners():
             told = event_data(self._problem, event, method=self._method, **data)
             for listener in listeners:
-                listener(event, **told)
+                try:
+                    listener(event, **told)
+                except Exception as error:  # noqa: BLE001 - a listener may raise anything
+                    listener_failed(error)
+        if event != "autotune_progress" and listens("debug"):
+            facts = " ".join(f"{name}={value!r}" for name, value in data.items())
+            log("debug", f"{self._problem.op}: {event} {facts}")
         self._began = self._began and event != "autotune_finish"
 
     def __enter__(self) -> None:
@@ -215,8 +233,10 @@ class Overlays(Tier[C]):
     offline = "only the program knows: overlays around the call"
 
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
-        config = find_overlay(request.problem)
-        return Skipped("none in this context") if config is None else Found(config=config, event="overlay_hit")
+        config: Any = find_overlay(request.problem)
+        if config is None:
+            return Skipped("none in this context")
+        return Found(config=request.kernel.whole_cfg(request.inv, config), event="overlay_hit")
 
 
 class Pinned(Tier[C]):

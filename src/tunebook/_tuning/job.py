@@ -131,7 +131,8 @@ class Step(NamedTuple):
 
     Candidates are tried one by one, as they are compiled, and then race each other; they are compiled before only if
     they cannot be compiled meanwhile. `done` of `total` counts candidates, and percent in a race, which may end early.
-    The last step of a job has its race at 100 percent. `left_s` is an estimate, or None if it is too early for one.
+    The last step of a job has its race at 100 percent. `left_s` is a high estimate, with the race to come in
+    it, or None if it is too early for one.
     """
 
     doing: Doing
@@ -291,11 +292,16 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     def __repr__(self) -> str:
         # The fields hold every sample: 20 kB for a few candidates.
+        return f"<Tuned {self.config!r}: {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """The time of the winner, why it won, and how much was measured, in one line."""
         best = "" if self.verdict is None else f"{seconds_text(self.verdict.winner.value_s)}, {self.verdict.rule}, "
         failed = sum(m.failure is not None for m in self.measurements)
         counted = f"{len(self.measurements)} candidates" + (f", {failed} failed" if failed else "")
         cut = "" if self.complete else ", not complete"
-        return f"<Tuned {self.config!r}: {best}{counted}, {self.ran} measured in {seconds_text(self.seconds)}{cut}>"
+        return f"{best}{counted}, {self.ran} measured in {seconds_text(self.seconds)}{cut}"
 
     def _repr_html_(self) -> str:
         # By name, because reports stand above tuning: only a notebook that shows a result needs them.

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
 from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, failed
-from tunebook._statistics.race import ENOUGH, LEAST_FINAL_S, Lane, Race, typical_s
+from tunebook._statistics.race import (
+    ENOUGH,
+    LEAST_FINAL_S,
+    LEAST_SAMPLES,
+    QUALIFYING,
+    SAMPLES_PER_CANDIDATE,
+    Lane,
+    Race,
+    typical_s,
+)
 from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Step
 
 if TYPE_CHECKING:
@@ -109,9 +118,27 @@ class JobRun(Generic[Cfg]):
         name = min(raced, key=raced.__getitem__, default=None)
         best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
         spent_s = now_s - (self.started_s if since_s is None else since_s)
-        left_s = min(spent_s * (total - done) / done, max(self.left_s(), 0.0)) if done else None
+        left_s = None
+        if done:
+            left_s = spent_s * (total - done) / done
+            # The end of a race takes no longer than everything before it.
+            most_s = max(now_s - self.started_s, LEAST_FINAL_S)
+            left_s = min(left_s, most_s) if doing == "racing" else left_s + self._race_s(done, total)
+            left_s = min(left_s, max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
         self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
+
+    def _race_s(self, tried: int, total: int) -> float:
+        """Return how long the race will take at most, from the first runs of the candidates that were tried."""
+        if not self.lanes or self.job.brief:
+            return 0.0
+        lanes = len(self.lanes) * total / max(tried, 1)
+        first_s = [lane.first_s for lane in self.lanes]
+        rounds_s = QUALIFYING[-1].samples * math.fsum(first_s) / len(first_s) * lanes
+        # After these rounds only fast candidates run, for no longer than everything before.
+        samples = max(SAMPLES_PER_CANDIDATE * lanes, LEAST_SAMPLES) - QUALIFYING[-1].samples * lanes
+        before_s = (self.clock_s() - self.started_s) * total / max(tried, 1) + rounds_s
+        return rounds_s + min(samples * min(first_s), max(before_s, LEAST_FINAL_S))
 
     def try_all(self, todo: list[str]) -> bool:
         """Try candidates until one is fast enough; return False if the budget ended first."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
 from tunebook._base.durations import day_text as day_text  # noqa: PLC0414 - for those who show progress
 from tunebook._base.durations import seconds_text as seconds_text  # noqa: PLC0414 - for those who show progress
 from tunebook._base.errors import MissingDependency, require
+from tunebook._base.log import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tunebook._base.vocabulary import FailureKind
     from tunebook._tuning.job import Step
@@ -50,6 +53,61 @@ def progress_for(
         return _rich_line(title, stream) or progress_line(title, stream)
     in_notebook = _notebook_line(title) if stream is sys.stderr else None
     return in_notebook or (log_lines(title, stream) if asked else None)
+
+
+@contextmanager
+def line_of_call(title: str, on_step: Progress | None, after_s: float = 1.0) -> Iterator[Progress | None]:
+    """Yield `on_step`, or a function that shows progress if the tuning of a call takes longer than a moment.
+
+    It shows nothing where standard error is not a terminal, nor where the log tells the same.
+    """
+    if on_step is not None or sys.stderr is None or not sys.stderr.isatty() or listens("info"):
+        yield on_step
+        return
+    line = _LineOfCall(title, sys.stderr, after_s)
+    with line:
+        yield line.show
+
+
+class _LineOfCall:
+    """The line of a tuning that a caller waits for. It appears after a moment, also while the first candidate runs."""
+
+    def __init__(self, title: str, stream: TextIO, after_s: float) -> None:
+        self._title, self._stream, self._due_s = title, stream, time.monotonic() + after_s
+        self._lock = threading.Lock()
+        self._draw: Progress | None = None
+        self._is_open = False
+        self._timer = threading.Timer(after_s, self._announce)
+        self._timer.daemon = True
+
+    def show(self, step: Step) -> None:
+        """Draw a step, if the moment is over."""
+        if time.monotonic() < self._due_s:
+            return
+        with self._lock:
+            if self._draw is None:
+                self._draw = progress_for(None, self._title, self._stream)
+            if self._draw is not None and (self._is_open or not is_last(step)):
+                self._draw(step)
+                self._is_open = not is_last(step)
+
+    def _announce(self) -> None:
+        with self._lock:
+            if not self._is_open and self._draw is None and not self._timer.finished.is_set():
+                self._stream.write(f"\r\x1b[2K{self._title} tuning ...")
+                self._stream.flush()
+                self._is_open = True
+
+    def __enter__(self) -> None:
+        with suppress(RuntimeError):  # at interpreter exit no thread can be started
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._is_open:  # an error or an interrupt came first: its traceback begins on a line of its own
+            self._is_open = False
+            self._stream.write("\n")
+            self._stream.flush()
 
 
 def is_last(step: Step) -> bool:
@@ -141,7 +199,7 @@ def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
     parts.extend((f"{count} {FAILED.get(kind, kind)}", "red") for kind, count in sorted(step.failures.items()))
     parts.append((seconds_text(step.elapsed_s), "dim"))
     if step.left_s:
-        parts.append((f"about {seconds_text(step.left_s)} left", "dim"))
+        parts.append((f"up to {seconds_text(step.left_s)} left", "dim"))
     return parts
 
 

@@ -172,7 +172,7 @@ class Engine:
             select=self._select,
             selector=self.selector,
             observe=self._observe,
-            as_config=lambda config: config,
+            as_config=lambda config, _arguments: config,
         )
         self._launchers: Final[dict[tuple[bool, bool], Launcher]] = {}
         self._pruned: Final[BoundedDict[Problem, list[LaunchConfig]]] = BoundedDict(CAPACITY)

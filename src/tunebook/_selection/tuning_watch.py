@@ -1,0 +1,93 @@
+"""A tuning as people see it: lines in the log, and a warning about candidates with a wrong output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tunebook._base.config_codec import readable
+from tunebook._base.durations import seconds_text
+from tunebook._base.environment_variables import log_setting
+from tunebook._base.errors import TuningFailed, warn_once
+from tunebook._base.log import listens, log, log_to_stderr
+from tunebook._keys.key_text import spell_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tunebook._base.vocabulary import Measurement, Problem
+    from tunebook._tuning.job import Job, Step, Tuned
+
+C = TypeVar("C")
+
+_WRONG: Final = frozenset({"wrong-result", "nan"})
+_LONGEST: Final = 120  # characters of a call's arguments in a line
+_LISTED: Final = 3  # candidates that a line names
+
+
+def start_log() -> None:
+    """Print the log to standard error if `TUNEBOOK_LOG` asks for it."""
+    if (level := log_setting()) is not None:
+        log_to_stderr(level)
+
+
+def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *, verifying: bool) -> Tuned[C]:
+    """Tune; write to the log how it begins and ends, and warn of candidates that were rejected for their output."""
+    if not listens("info"):
+        tuned = tune(job)
+        _tell_of_failures(problem, job, tuned)
+        return tuned
+    arguments = "; ".join(spell_out(problem.call_key))
+    call = f"{problem.op} ({arguments if len(arguments) <= _LONGEST else f'{arguments[:_LONGEST]} ...'})"
+    log("info", f"{'verifying' if verifying else 'tuning'} {call}: {job.size} candidates")
+    if listens("debug"):
+        job = job._replace(on_step=_logged(problem.op, job.on_step))
+    try:
+        tuned = tune(job)
+    except TuningFailed as error:
+        log("info", f"not tuned: {call}: {error.summary}")
+        raise
+    except KeyboardInterrupt:
+        log("info", f"interrupted: {call}")
+        raise
+    log("info", f"chose {tuned.config!r} for {call}: {tuned.summary}")
+    _tell_of_failures(problem, job, tuned)
+    return tuned
+
+
+def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:
+    def show(step: Step) -> None:
+        if (m := step.latest) is not None:
+            found = "failed" if m.failure is not None else seconds_text(min(m.samples_s, default=0.0))
+            log("debug", f"{op}: {step.doing} {step.done}/{step.total}: {readable(m.config)}: {found}")
+        if on_step is not None:
+            on_step(step)
+
+    return show
+
+
+def _tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
+    """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel."""
+    known = {m.fingerprint for m in job.known}
+    new = [m for m in tuned.measurements if m.failure is not None and m.fingerprint not in known]
+    wrong = [m for m in new if m.failure is not None and m.failure.kind in _WRONG]
+    if len(wrong) < len(new):
+        rest = [m for m in new if m not in wrong]
+        log("info", f"{problem.op}: {_some(rest, tuned)} did not run and cannot be chosen: {_reason(rest)}")
+    # On made-up arguments an output may be wrong that is right on a caller's.
+    if wrong and wrong[0].values_from == "call":
+        warn_once(
+            "wrong output",
+            problem.op,
+            f"{problem.op}: {_some(wrong, tuned)} gave a wrong output and cannot be chosen: {_reason(wrong)}. "
+            "explain(...) of the call lists every reason",
+        )
+
+
+def _some(failed: Sequence[Measurement], tuned: Tuned[Any]) -> str:
+    names = [repr(tuned.configs.get(m.fingerprint, m.config)) for m in failed[:_LISTED]]
+    more = f" and {len(failed) - _LISTED} more" if len(failed) > _LISTED else ""
+    return f"{len(failed)} of {len(tuned.measurements)} candidates ({', '.join(names)}{more})"
+
+
+def _reason(failed: Sequence[Measurement]) -> str:
+    return next(m.failure.message for m in failed if m.failure is not None).partition("\n")[0][:300]

@@ -1,0 +1,140 @@
+"""Configurations that people write: names and values are checked against the space, and parts are completed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._memo.answer_memo import BoundedDict
+from tunebook._space.space import Config, Space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REMEMBERED: Final = 256  # checked configurations: a program that passes `config=` in a loop writes a few
+
+
+class WrittenConfigs:
+    """Checks `config=`, `overlay(...)` and `heuristic=` of a kernel against its space, or its list of configurations.
+
+    Nothing is known about the names of a space that is a function of the arguments, or of a list of other objects:
+    there, every configuration is taken as it is.
+    """
+
+    def __init__(self, op_id: str, space: object) -> None:
+        self._op_id = op_id
+        self._space = space if isinstance(space, Space) else None
+        self._listed: tuple[Config, ...] = ()
+        if isinstance(space, tuple) and all(isinstance(config, Config) for config in space):
+            self._listed = space
+        forms = [tuple(space.axes)] if isinstance(space, Space) else [tuple(config) for config in self._listed]
+        self._forms: Final = {frozenset(names): names for names in forms}
+        self._names: Final = tuple(dict.fromkeys(name for names in forms for name in names))
+        self._checked: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)
+
+    def check_heuristic(self, config: Any) -> Any:
+        """Return the heuristic's configuration; it must have every name of the space, and may have other values."""
+        if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
+            return config
+        raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
+
+    def check_names(self, given: str, config: Any) -> None:
+        """Raise `DefinitionError` if a configuration has a name that the space does not have."""
+        if self._forms:
+            self._names_in(given, config)
+
+    def whole(self, given: str, config: Any, heuristic: Callable[[], Any]) -> Any:
+        """Return a configuration with every name: the rest of a part comes from the heuristic's.
+
+        The values of a dict must be values of the space. A `Config` is taken with the values that it has.
+        """
+        if not self._forms or not isinstance(config, (dict, Config)):
+            self.check_names(given, config)
+            return config
+        own = config if isinstance(config, Config) else Config(**config)
+        try:
+            found = self._checked.get(own) if type(config) is dict else None
+        except TypeError as error:
+            raise DefinitionError(f"{self._op_id!r}: {given}={_text(config)}: {error}; write a tuple") from None
+        return found if found is not None else self._whole(given, own, heuristic, free=isinstance(config, Config))
+
+    def _whole(self, given: str, config: Config, heuristic: Callable[[], Any], *, free: bool) -> Config:
+        names = frozenset(self._names_in(given, config))
+        if not free:
+            for name in config:
+                self._check_value(given, name, config[name])
+        if names in self._forms:
+            return config if free else self._remember(config, self._member(given, config))
+        base = heuristic()
+        if isinstance(base, Config) and frozenset(base) | names in self._forms:
+            merged = Config(**{name: config.get(name, base[name]) for name in base} | dict(config))
+            # The heuristic's own values need not be in the space.
+            return merged if free or not self._has_values(base) else self._member(given, merged)
+        found = f"{given}={_text(config)}: {self._missing(config)}"
+        raise DefinitionError(f"{self._op_id!r}: {found}, and there is no heuristic= to take the rest from")
+
+    def _remember(self, config: Config, member: Config) -> Config:
+        self._checked[config] = member
+        return member
+
+    def _names_in(self, given: str, config: Any) -> tuple[str, ...]:
+        """Return the names of a configuration; `DefinitionError` for a name that no candidate has."""
+        if not isinstance(config, Mapping):
+            if any(all(hasattr(config, name) for name in form) for form in self._forms):
+                return next(names for form, names in self._forms.items() if all(hasattr(config, n) for n in form))
+            form = ", ".join(f"{name!r}: ..." for name in next(iter(self._forms.values())))
+            raise DefinitionError(f"{self._op_id!r}: {given}={config!r} is not a configuration; write {{{form}}}")
+        for name in config:
+            if name not in self._names:
+                raise DefinitionError(
+                    f"{self._op_id!r}: {given}={_text(config)}: {did_you_mean('axis', name, self._names)}"
+                )
+        return tuple(config)
+
+    def _missing(self, config: Mapping[str, Any]) -> str:
+        absent = [name for name in self._names if name not in config] or list(self._names)
+        return f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+
+    def _values(self, name: str) -> list[Any]:
+        if self._space is not None:
+            return list(self._space.axes[name])
+        return list(dict.fromkeys(config[name] for config in self._listed if name in config))
+
+    def _has_values(self, config: Config) -> bool:
+        return all(value in self._values(name) for name, value in config.items())
+
+    def _check_value(self, given: str, name: str, value: Any) -> None:
+        values = self._values(name)
+        if any(type(own) is type(value) and own == value for own in values):
+            return
+        if self._space is not None and not isinstance(value, str):
+            values = [own for own in values if own == value] or values
+        near = (
+            did_you_mean("value", value, [own for own in values if isinstance(own, str)])
+            if isinstance(value, str)
+            else ""
+        )
+        has = f"it has {', '.join(map(repr, values[:8]))}{', ...' if len(values) > 8 else ''}"
+        raise DefinitionError(
+            f"{self._op_id!r}: {given}: {name}={value!r} is not in the space; {near or has}. To try a value outside of "
+            f"the space, pass {given}=tunebook.Config(...)"
+        )
+
+    def _member(self, given: str, config: Config) -> Config:
+        """Return the candidate that is equal to a configuration whose values are all in the space."""
+        if self._space is None:
+            found = next((each for each in self._listed if each == config), None)
+            if found is None:
+                raise DefinitionError(
+                    f"{self._op_id!r}: {given}={_text(config)}: no candidate has these values together"
+                )
+            return found
+        try:
+            return self._space.config(**config)
+        except DefinitionError as error:
+            raise DefinitionError(f"{self._op_id!r}: {given}: {error}") from None
+
+
+def _text(config: Any) -> str:
+    return repr(dict(config)) if isinstance(config, Mapping) else repr(config)

@@ -1,0 +1,156 @@
+"""Names and values are checked where they are written: options, `config=`, `overlay(...)`, `heuristic=`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import tunebook as tb
+
+SPACE = tb.Space(block=[16, 32, 64], inplace=[False, True])
+
+
+def kernel(**options):
+    options = {"space": SPACE, "heuristic": {"block": 32, "inplace": True}, "store": False, "name": "mm", **options}
+
+    @tb.tunable(**options)
+    def matmul(n, *, config):
+        return config
+
+    return matmul
+
+
+def says(*parts):
+    return "(?s)" + ".*".join(parts)
+
+
+WRONG = [
+    ({"blok": 64}, ["config=", "unknown axis 'blok'; did you mean 'block'", "Valid: block, inplace"]),
+    ({"block": 48}, ["block=48 is not in the space; it has 16, 32, 64", r"tunebook.Config\("]),
+    ({"block": 16.0}, ["block=16.0 is not in the space; it has 16"]),
+    ({"block": [16]}, [r"block=\[16\]|write a tuple"]),
+    (5, ["config=5 is not a configuration; write {'block': ..., 'inplace': ...}"]),
+    ("fast", ["config='fast' is not a configuration"]),
+]
+
+
+@pytest.mark.parametrize(("config", "parts"), WRONG)
+def test_a_wrong_config_of_a_call_is_named_before_the_kernel_runs(config, parts):
+    with pytest.raises(tb.DefinitionError, match=says(*parts)):
+        kernel()(1, config=config)
+
+
+@pytest.mark.parametrize(("config", "parts"), WRONG[:3])
+def test_an_overlay_is_checked_where_it_is_written(config, parts):
+    with pytest.raises(tb.DefinitionError, match=says(*parts).replace("config=", "overlay=")):
+        kernel().overlay(**config)
+
+
+def test_the_rest_of_a_part_comes_from_the_heuristic():
+    matmul = kernel()
+    assert matmul(1, config={"block": 64}) == tb.Config(block=64, inplace=True)
+    with matmul.overlay(inplace=False):
+        assert matmul(1) == tb.Config(block=32, inplace=False)
+        assert matmul.explain(1).selection.config == tb.Config(block=32, inplace=False)
+
+
+def test_the_rest_of_a_part_comes_from_a_heuristic_that_depends_on_the_call():
+    matmul = kernel(heuristic=lambda n: {"block": 16 if n < 10 else 64, "inplace": True})
+    assert matmul(1, config={"inplace": False}) == tb.Config(block=16, inplace=False)
+    with matmul.overlay(inplace=False):
+        assert [matmul(n).block for n in (1, 100)] == [16, 64]
+
+
+def test_without_a_heuristic_a_part_is_refused():
+    with pytest.raises(tb.DefinitionError, match=says("inplace is missing", "no heuristic=")):
+        kernel(heuristic=None)(1, config={"block": 64})
+
+
+def test_a_config_object_may_have_values_outside_the_space_but_no_unknown_names():
+    matmul = kernel()
+    assert matmul(1, config=tb.Config(block=48, inplace=False)).block == 48
+    with pytest.raises(tb.DefinitionError, match="did you mean 'block'"):
+        matmul(1, config=tb.Config(blok=48))
+
+
+def test_a_constraint_that_refuses_the_whole_is_named():
+    matmul = kernel(space=SPACE.where(lambda c: not c.inplace or c.block < 64))
+    with pytest.raises(tb.DefinitionError, match=r"the constraint .* refuses it"):
+        matmul(1, config={"block": 64})
+
+
+def test_lists_and_choices_are_checked_too():
+    listed = kernel(space=[{"block": 16}, {"block": 64}], heuristic={"block": 16})
+    with pytest.raises(tb.DefinitionError, match="did you mean 'block'"):
+        listed(1, config={"blok": 16})
+    with pytest.raises(tb.DefinitionError, match="block=32 is not in the space; it has 16, 64"):
+        listed(1, config={"block": 32})
+    ways = tb.tunable(tb.choice(numpy=lambda n: n, scipy=lambda n: n), name="ways", store=False)
+    assert ways(3, config={"way": "scipy"}) == 3
+    with pytest.raises(tb.DefinitionError, match="unknown value 'scypi'; did you mean 'scipy'"):
+        ways(3, config={"way": "scypi"})
+
+
+def test_configurations_of_another_class_are_taken_as_they_are():
+    @dataclass(frozen=True)
+    class Tile:
+        m: int
+
+    matmul = kernel(space=[Tile(1), Tile(2)], heuristic=Tile(1))
+    assert matmul(1, config=Tile(7)) == Tile(7)
+    assert kernel(space=[1, 2], heuristic=1)(1, config=7) == 7
+    anything = kernel(space=lambda n: [{"block": n}], heuristic=None)
+    assert anything(1, config={"other": 7}) == tb.Config(other=7)
+
+
+def test_a_heuristic_has_the_names_of_the_space_and_may_have_other_values():
+    with pytest.raises(tb.DefinitionError, match=r"heuristic=.*unknown axis 'blok'; did you mean 'block'"):
+        kernel(heuristic={"blok": 1, "inplace": True})
+    with pytest.raises(tb.DefinitionError, match=r"heuristic=.*inplace is missing"):
+        kernel(heuristic={"block": 16})
+    assert kernel(heuristic={"block": 48, "inplace": True}, tuner=False)(1).block == 48
+    with pytest.raises(tb.DefinitionError, match="did you mean 'block'"):
+        kernel(heuristic=lambda n: {"blok": 16, "inplace": True}, tuner=False)(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spcae": SPACE}, "unknown option 'spcae'; did you mean 'space'"),
+        ({"heuristics": {}}, "unknown option 'heuristics'; did you mean 'heuristic'"),
+        ({"policy": "backgruond"}, "policy='backgruond': give an AutotunePolicy.*'background'"),
+        ({"policy": 3}, "policy=3: give an AutotunePolicy"),
+        ({"name": ""}, "name='': give a text that is not empty"),
+        ({"version": 3}, 'version=3: give a text, as version="2"'),
+        ({"compile": "gcc"}, "compile='gcc': give a function"),
+        ({"reference": 1}, "reference=1: give a function"),
+        ({"inputs": 1}, "inputs=1: give a function"),
+        ({"prune": "all"}, "prune='all': give a function"),
+        ({"cost": 1, "keep": 2}, "cost=1: give a function"),
+        ({"flops": "many"}, "flops='many': give a number, or a function"),
+        ({"layout": "no"}, "layout='no': give True or False"),
+        ({"key": 5}, "key=5: give a tuple of names"),
+        ({"ignore": 5}, "ignore=5: give a tuple of names"),
+        ({"mutates": 5}, "mutates=5: give a tuple of names"),
+        ({"bucket": 5}, "bucket=5 must say which argument"),
+        ({"store": 5}, "store=5: give a path"),
+        ({"on_event": 5}, "on_event=5: give a function on_event"),
+        ({"tolerance": "1e-3"}, "tolerance='1e-3': write a number"),
+        ({"check": "yes"}, "check='yes': write True"),
+        ({"objective": "fast"}, "objective='fast'|'fast'"),
+        ({"strategy": "guess"}, "'guess'"),
+        ({"tuner": "none"}, "tuner='none'"),
+        ({"peak": 1}, "peak=1: write"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_error_where_it_is_written(options, message):
+    with pytest.raises(tb.DefinitionError, match=message):
+        kernel(**options)
+
+
+def test_a_policy_may_be_the_name_of_its_fallback():
+    matmul = kernel(policy="heuristics")
+    assert matmul.selector.policy == tb.AutotunePolicy(cache_miss_fallback="heuristics")
+    matmul.selector.policy = "background"
+    assert matmul.selector.policy.cache_miss_fallback == "background"

@@ -1,0 +1,242 @@
+"""A program can be watched: events that cannot break it, a log, a line on the terminal."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from kernels import FakeClock, fake_tuner
+
+import tunebook as tb
+from tunebook._base.vocabulary import Event
+from tunebook._tuning.job import Step
+from tunebook._tuning.progress import line_of_call
+
+EVENTS_PAGE = Path(__file__).parents[2] / "docs" / "events.md"
+
+
+def kernel(clock=None, **options):
+    clock = clock or FakeClock()
+    options = {"heuristic": {"b": 1}, "store": False, "name": "mm", "tuner": fake_tuner(clock), **options}
+
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), **options)
+    def matmul(n, *, config):
+        if config.b == 3:
+            raise ValueError("no shared memory")
+        clock.spend(config.b * 1e-3)
+        return n
+
+    return matmul
+
+
+class TestListeners:
+    def test_an_error_in_a_listener_is_one_warning_and_the_call_goes_on(self):
+        heard = []
+        matmul = kernel(on_event=heard.append)  # takes no data: a TypeError each time
+        matmul.selector.listen(lambda event, **_: heard.append(event))
+        with pytest.warns(
+            tb.TunebookWarning, match=r"a listener to events failed: TypeError.*on_event\(event, \*\*data\)"
+        ):
+            assert matmul(1) == 1
+        for _ in range(3):
+            assert matmul(1) == 1
+        assert heard[0] == "autotune_start"
+        assert heard[-1] == "cache_hit"
+
+    def test_a_lone_listener_that_fails_does_not_fail_warm_calls(self):
+        def listener(event, **_):
+            if event == "cache_hit":
+                raise KeyError("mine")
+
+        matmul = kernel(on_event=listener)
+        matmul(1)
+        with pytest.warns(tb.TunebookWarning, match="KeyError.*test_watching.py:"):
+            assert matmul(1) == 1
+        assert [matmul(1) for _ in range(3)] == [1, 1, 1]
+
+    def test_an_interrupt_in_a_listener_passes(self):
+        def listener(event, **_):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            kernel(on_event=listener)(1)
+
+
+def documented():
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \|(.*)\|$", EVENTS_PAGE.read_text(), re.MULTILINE)
+    return {event: {*re.findall(r"`(\w+)`", data)} for event, data in rows}
+
+
+def test_the_page_of_events_has_them_all_and_their_data(tmp_path, monkeypatch):
+    told = {}
+
+    def listener(event, **data):
+        told.setdefault(event, set()).update(data)
+
+    matmul = kernel(on_event=listener, store=tmp_path)
+    matmul(1)
+    matmul.selector.cache.clear()
+    matmul.selector.forbid_reautotune = False
+    matmul(1)
+    matmul(1, config={"b": 2})
+    with matmul.overlay(b=2):
+        matmul(1)
+    monkeypatch.setenv("TUNEBOOK_PIN", "mm:b=2")
+    matmul(1)
+    monkeypatch.delenv("TUNEBOOK_PIN")
+    with tb.policy_override(matmul.selector, cache_miss_fallback="nearest"):
+        matmul(2)
+    with tb.policy_override(matmul.selector, cache_miss_fallback="heuristics"):
+        matmul(3)
+    with (
+        tb.policy_override(matmul.selector, allow_autotune=False, allow_heuristics=False),
+        pytest.raises(tb.NoConfig),
+    ):
+        matmul(4)
+    page = documented()
+    assert set(page) == set(get_args(Event))
+    assert set(told) == set(get_args(Event)) - {"disturbed"}  # a fake clock is never disturbed
+    for event, names in told.items():
+        always = {"device", "op_id", "call_key", "cfg", "called", "level"}
+        assert names - always <= page[event], event
+    assert all(field in EVENTS_PAGE.read_text() for field in Step._fields)
+
+
+class TestLog:
+    def test_a_tuning_is_told_at_info_and_candidates_at_debug(self, caplog):
+        caplog.set_level(logging.INFO, logger="tunebook")
+        kernel()(7)
+        began, chose, failed = [record.getMessage() for record in caplog.records]
+        assert began == "tuning mm@v0 (n: 7): 3 candidates"
+        assert chose.startswith("chose Config(b=1) for mm@v0 (n: 7): 1 ms, fastest, 3 candidates, 1 failed, 3 measured")
+        assert (
+            failed
+            == "mm@v0: 1 of 3 candidates (Config(b=3)) did not run and cannot be chosen: ValueError: no shared memory"
+        )
+        caplog.set_level(logging.DEBUG, logger="tunebook")
+        caplog.clear()
+        kernel()(8)
+        assert "mm@v0: trying 1/3" in caplog.text
+        assert "autotune_finish" in caplog.text
+
+    def test_a_tuning_that_fails_says_why(self, caplog):
+        caplog.set_level(logging.INFO, logger="tunebook")
+        clock = FakeClock()
+
+        @tb.tunable(space=[{"b": 1}], store=False, name="bad", tuner=fake_tuner(clock))
+        def bad(n, *, config):
+            raise ValueError("never")
+
+        with pytest.raises(tb.NoConfig):
+            bad(1)
+        assert "not tuned: bad@v0 (n: 1): all 1 candidates failed: ValueError: never" in caplog.text
+
+    def test_warnings_are_in_the_log_too(self, caplog):
+        with pytest.warns(tb.TunebookWarning):
+            kernel(on_event=lambda event: None)(1)
+        (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert record.name == "tunebook"
+        assert "a listener to events failed" in record.getMessage()
+
+    def test_a_warning_points_at_the_line_of_the_program(self):
+        matmul = kernel(on_event=lambda event: None)
+        with pytest.warns(tb.TunebookWarning) as caught:
+            matmul(1)
+        assert caught[0].filename == __file__
+
+
+PROGRAM = """
+import sys
+import tunebook as tb
+@tb.tunable(space=tb.Space(b=[1, 2]), store=False, name="mm")
+def matmul(n, *, config):
+    return n
+matmul(1)
+print("logging" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("level", ["", "info", "debug"])
+def test_the_log_goes_to_standard_error_if_the_environment_asks(level, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_LOG", level)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert ("tuning mm@v0 (n: 1): 2 candidates" in ran.stderr) == bool(level)
+    assert ("trying 1/2" in ran.stderr) == (level == "debug")
+    assert level or ran.stderr == ""
+
+
+def test_another_level_is_an_error_that_lists_the_levels(monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_LOG", "loud")
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert "invalid TUNEBOOK_LOG='loud'; use info or debug" in ran.stderr
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class TestLineOfACall:
+    @pytest.fixture
+    def open_terminal(self, monkeypatch, caplog):
+        caplog.set_level(logging.WARNING, logger="tunebook")  # or the log would stand for the line
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+
+        def opened():
+            monkeypatch.setattr(sys, "stderr", Terminal())
+            return sys.stderr
+
+        return opened
+
+    def test_it_appears_after_a_moment_and_ends_its_line(self, open_terminal):
+        terminal = open_terminal()
+        with line_of_call("mm", None, after_s=-1.0) as show:
+            show(Step("trying", 1, 4, 2.0, left_s=9.0))
+            show(Step("racing", 100, 100, 3.0))
+        text = terminal.getvalue()
+        assert "mm trying" in text
+        assert "1/4  2 s  up to 9 s left" in text
+        assert text.endswith("100/100  3 s\n")
+
+    def test_a_short_tuning_shows_nothing(self, open_terminal):
+        terminal = open_terminal()
+        with line_of_call("mm", None, after_s=60.0) as show:
+            show(Step("racing", 100, 100, 3.0))
+        assert terminal.getvalue() == ""
+
+    def test_an_interrupt_leaves_a_whole_line(self, open_terminal):
+        terminal = open_terminal()
+
+        def interrupted():
+            with line_of_call("mm", None, after_s=-1.0) as show:
+                show(Step("trying", 1, 4, 2.0))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert terminal.getvalue().endswith("1/4  2 s\n")
+
+    def test_a_caller_with_its_own_progress_or_without_a_terminal_gets_no_line(self, open_terminal, monkeypatch):
+        open_terminal()
+        with line_of_call("mm", print) as show:
+            assert show is print
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        with line_of_call("mm", None) as show:
+            assert show is None
+        monkeypatch.setattr(sys, "stderr", None)
+        with line_of_call("mm", None) as show:
+            assert show is None
+
+
+def test_the_time_left_has_the_race_in_it_while_candidates_are_tried():
+    steps, clock = [], FakeClock()
+    tb.tune(kernel(clock), 1, progress=steps.append)
+    trying = [step for step in steps if step.doing == "trying"]
+    for step in trying:
+        assert step.left_s >= (steps[-1].elapsed_s - step.elapsed_s) * 0.9
