@@ -51,6 +51,8 @@ def _patience(request, monkeypatch):
     """Let a server take its time to answer, or to refuse: on a busy machine it may need more than a call waits."""
     if "impatient" not in request.fixturenames:
         monkeypatch.setattr(shared_module, "HOT_S", HANG_S)
+    for moment in ("_ABSENT_S", "_URGENT_S"):  # within which an answer still holds
+        monkeypatch.setattr(shared_module, moment, HANG_S)
 
 
 @pytest.fixture
