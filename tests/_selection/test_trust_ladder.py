@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -330,3 +336,67 @@ def test_in_frozen_mode_nothing_is_measured_behind_a_call(book, monkeypatch):
 def test_a_wrong_value_of_reverify_is_an_error():
     with pytest.raises(tb.DefinitionError, match="invalid reverify='later'; use one of 'never', 'tuning', 'behind'"):
         tb.AutotunePolicy(reverify="later")
+
+
+# ------------------------------------------------------------------------------------ two interpreters, for real
+
+PROGRAM = """
+import json, os, sys, warnings
+from collections import Counter
+import tunebook as tb
+from kernels import FakeClock, fake_tuner
+
+STEPS, CLOCK = json.loads(sys.argv[1]), FakeClock()
+
+
+@tb.tunable(space=tb.Space(step=STEPS), heuristic={"step": 1}, tuner=fake_tuner(CLOCK), check=False)
+def scan(n, *, config):
+    CLOCK.spend(abs(config.step - n) + 1)
+    return config.step
+
+
+heard = Counter()
+scan.selector.listen(lambda event, **data: heard.update([f"{event} {data.get('trust')}"]))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    answers = [[scan(n) for _ in range(20)] for n in (2, 4, 8)]
+ours = [each for each in told if issubclass(each.category, tb.TunebookWarning)]
+print(json.dumps([sys.version_info.minor, answers, heard, len(ours)]))
+"""
+
+
+def _other_pythons():
+    """Return an interpreter for each other minor version of Python that is installed here and that tunebook runs on."""
+    here, found = sys.version_info.minor, {}
+    for minor in range(11, 16):
+        beside = sorted(Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python"))  # as pyenv places them
+        installed = [shutil.which(f"python3.{minor}"), *beside]
+        for each in filter(None, installed):
+            asked = subprocess.run(
+                [each, "-c", "import sys; print(sys.version_info.minor)"], capture_output=True, check=False
+            )
+            if minor != here and asked.stdout.split() == [str(minor).encode()]:
+                found[minor] = each
+    return found
+
+
+@pytest.mark.promise("frozen-serves-the-stored-winner")
+def test_another_minor_version_of_python_and_an_added_candidate_get_the_stored_winner(tmp_path):
+    pythons = _other_pythons()
+    if not pythons:
+        pytest.skip("no other minor version of Python from 3.11 on is installed here")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    places = os.pathsep.join([str(Path(tb.__file__).parents[1]), str(Path(__file__).parents[1])])
+    env = {**os.environ, "TUNEBOOK_HOME": str(tmp_path / "book"), "PYTHONPATH": places}
+
+    def run(python, steps, **variables):
+        line = [python, "program.py", json.dumps(steps)]
+        done = subprocess.run(line, cwd=tmp_path, env={**env, **variables}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    winners = [[n] * 20 for n in (2, 4, 8)]
+    assert run(sys.executable, [1, 2, 4, 8])[1] == winners
+    for minor, python in pythons.items():
+        for steps, rung in (([1, 2, 4, 8], "versions"), ([1, 2, 4, 8, 16], "candidates")):
+            assert run(python, steps, TUNEBOOK_MODE="frozen") == [minor, winners, {f"cache_hit {rung}": 60}, 1]
