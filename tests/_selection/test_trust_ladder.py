@@ -182,6 +182,17 @@ def test_an_alias_makes_two_devices_relatives(monkeypatch):
         tb.device_alias("", "NVIDIA H200")
 
 
+def test_a_pattern_makes_many_devices_relatives_and_exact_names_go_first(monkeypatch):
+    monkeypatch.setattr("tunebook._arrays.device_families._alike", {})
+    tb.device_alias("ACME ?00*", like="NVIDIA H200")
+    tb.device_alias("ACME 300 [old]", like="NVIDIA A100-SXM4-40GB")
+    assert {family_of(f"gpu:ACME {name}") for name in ("100", "200 80GB")} == {"NVIDIA Hopper"}
+    assert family_of("gpu:ACME 300 [old]") == "NVIDIA Ampere, data centre"
+    assert family_of("gpu:ACME 10") == "ACME 10"
+    tb.device_alias("ACME 1*", like="AMD Instinct MI300X")
+    assert family_of("gpu:ACME 100") == "AMD CDNA 3", "the latest pattern counts"
+
+
 @pytest.mark.parametrize("wrong", ["version", "EXACT"])
 def test_a_wrong_rung_is_an_error_that_lists_the_rungs(wrong, monkeypatch, tmp_path):
     with pytest.raises(tb.DefinitionError, match="'versions'"):

@@ -35,6 +35,30 @@ class _Asking(torch.autograd.Function):
 class TestForwardAndBackward:
     """A forward and a backward pass ask for a configuration, in one thread or in two."""
 
+    @pytest.mark.parametrize("in_thread", [False, True])
+    def test_both_get_the_same_configuration_of_a_kernel_by_one_tuning(self, in_thread):
+        class Scale(tb.Kernel):
+            def __init__(self):
+                super().__init__("scale")
+
+            def run(self, x, *, cfg):
+                return x
+
+            def heuristic_cfg(self, inv):
+                return 1
+
+            def candidate_cfgs(self, inv):
+                return [1, 2]
+
+        tunings = []
+        selector = tb.ConfigSelectorChain(
+            tb.ConfigCache(), on_event=lambda event, **_: tunings.append(event) if event == "autotune_start" else None
+        )
+        executor = tb.Executor(selector)
+        config, again = self.passes(lambda x: executor.choose_config(Scale(), x), in_thread)
+        assert again == config
+        assert tunings == ["autotune_start"]
+
     @pytest.fixture(params=["config_for", "table"])
     def ask(self, request):
         """Return a function of a tensor that returns its configuration; tunings are in its list `tunings`."""

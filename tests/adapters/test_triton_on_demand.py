@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -135,6 +137,32 @@ def test_with_a_grid_the_launch_is_tuned_first_and_not_launched_for_the_caller(g
     assert torch.equal(x, torch.ones(n))
     ran = len(gpu.launches)
     assert kernel.config_for(x, n, grid=grid) is CONFIGS[2]
+    assert len(gpu.launches) == ran
+
+
+def test_a_backward_pass_in_another_thread_gets_the_configuration_of_the_forward_pass(gpu):
+    kernel, said = kernel_of(), []
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.config = kernel.config_for(x, x.numel(), grid=grid)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            again = kernel.config_for(dy.contiguous(), dy.numel(), grid=grid)
+            said.append((threading.get_ident(), ctx.config, again))
+            return dy
+
+    loss = Scaled.apply(torch.ones(1024, requires_grad=True)).sum()
+    ran = len(gpu.launches)
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    ((there, kept, again),) = said
+    assert there != threading.get_ident()
+    assert kept is again is CONFIGS[2]
     assert len(gpu.launches) == ran
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Final
 
 from tunebook._base.errors import DefinitionError
@@ -26,12 +27,13 @@ _alike: Final[dict[str, str]] = {}
 def device_alias(device: str, like: str) -> None:
     """Let a device count as one of the family of another.
 
-    Both are names as `tunebook ls` shows them, with or without the "gpu:" before them. An entry of the other device
-    then answers where trust reaches "family".
+    Both are names as `tunebook ls` shows them, with or without the "gpu:" before them. The first may be a pattern, as
+    "ACME 1*"; the latest that fits counts. An entry of the other device then answers where trust reaches "family".
     """
     for name in (device, like):
         if not isinstance(name, str) or not name:
             raise DefinitionError(f"invalid device {name!r}: give the name that `tunebook ls` shows")
+    _alike.pop(_model(device), None)
     _alike[_model(device)] = _model(like)
 
 
@@ -46,7 +48,10 @@ def family_of(device: str) -> str:
     'GenuineIntel Xeon x86_64 isa-e3199c86'
     """
     model = _model(device)
-    model = _alike.get(model, model)
+    if model in _alike:
+        model = _alike[model]
+    elif _alike:
+        model = next((like for names, like in reversed(_alike.items()) if fnmatchcase(model, names)), model)
     known = next((family for family, names in FAMILIES.items() if re.search(names, model)), None)
     return known or _CORES.sub(" ", model)  # a processor with fewer cores, in a container or a smaller server
 
