@@ -44,16 +44,19 @@ def commands(page: Path) -> list[str]:
     return lines
 
 
-def write_files(page: Path, into: Path) -> str:
-    """Write the files that a page shows. Return the name of the script with the code that is in no file, or ""."""
-    script = f"{page.stem.replace('-', '_')}_page.py"
+def script_of(page: Path) -> str:
+    """Return the name of the script with the code that a page puts in no file."""
+    return f"{page.stem.replace('-', '_')}_page.py"
+
+
+def write_files(page: Path, into: Path) -> None:
+    """Write the files that a page shows, and its script."""
     for fence in fences(page):
         if fence.language == "python":
-            path = into / (fence.title or script)
+            path = into / (fence.title or script_of(page))
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
                 file.write(f"{fence.text}\n")
-    return script if (into / script).exists() else ""
 
 
 def run(line: str, cwd: Path, tools: Path) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from doc_pages import PAGES, README, ROOT, commands, fences, run, write_files
+from doc_pages import PAGES, README, ROOT, commands, fences, run, script_of, write_files
 
 # The code of these is run elsewhere: it needs a server, or is run in parts.
 ELSEWHERE = {
@@ -42,7 +42,8 @@ PRESUMED = {
 }
 # Commands that are not run here, by page and beginning, and why.
 NOT_RUN = {
-    ("README", "pip install"): "the tests run in an environment that has it installed",
+    ("README", "python3 -m venv"): "the tests run in an environment that has it installed",
+    ("README", "pip install"): "as above",
     ("index", "pip install"): "as above",
     ("tutorial", "pip install"): "as above",
     ("model", "pip install"): "as above",
@@ -82,18 +83,20 @@ def test_every_exception_is_of_a_command_that_is_shown():
     assert [(n, s) for n, s in NOT_RUN if not any(line.startswith(s) for line in shown[n])] == []
 
 
-@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def to_run(page):
+    """Return the commands of a page, after the one that runs the code which the page puts in no file."""
+    code = page.stem not in ELSEWHERE and any(f.language == "python" and not f.title for f in fences(page))
+    return [f"python {script_of(page)}"] * code + [line for line in commands(page) if not skipped(page, line)]
+
+
+@pytest.mark.parametrize("page", [page for page in (README, *PAGES) if to_run(page)], ids=lambda page: page.stem)
 def test_the_code_and_the_commands_of_a_page_run_as_they_are_printed(page, tmp_path, tmp_path_factory):
     need(page)
     for name, text in PRESUMED.get(page.stem, {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    script = write_files(page, tmp_path)
-    lines = [f"python {script}"] if script and page.stem not in ELSEWHERE else []
-    lines += [line for line in commands(page) if not skipped(page, line)]
-    if not lines:
-        pytest.skip("there is nothing to run")
-    done = run("\n".join(["set -x", *lines]), tmp_path, tmp_path_factory.mktemp("tools"))
+    write_files(page, tmp_path)
+    done = run("\n".join(["set -x", *to_run(page)]), tmp_path, tmp_path_factory.mktemp("tools"))
     assert done.returncode == 0, done.stderr
     missing = labels(page) - {line.split()[0] for line in f"{done.stdout}{done.stderr}".splitlines() if line.strip()}
     assert not missing, f"shown, but not printed: {missing}\n{done.stdout}"
