@@ -22,7 +22,7 @@ class Fence(NamedTuple):
 
 def fences(page: Path) -> list[Fence]:
     """Return the blocks of code and output of a page, in order."""
-    found = re.findall(r'^```(\w*)(?: title="(\S+)")?\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', page.read_text(), re.DOTALL | re.MULTILINE)
     return [Fence(language, title or _named_in_comment(text), text) for language, title, text in found]
 
 
