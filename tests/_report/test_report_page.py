@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -33,19 +34,41 @@ const done = arguments[0], root = document.documentElement;
 """
 # Of each chart its title, its size and how many marks it has.
 SIZES = """
-return [...document.querySelectorAll("svg.chart")].map(chart => {
+return [...document.querySelectorAll("svg.chart")].filter(chart => chart.getClientRects().length).map(chart => {
   const box = chart.getBoundingClientRect(), marks = chart.querySelectorAll("circle,rect,path").length;
   return [chart.querySelector("title").textContent, box.width, box.height, marks];
 })
 """
 SPILT = """
-return [...document.querySelectorAll("svg.chart text")].filter(text => {
+return [...document.querySelectorAll("svg.chart text")].filter(text => text.getClientRects().length).filter(text => {
   const chart = text.ownerSVGElement.getBoundingClientRect(), box = text.getBoundingClientRect();
   return box.right > chart.right + 12 || box.left < chart.left - 12;
 }).map(text => text.textContent)
 """
 HEADING = """
 return [...table(arguments[0]).querySelectorAll("th button")].find(button => button.textContent === arguments[1])
+"""
+# Elements that reach over the right edge, or that scroll sideways.
+OUTSIDE = """
+return [...document.querySelectorAll("main *")].filter(e => !e.closest("svg") && e.getClientRects().length).filter(
+  e => e.getBoundingClientRect().right > 391 ||
+    (e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX === "auto")
+).map(e => `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`)
+"""
+SMALLEST = """
+const texts = [...document.querySelectorAll("svg.chart text")].filter(text => text.getClientRects().length);
+return Math.min(...texts.map(text => text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)))
+"""
+WIDE_TABLE = """
+const place = table("entries").querySelector(".scroll");
+return [place.scrollWidth > place.clientWidth, getComputedStyle(place).backgroundImage]
+"""
+PASTE = """
+document.querySelector("#paste")?.remove();
+const area = document.createElement("textarea");
+area.id = "paste";
+document.body.prepend(area);
+area.focus();
 """
 PICK = """
 const select = table("entries").querySelector("select[aria-label=Device]");
@@ -78,6 +101,7 @@ def book(tmp_path_factory):
     """Two kernels on two devices, with failures, work and more entries than fit on a page of the table."""
     records = [record(size=n, roofline=ROOF, failing=SPACE[2:4]) for n in range(40)]
     records += [record(op="softmax@v1", device="cuda:y", size=n, default=SPACE[7]) for n in range(3)]
+    records += [record(op="broken@v1", size=5, failing=SPACE)]
     path = tmp_path_factory.mktemp("report") / "report.html"
     report(records, path, title="A book")
     return path
@@ -132,11 +156,16 @@ def test_it_opens_from_a_file_without_an_error_and_asks_for_nothing(browser, boo
 
 
 def test_every_chart_is_drawn(page):
-    titles = {"Gain over the default", "Roofline", "Compiling and measuring", "Failures", "Tunings", "All entries"}
+    titles = {"Gain over the default", "Roofline", "Compiling and measuring", "Winners by size", "Failures", "Tunings"}
+    titles |= {"All entries", "No winner"}
     assert titles == set(run(page, "return [...document.querySelectorAll('h2')].map(h => h.textContent)"))
     run(page, "document.querySelectorAll('details').forEach(d => d.open = true)")
     sizes = run(page, SIZES)
     assert len(sizes) > 20
+    assert {title for title, *_ in sizes} >= {
+        "the winner of each kernel by size",
+        "every candidate through its parameters",
+    }
     assert [size for size in sizes if not (size[1] > 100 and size[2] > 30 and size[3] > 0)] == []
     spilt = run(page, SPILT)
     assert spilt == [], "text outside of its chart"
@@ -145,9 +174,9 @@ def test_every_chart_is_drawn(page):
 def test_a_table_is_sorted_by_its_headings_with_the_keyboard(page):
     at = heads(page, "groups").index("Gain")
     press(page, "groups", "Gain")
-    down = [float(text.split()[0]) for text in cells(page, "groups", at)]
+    down = [float(text.split()[0]) for text in cells(page, "groups", at) if text]
     press(page, "groups", "Gain")
-    up = [float(text.split()[0]) for text in cells(page, "groups", at)]
+    up = [float(text.split()[0]) for text in cells(page, "groups", at) if text]
     assert down == sorted(down, reverse=True)
     assert up == sorted(up) == down[::-1]
     assert run(page, "return table('groups').querySelector('th[aria-sort]').ariaSort") == "ascending"
@@ -155,18 +184,18 @@ def test_a_table_is_sorted_by_its_headings_with_the_keyboard(page):
 
 def test_entries_are_turned_over_page_by_page(page):
     count = "return table('entries').querySelector('.count').textContent"
-    assert run(page, count) == "1\u201325 of 43"
+    assert run(page, count) == "1\u201325 of 44"
     assert len(cells(page, "entries", 0)) == 25
     run(page, "table('entries').querySelector('[aria-label=\"Next page\"]').click()")
-    assert run(page, count) == "26\u201343 of 43"
-    assert len(cells(page, "entries", 0)) == 18
+    assert run(page, count) == "26\u201344 of 44"
+    assert len(cells(page, "entries", 0)) == 19
 
 
 def test_entries_are_filtered_by_words_and_by_choice(page):
     box = run(page, "return table('entries').querySelector('input')")
     box.send_keys("SOFTMAX [2,")
     assert cells(page, "entries", 0) == ["softmax@v1"]
-    assert run(page, "return table('entries').querySelector('.count').textContent") == "1 of 43"
+    assert run(page, "return table('entries').querySelector('.count').textContent") == "1 of 44"
     box.clear()
     box.send_keys(" ")
     run(page, PICK)
@@ -197,14 +226,55 @@ def test_it_is_light_or_dark_as_the_system_says_and_as_the_reader_says(page):
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_a_narrow_screen_scrolls_down_and_not_sideways(page):
+@pytest.fixture
+def phone(page):
     size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    run(page, "document.querySelectorAll('details').forEach(d => d.open = true)")
+    yield page
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_on_a_phone_nothing_is_outside_and_no_text_is_tiny(phone):
+    assert run(phone, "return document.documentElement.scrollWidth") == 390
+    assert run(phone, OUTSIDE) == []
+    spilt = run(phone, SPILT)
+    assert spilt == [], "text outside of its chart"
+    assert run(phone, SMALLEST) >= 9
+
+
+def test_a_wide_table_shows_that_it_goes_on(page):
+    size = {"width": 800, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        run(page, "document.querySelectorAll('details').forEach(d => d.open = true)")
-        assert run(page, "return document.documentElement.scrollWidth <= 390")
+        wide, style = run(page, WIDE_TABLE)
+        assert wide, "the table is wider than the screen"
+        assert style.count("linear-gradient") == 4
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_commands_are_copied_from_a_page_of_a_file(page):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    buttons = ("details[open] .about .copy", "[data-table=detail0] td .copy", "[data-table=entries] td .copy")
+    for selector in buttons:
+        button = run(page, "return document.querySelector(arguments[0])", selector)
+        command = button.get_attribute("data-copy")
+        assert re.match(r"tunebook (pin|explain) [0-9a-f]{8}", command)
+        run(page, "arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+        run(page, PASTE)
+        ActionChains(page).key_down(Keys.CONTROL).send_keys("v").key_up(Keys.CONTROL).perform()
+        assert run(page, "return document.querySelector('#paste').value") == command
+
+
+def test_the_first_lines_name_the_entries_without_a_winner_and_link_to_them(page):
+    alarm = run(page, "return document.querySelector('.alarm').textContent")
+    assert alarm == "1 of 44 entries has no winner: broken@v1 a=float32[5,64]."
+    for link in run(page, "return [...document.querySelectorAll('main a')]"):
+        assert run(page, "return document.querySelector(arguments[0].hash) !== null", link)
 
 
 def test_it_prints_with_every_tuning_open_and_closes_them_again(page):

@@ -12,7 +12,7 @@ from tunebook._base.errors import CodecError, clean
 from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
-from tunebook._keys.call_key import spell_out
+from tunebook._keys.call_key import in_short
 from tunebook._selection.trusted_entries import verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
@@ -108,25 +108,8 @@ def config_text(config: Json) -> str:
 
 
 def key_text(call_key: str) -> str:
-    """Return a call key on one line, without libraries, layouts and platforms, which are the same in nearly all keys.
-
-    >>> key_text('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"causal":true}')
-    'a=float32[512,~64] causal=True'
-    """
-    try:
-        arguments = json.loads(call_key)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        return clean(call_key)  # a kernel's own key builder may make keys of any form
-    parts = []
-    for (name, value), spelt in zip(arguments.items(), spell_out(call_key), strict=True):
-        match value:
-            case {"$array": [_, dtype, list(shape), *_]}:
-                parts.append(f"{name}={dtype}[{','.join(map(str, shape))}]")
-            case _:
-                parts.append(f"{name}={spelt.partition(': ')[2]}")
-    return clean(" ".join(parts))
+    """Return a call key on one line, safe to print."""
+    return clean(in_short(call_key))
 
 
 def named(problem: Problem) -> dict[str, Any]:

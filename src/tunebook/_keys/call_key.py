@@ -41,6 +41,8 @@ from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._code.checksum import source_digest
 from tunebook._code.source import closure, defaults, inner_callable
 from tunebook._keys.key_text import explain_difference as explain_difference  # noqa: PLC0414 - keys have one door
+from tunebook._keys.key_text import in_short as in_short  # noqa: PLC0414 - keys have one door
+from tunebook._keys.key_text import size_of as size_of  # noqa: PLC0414 - keys have one door
 from tunebook._keys.key_text import spell_out as spell_out  # noqa: PLC0414 - keys have one door
 
 if TYPE_CHECKING:

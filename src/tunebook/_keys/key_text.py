@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.record_format import canonical_json
@@ -25,6 +26,44 @@ def spell_out(key: str) -> list[str]:
     if arguments is None:
         return [key]
     return [f"{name}: {_spell(value)}" for name, value in arguments.items()]
+
+
+def in_short(key: str) -> str:
+    """Return a call key on one line, without libraries, layouts and platforms, which are the same in nearly all keys.
+
+    >>> in_short('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"causal":true}')
+    'a=float32[512,~64] causal=True'
+    """
+    arguments = parsed(key)
+    if arguments is None:
+        return key
+    parts = []
+    for name, value in arguments.items():
+        match value:
+            case {"$array": [_, dtype, list(shape), *_]}:
+                parts.append(f"{name}={dtype}[{','.join(map(str, shape))}]")
+            case _:
+                parts.append(f"{name}={_spell(value)}")
+    return " ".join(parts)
+
+
+def size_of(key: str) -> float | None:
+    """Return the size of a call: the elements of all its arrays, else the product of its numbers; None without any.
+
+    >>> size_of('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"n":3}'), size_of('{"n":3,"causal":true}')
+    (32768.0, 3.0)
+    """
+    elements, numbers, arrays = 0.0, list[float](), False
+    for value in (parsed(key) or {}).values():
+        tag, content = _tagged(value)
+        if tag == "array" and isinstance(content, list) and len(content) > 2 and isinstance(content[2], list):
+            sizes = [str(size).lstrip("~") for size in content[2]]
+            arrays = True
+            elements += math.prod(float(size) if size.isdecimal() else 1.0 for size in sizes)
+        elif isinstance(content, (int, float)) and not isinstance(content, bool):
+            numbers.append(abs(float(content)))
+    size = elements if arrays else math.prod(numbers) if numbers else 0.0
+    return size if 0 < size < 1e30 else None
 
 
 def explain_difference(there: str, here: str) -> list[str]:

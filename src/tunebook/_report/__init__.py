@@ -12,6 +12,7 @@ from tunebook._api.explain import Explanation
 from tunebook._api.tunable import Outcome
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import Record
+from tunebook._report.comparison import before_of, compared_since, compared_with
 from tunebook._report.model import model_of
 from tunebook._selection.persistent_cache import PersistentCache, default_book
 from tunebook._selection.trusted_entries import record_of_tuning
@@ -21,8 +22,10 @@ from tunebook.stores import open_store
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from tunebook._base.vocabulary import Problem
+    from tunebook._report.comparison import Before
     from tunebook._report.model import ReportModel
 
 
@@ -66,14 +69,30 @@ class Report:
         return f"Report({self.model.title!r}, {len(self.model.entries)} entries)"
 
 
-def report(what: Any = None, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Report:
+def report(
+    what: Any = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+    compare: Any = None,
+    since: float | None = None,
+) -> Report:
     """Return a report on a tuning or a book; with `path`, also write it to that file (.html or .png).
 
     `what` is a result of `tune`, `tune_all`, `verify` or `explain`, a list of results or records, a store, the path of
-    a book, or None for your own book.
+    a book, or None for your own book. `compare` is another of these, to stand beside it; `since` is a Unix time, to
+    show what changed after it.
     """
-    if what is None:
-        what = default_book()
+    records, where = _source_of(default_book() if what is None else what)
+    other = None if compare is None else _source_of(compare)
+    made = report_on(records, where, title, compare=other, since=since)
+    if path is not None:
+        made.save(path)
+    return made
+
+
+def _source_of(what: Any) -> tuple[Iterable[Record], str]:
+    """Return the records of a book or of results, and the name of their place."""
     if isinstance(what, (str, os.PathLike)):
         if not Path(what).exists():
             raise DefinitionError(f"no book at {what}; give the path of a directory, a .json file or a .db pack")
@@ -83,14 +102,10 @@ def report(what: Any = None, path: str | os.PathLike[str] | None = None, *, titl
     # Stores have no common class.
     items, where = getattr(what, "items", None), getattr(what, "where", None)
     if callable(items) and isinstance(where, str):
-        made = report_on(items(), where, title)
-    else:
-        several = isinstance(what, (list, tuple, set, frozenset)) or hasattr(what, "__next__")
-        results = what if several and not isinstance(what, (Tuned, Verified, Outcome)) else [what]
-        made = report_on((record for result in results for record in _records_in(result)), "this process", title)
-    if path is not None:
-        made.save(path)
-    return made
+        return items(), where
+    several = isinstance(what, (list, tuple, set, frozenset)) or hasattr(what, "__next__")
+    results = what if several and not isinstance(what, (Tuned, Verified, Outcome)) else [what]
+    return (record for result in results for record in _records_in(result)), "this process"
 
 
 def _records_in(result: Any) -> Iterable[Record]:
@@ -109,8 +124,37 @@ def _records_in(result: Any) -> Iterable[Record]:
     )
 
 
-def report_on(records: Iterable[Record], where: str, title: str | None = None) -> Report:
-    """Return a report on records from a place; the default title is the kernel, if there is only one."""
+def report_on(
+    records: Iterable[Record],
+    where: str,
+    title: str | None = None,
+    *,
+    compare: tuple[Iterable[Record], str] | None = None,
+    since: float | None = None,
+) -> Report:
+    """Return a report on records from a place; the default title is the kernel, if there is only one.
+
+    `compare` has the records of another place, and its name; `since` is a time, to compare with the records before.
+    """
+    if compare is not None and since is not None:
+        raise DefinitionError("compare= and since= are two comparisons; give one of them")
+    earlier: dict[Problem, Before | None] = {}
+    if since is not None:
+        records = _noting(records, since, earlier)
     model = model_of(records, title=title or "", where=where, made=time.time())
+    if compare is not None:
+        model = model._replace(comparison=compared_with(model.entries, *compare))
+    elif since is not None:
+        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(since))
+        model = model._replace(comparison=compared_since(model.entries, earlier, f"the time before {day}"))
     kernels = {group.op for group in model.groups}
     return Report(model._replace(title=title or (kernels.pop() if len(kernels) == 1 else "Tuned kernels")))
+
+
+def _noting(records: Iterable[Record], since: float, earlier: dict[Problem, Before | None]) -> Iterator[Record]:
+    """Yield records, and note the earlier selves of those that were decided after a time."""
+    for record in records:
+        when = record.provenance.get("when")
+        if isinstance(when, (int, float)) and when >= since:
+            earlier[record.problem] = before_of(record, since)
+        yield record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.colours import STEPS
 from tunebook._report.marks import (
@@ -25,7 +25,7 @@ from tunebook._report.marks import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tunebook._report.detail import CandidateRow, Detail, HeatMap
+    from tunebook._report.detail import HeatMap
     from tunebook._report.entry import ReportEntry
     from tunebook._report.marks import Write
     from tunebook._report.model import KernelGroup
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 WIDE: Final = 1000.0
 HALF: Final = 480.0
+PHONE: Final = 350.0  # a wide chart for a narrow screen: names stand above the rows
 ROWS: Final = 24  # kernels and devices that a chart shows; the table has all
 KEY: Final = {"waiting": "waiting for compilers", "measuring": "measuring"}
 _DOTS: Final = 60  # beyond this many values, a row shows their quantiles
@@ -91,17 +92,46 @@ def amount_text(amount: float, unit: str) -> str:
     return f"{amount:.3g} {unit}"
 
 
-def _names(group: KernelGroup, y: float) -> list[ChartMark]:
-    return [TextMark(0, y - 1, group.op, "label", most=290), TextMark(0, y + 12, group.device, "tick", most=290)]
+class Rows(NamedTuple):
+    """The rows of a chart of kernels: names to the left, or above where there is no room."""
+
+    width: float
+    value: float  # room for a value at the right end
+
+    @property
+    def left(self) -> float:
+        return 300.0 if self.width >= WIDE else 6.0
+
+    @property
+    def right(self) -> float:
+        return self.width - self.value
+
+    @property
+    def tall(self) -> float:
+        return 34.0 if self.width >= WIDE else 50.0
+
+    def y(self, index: int) -> float:
+        """Return the middle of a row."""
+        return self.tall * (index + 1) - 16.0
+
+    def names(self, op: str, device: str, index: int) -> list[ChartMark]:
+        """Return the name of a row: its kernel, and its device unless that is empty."""
+        y = self.y(index)
+        if self.width < WIDE:
+            return [TextMark(0, y - 17, f"{op} · {device}" if device else op, "label", most=self.width - 4)]
+        if not device:
+            return [TextMark(0, y + 4, op, "label", most=290)]
+        return [TextMark(0, y - 1, op, "label", most=290), TextMark(0, y + 12, device, "tick", most=290)]
 
 
-def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write, title: str) -> Chart:
+def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write, title: str, lines: Rows) -> Chart:
     """Describe the values of each kernel and device: a few as dots, many as their middle half and their ends."""
-    height = 34.0 * len(rows)
-    marks = [*axis_below(scale, 4, height, write, title, 7), line(scale(1.0), 4, scale(1.0), height, "origin")]
+    height = lines.tall * len(rows)
+    about = 7 if lines.width >= WIDE else 3
+    marks = [*axis_below(scale, 4, height, write, title, about), line(scale(1.0), 4, scale(1.0), height, "origin")]
     for index, (typical, values, group) in enumerate(rows):
-        x, y = scale(typical), 34.0 * index + 18
-        marks += _names(group, y)
+        x, y = scale(typical), lines.y(index)
+        marks += lines.names(group.op, group.shown_device, index)
         if len(values) <= _DOTS:
             marks += [DotMark(scale(value), y, "dot", write(value)) for value in values]
         else:
@@ -111,177 +141,90 @@ def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write
             marks.append(line(scale(low), y, scale(high), y, "whisker"))
             marks.append(BarMark(scale(first), y - 5, max(scale(third) - scale(first), 1.5), 10, "half", hint))
         marks.append(line(x, y - 8, x, y + 8, "middle"))
-        marks.append(TextMark(WIDE, y + 4, say(typical), "value", "end"))
-    return Chart(WIDE, height + 42, title, marks)
+        marks.append(TextMark(lines.width, y + 4, say(typical), "value", "end"))
+    return Chart(lines.width, height + 42, title, marks)
 
 
-def speedups(groups: Sequence[KernelGroup]) -> Chart:
+def speedups(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
     """Describe how many times faster than the default the entries of each kernel and device are."""
     spreads = [(g.typical_speedup or 1.0, g.speedups, g) for g in groups if g.speedups]
     rows = sorted(spreads, key=itemgetter(0), reverse=True)[:ROWS]
     low = min(1.0, *(quantile(values, 0.02 if len(values) > _DOTS else 0.0) for _, values, _ in rows))
     high = max(1.5, *(quantile(values, 0.98 if len(values) > _DOTS else 1.0) for _, values, _ in rows))
-    scale = Scale(low / 1.03, high * 1.03, 300, WIDE - 80, log=True)
-    return _spread_chart(rows, scale, lambda v: f"{v:.3g} {TIMES}", ratio_text, "times faster than the default (log)")
+    lines = Rows(width, 80 if width >= WIDE else 64)
+    scale = Scale(low / 1.03, high * 1.03, lines.left, lines.right, log=True)
+    title = "times faster than the default (log)"
+    return _spread_chart(rows, scale, lambda v: f"{v:.3g} {TIMES}", ratio_text, title, lines)
 
 
-def reached(groups: Sequence[KernelGroup]) -> Chart:
+def reached(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
     """Describe the part of the roofline that the entries of each kernel and device reach."""
     spreads = [(quantile(g.reached, 0.5), g.reached, g) for g in groups if g.reached]
     rows = sorted(spreads, key=itemgetter(0), reverse=True)[:ROWS]
-    scale = Scale(0.0, max(1.0, *(values[-1] for _, values, _ in rows)), 300, WIDE - 80)
-    return _spread_chart(rows, scale, "{:.0%}".format, "{:.0%}".format, "part of the device's peak")
+    lines = Rows(width, 80 if width >= WIDE else 56)
+    scale = Scale(0.0, max(1.0, *(values[-1] for _, values, _ in rows)), lines.left, lines.right)
+    return _spread_chart(rows, scale, "{:.0%}".format, "{:.0%}".format, "part of the device's peak", lines)
 
 
-def tuning_time(groups: Sequence[KernelGroup]) -> Chart:
+def tuning_time(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
     """Describe how long each kernel and device waited for compilers, and how long it measured."""
     shown = sorted((g for g in groups if g.seconds), key=lambda g: -g.seconds)[:ROWS]
     longest = shown[0].seconds
     unit, size = next((unit, size) for unit, size in _UNITS if longest >= 2 * size or size == 1.0)
-    scale = Scale(0.0, longest, 300, WIDE - 190)
-    in_units = scale._replace(high=longest / size)
-    marks = axis_below(in_units, 4, 34.0 * len(shown), "{:g}".format, f"{unit} of tuning")
+    lines = Rows(width, 190 if width >= WIDE else 90)
+    scale = Scale(0.0, longest, lines.left, lines.right)
+    in_units, height = scale._replace(high=longest / size), lines.tall * len(shown)
+    marks = axis_below(in_units, 4, height, "{:g}".format, f"{unit} of tuning", 5 if width >= WIDE else 3)
     for index, g in enumerate(shown):
-        y, waiting_s = 34.0 * index + 18, min(g.waiting_s, g.seconds)
+        y, waiting_s = lines.y(index), min(g.waiting_s, g.seconds)
         start, middle, end = scale(0.0), scale(waiting_s), scale(g.seconds)
         waiting, measuring = (time_text(seconds) for seconds in (g.waiting_s, g.seconds - waiting_s))
         marks += [
-            *_names(g, y),
+            *lines.names(g.op, g.shown_device, index),
             BarMark(start, y - 6, middle - start, 12, "waiting", f"{KEY['waiting']}: {waiting}"),
             BarMark(middle, y - 6, end - middle, 12, "measuring", f"{KEY['measuring']}: {measuring}"),
-            TextMark(WIDE, y - 1, time_text(g.seconds), "value", "end"),
-            TextMark(WIDE, y + 12, f"compilers ran {time_text(g.compile_s)}", "tick", "end"),
+            TextMark(width, y + (-1 if g.compile_s and width >= WIDE else 4), time_text(g.seconds), "value", "end"),
         ]
-    return Chart(WIDE, 34.0 * len(shown) + 42, "time of tuning, by kernel and device", marks)
+        if g.compile_s and width >= WIDE:
+            marks.append(TextMark(width, y + 12, f"compilers ran {time_text(g.compile_s)}", "tick", "end"))
+    return Chart(width, height + 42, "time of tuning, by kernel and device", marks)
 
 
-def roofline(device: str, flops_per_s: float, bytes_per_s: float, points: Sequence[RoofPoint]) -> Chart:
+def roofline(
+    device: str, flops_per_s: float, bytes_per_s: float, points: Sequence[RoofPoint], width: float = WIDE
+) -> Chart:
     """Describe operations per byte against operations per second, under the roof of a device."""
     ridge = flops_per_s / bytes_per_s
     across = [intensity for intensity, _, _ in points]
-    x = Scale(min(*across, ridge) / 3, max(*across, ridge) * 3, 80, WIDE - 20, log=True)
+    x = Scale(min(*across, ridge) / 3, max(*across, ridge) * 3, 80, width - 20, log=True)
     lowest = min(*(rate for _, rate, _ in points), x.low * bytes_per_s)
     y = Scale(lowest / 2, flops_per_s * 2, 300, 16, log=True)
     roof = [(x.low, x.low * bytes_per_s), (ridge, flops_per_s), (x.high, flops_per_s)]
     marks = [
-        *axis_below(x, 16, 300, "{:.3g}".format, "operations per byte (log)", 7),
-        *axis_beside(y, 80, WIDE - 20, lambda rate: amount_text(rate, "op/s")),
+        *axis_below(x, 16, 300, "{:.3g}".format, "operations per byte (log)", 7 if width >= WIDE else 3),
+        *axis_beside(y, 80, width - 20, lambda rate: amount_text(rate, "op/s")),
         StrokeMark("roof", ([(x(a), y(b)) for a, b in roof],)),
         TextMark(x(ridge), y(flops_per_s) - 7, amount_text(flops_per_s, "op/s"), "tick"),
     ]
     for intensity, rate, entry in points:
         part = f"{amount_text(rate, 'op/s')}, {entry.reached or 0:.0%} of the roof"
         marks.append(DotMark(x(intensity), y(rate), "dot", f"{entry.problem.op}, {entry.call}: {part}", 4))
-    return Chart(WIDE, 342, f"roofline of {device}", marks)
+    return Chart(width, 342, f"roofline of {device}", marks)
 
 
-def of_tuning(detail: Detail) -> Iterable[tuple[str, Chart]]:
-    """Yield the charts of a tuning with their headings, without its heat maps."""
-    if detail.best_so_far:
-        yield "Best so far", best_so_far(detail)
-    if detail.finalists:
-        yield "Samples of the finalists", samples(detail)
-    if detail.importances:
-        yield "Importance of the parameters", importance(detail)
-
-
-def best_so_far(detail: Detail) -> Chart:
-    """Describe the best time over the time of tuning, with a dot for each candidate when it was tried."""
-    found = detail.best_so_far
-    tried = [(c, c.value_s) for c in detail.candidates if c.value_s is not None]
-    end = max(detail.entry.seconds, *(c.tried_s for c in detail.candidates), 1e-9)
-    best = found[-1][1]
-    # Very slow candidates would press the others together at the bottom.
-    top = min(max(value for _, value in tried), 12 * best)
-    x = Scale(0.0, end, 64, HALF - 12)
-    y = Scale(best / 1.15, top * 1.1, 232, 10, log=True)
-    marks = [
-        *axis_below(x, 10, 232, "{:g}".format, "seconds of tuning"),
-        *axis_beside(y, 64, HALF - 12, time_axis(y.high)),
-        *(DotMark(x(c.tried_s), y(value), "small", f"{time_text(value)}: {c.config}", 2) for c, value in tried),
-        *(cross(x(c.tried_s), 229.5, 2.5, c.failure) for c in detail.candidates if c.value_s is None),
-    ]
-    if (default_s := detail.entry.default_s) is not None:
-        at = y(default_s)
-        text_at = at - 5 if at > 30 else at + 13
-        marks.append(line(64, at, HALF - 12, at, "default-line"))
-        marks.append(TextMark(HALF - 14, text_at, f"default {time_text(default_s)}", "of-default", "end"))
-    steps = [(x(t), y(v)) for t, v in found]
-    turns = [(later[0], earlier[1]) for earlier, later in zip(steps, [*steps[1:], (x(end), 0.0)], strict=True)]
-    marks.append(StrokeMark("best-line", ([point for pair in zip(steps, turns, strict=True) for point in pair],)))
-    marks.append(TextMark(HALF - 14, y(best) + 14, f"best {time_text(best)}", "of-chosen", "end"))
-    return Chart(HALF, 272, "best time so far, over the time of tuning", marks)
-
-
-def samples(detail: Detail) -> Chart:
-    """Describe every sample of the finalists, of the chosen candidate and of the default."""
-    shown = detail.finalists
-    best = min(c.value_s or math.inf for c in shown)
-    # A default that is many times slower would press the others together at the left.
-    low, high = samples_range([c.samples_s for c in shown if (c.value_s or 0.0) <= 2 * best])
-    height = 40.0 * len(shown)
-    x = Scale(low - (high - low) * 0.03, high, 8, HALF - 40)
-    marks = axis_below(x, 4, height, time_axis(x.high), "time per run")
-    for index, c in enumerate(shown):
-        y = 40.0 * index + 26
-        kind = c.role if c.role in ("chosen", "default") else "finalist"
-        name = c.config if kind == "finalist" else f"{kind}: {c.config}"
-        marks.append(TextMark(8, y - 11, name, f"small-label of-{kind}", most=HALF - 60))
-        marks += _strip(c, x, y, kind)
-    return Chart(HALF, height + 42, "samples of each finalist", marks)
-
-
-def _strip(c: CandidateRow, x: Scale, y: float, kind: str) -> Iterable[ChartMark]:
-    typical = c.value_s or x.low
-    if typical > x.high:
-        yield TextMark(HALF - 4, y + 4, f"{time_text(typical)} →", f"small-label of-{kind}", "end")
-        return
-    seen = [(index, sample) for index, sample in enumerate(c.samples_s) if sample <= x.high]
-    for index, sample in seen:
-        # Neighbours get different heights, the same each time.
-        jitter = 2 * math.modf(index * 0.618034)[0] - 1
-        yield DotMark(x(sample), y + 4 * jitter, f"sample {kind}", time_text(sample), 2.2)
-    if beyond := len(c.samples_s) - len(seen):
-        yield TextMark(HALF - 4, y + 4, f"+{beyond} →", "tick", "end")
-    yield line(x(typical), y - 8, x(typical), y + 8, f"typical {kind}")
-
-
-def samples_range(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the ends of an axis that a few disturbed runs do not stretch.
-
-    >>> samples_range([[1.0, 1.1, 1.2, 9.0]])
-    (1.0, 1.39)
-    """
-    low, slowest = min(map(min, samples)), max(map(max, samples))
-    usual = max(quantile(sorted(each), 0.5) for each in samples)
-    return low, min(slowest, round(low + max(2.6 * (usual - low), 0.04 * low), 15)) if slowest > low else low * 1.01
-
-
-def importance(detail: Detail) -> Chart:
-    """Describe the part of the differences in time that each parameter explains alone."""
-    shown = detail.importances[:12]
-    x = Scale(0.0, 1.0, 130, HALF - 50)
-    marks = axis_below(x, 4, 26.0 * len(shown) + 4, "{:.0%}".format, "part of the variance of log time explained")
-    for index, (name, share) in enumerate(shown):
-        y = 26.0 * index + 21
-        marks += [TextMark(122, y, name, "label", "end", 118), _bar(x, share, y, "half")]
-        marks.append(TextMark(HALF, y, f"{share:.0%}", "value", "end"))
-    return Chart(HALF, 26.0 * len(shown) + 46, "importance of the parameters", marks)
-
-
-def failure_bars(kinds: Sequence[tuple[str, int]]) -> Chart:
+def failure_bars(kinds: Sequence[tuple[str, int]], width: float = WIDE) -> Chart:
     """Describe how many candidates failed, by kind."""
-    x = Scale(0.0, float(max(count for _, count in kinds)), 130, WIDE - 80)
+    x = Scale(0.0, float(max(count for _, count in kinds)), 130, width - 80)
     marks: list[ChartMark] = []
     for index, (kind, count) in enumerate(kinds):
         y = 26.0 * index + 21
-        marks += [TextMark(0, y, kind, "label", most=126), _bar(x, count, y, "failed-bar")]
+        marks += [TextMark(0, y, kind, "label", most=126), bar(x, count, y, "failed-bar")]
         marks.append(TextMark(x(count) + 8, y, f"{count:,}", "value"))
-    return Chart(WIDE, 26.0 * len(kinds) + 4, "candidates that failed, by kind", marks)
+    return Chart(width, 26.0 * len(kinds) + 4, "candidates that failed, by kind", marks)
 
 
-def _bar(x: Scale, value: float, y: float, kind: str) -> BarMark:
-    return BarMark(x(0), y - 11, max(x(value) - x(0), 1.0), 14, kind)
+def bar(x: Scale, value: float, y: float, kind: str, hint: str = "") -> BarMark:
+    return BarMark(x(0), y - 11, max(x(value) - x(0), 1.0), 14, kind, hint)
 
 
 def heat_map(shown: HeatMap, best_s: float, worst_s: float) -> Chart:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Final
 
 STEPS: Final = 16
+WINNERS: Final = 9  # colours of winners by size: a letter each, and one for all others
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> str:
@@ -62,6 +63,7 @@ _COLOURS: Final = {
     "chosen": ((0.50, 0.15, 256), (0.76, 0.12, 245)),
     "default": ((0.545, 0.14, 48), (0.78, 0.13, 65)),
     "failed": ((0.50, 0.16, 22), (0.74, 0.13, 22)),
+    "shade": ((0.80, 0.008, 260), (0.45, 0.012, 260)),
     "hover": ((0.965, 0.006, 256), (0.275, 0.012, 256)),
 }
 
@@ -74,7 +76,8 @@ _SCALES: Final = ((0.36, 0.955, 268, 100), (0.93, 0.31, 104, 282))
 def themes() -> tuple[dict[str, str], ...]:
     """Return the colours of the light and the dark theme by name, as `#rrggbb`.
 
-    `q0` to `q15` are the scale from the best to the worst time, `t3` is the colour of text on `q3`.
+    `q0` to `q15` are the scale from the best to the worst time, `t3` is the colour of text on `q3`. `w0` to `w8` are
+    the colours of winners, `l3` is the colour of text on `w3`.
     """
     found = []
     for at, (best, worst, first, last) in enumerate(_SCALES):
@@ -84,8 +87,19 @@ def themes() -> tuple[dict[str, str], ...]:
             ground = oklch(best + part * (worst - best), 0.125, first + part * (last - first))
             ink = "#111111" if contrast("#111111", ground) >= contrast("#ffffff", ground) else "#ffffff"
             theme |= {f"q{step}": ground, f"t{step}": ink}
+        for winner in range(WINNERS):
+            # Hues far apart, and lightness in turn: neighbours differ also for colour-blind readers.
+            grey = winner == WINNERS - 1
+            ground = oklch((0.45, 0.72, 0.58)[winner % 3], 0.0 if grey else 0.12, 256 + winner * 137.5)
+            ink = "#111111" if contrast("#111111", ground) >= contrast("#ffffff", ground) else "#ffffff"
+            theme |= {f"w{winner}": ground, f"l{winner}": ink}
         found.append(theme)
     return tuple(found)
+
+
+def _rules_of(step: int) -> str:
+    fill, stroke = f"fill:var(--q{step})", f"stroke:var(--q{step})"
+    return f".q{step}{{{fill}}}\n.s{step}{{{stroke}}}\n.chart .t{step}{{fill:var(--t{step})}}\n"
 
 
 def style_sheet() -> str:
@@ -96,5 +110,6 @@ def style_sheet() -> str:
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
         f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
         f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}\n"
-        + "".join(f".q{step}{{fill:var(--q{step})}}\n.chart .t{step}{{fill:var(--t{step})}}\n" for step in range(STEPS))
+        + "".join(_rules_of(step) for step in range(STEPS))
+        + "".join(f".w{at}{{fill:var(--w{at})}}\n.chart .l{at}{{fill:var(--l{at})}}\n" for at in range(WINNERS))
     )

@@ -4,12 +4,16 @@ The importance of a parameter is an analysis of variance of the logarithm of tim
 variance between the means of its values, minus the variance that as many random groups show (epsilon squared), as a
 part of the whole variance. The logarithm, because a parameter that doubles the time does so for fast and slow
 candidates alike.
+
+One terrible value takes most of that variance, so a second importance asks which values the better quarter of the
+candidates has (as PED-ANOVA does): the Pearson divergence of the quarter's values from the values of all candidates,
+minus the divergence of as many random candidates.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -17,10 +21,12 @@ from tunebook._base.config_codec import decode
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
 from tunebook._report.entry import MeasuredRecord, config_text, entry_of
+from tunebook._selection.env_pins import fields_of
 from tunebook._selection.trusted_entries import disturbances_of, environments_verified
+from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json
     from tunebook._report.entry import ReportEntry
@@ -35,7 +41,9 @@ TO: Final = "\u2013"  # an en dash, between the ends of a range
 LEVELS: Final = 12
 # With fewer candidates than this, chance explains as much as any parameter.
 ENOUGH: Final = 8
+QUARTER: Final = 4 * ENOUGH // 2  # with fewer candidates, the better quarter is too small to compare
 FINALISTS: Final = 8
+_FEW: Final = 3  # samples; a single one may be an interrupted run
 LATE: Final = 8  # a candidate with so many samples stayed in the race until late
 HEAT_MAPS: Final = 6
 SAMPLES: Final = 120  # drawn for each candidate; more overlap
@@ -43,7 +51,10 @@ CANDIDATES: Final = 500  # listed for each tuning, the fastest first
 
 
 class CandidateRow(NamedTuple):
-    """One candidate. `tried_s` counts from the beginning of the tuning; 0 if it was measured before."""
+    """One candidate. `tried_s` counts from the beginning of the tuning; 0 if it was measured before.
+
+    `fields` are its values as `tunebook pin` takes them.
+    """
 
     config: str
     axes: dict[str, object]
@@ -52,6 +63,7 @@ class CandidateRow(NamedTuple):
     compile_s: float | None
     tried_s: float
     failure: str
+    fields: dict[str, str]
     role: str  # "chosen", "default", "finalist" or ""
 
 
@@ -69,7 +81,10 @@ class HeatMap(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """One tuning. `candidates` has the fastest first and failed candidates last; `left_out` more are not listed."""
+    """One tuning. `candidates` has the fastest first and failed candidates last; `left_out` more are not listed.
+
+    `in_quarter` has the importance of each parameter for the better quarter; empty with too few candidates.
+    """
 
     entry: ReportEntry
     call: tuple[str, ...]
@@ -78,7 +93,9 @@ class Detail(NamedTuple):
     candidates: tuple[CandidateRow, ...]
     left_out: int
     importances: tuple[tuple[str, float], ...]
+    in_quarter: Mapping[str, float]
     heat_maps: tuple[HeatMap, ...]
+    identifier: str
 
     @property
     def finalists(self) -> list[CandidateRow]:
@@ -106,8 +123,10 @@ def detail_of(facts: MeasuredRecord) -> Detail:
         _candidates(facts, entry), key=lambda c: (c.value_s is None, c.value_s or 0.0, c.failure, c.config)
     )
     valid = [c for c in candidates if c.value_s is not None]
-    weights = importances([c.axes for c in valid], [c.value_s or math.nan for c in valid])
-    order = [name for name, _ in weights]
+    points, times_s = [c.axes for c in valid], [c.value_s or math.nan for c in valid]
+    weights, in_quarter = importances(points, times_s), quarter_importances(points, times_s)
+    # The parameters that matter for the better quarter are those to look at first.
+    order = sorted((name for name, _ in weights), key=lambda name: -in_quarter.get(name, 0.0))
     maps = heat_maps([c.axes for c in candidates], [c.value_s for c in candidates], order, HEAT_MAPS)
     rule = facts.body.provenance.get("rule")
     return Detail(
@@ -118,6 +137,8 @@ def detail_of(facts: MeasuredRecord) -> Detail:
         candidates=tuple(candidates[:CANDIDATES]),
         left_out=max(len(candidates) - CANDIDATES, 0),
         importances=tuple(weights),
+        in_quarter=in_quarter,
+        identifier=problem_id(facts.record.problem),
         heat_maps=tuple(maps),
     )
 
@@ -136,8 +157,17 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
             compile_s=m.compile_s,
             tried_s=max(m.when - began, 0.0),
             failure=failure,
+            fields=_pinnable(m.config),
             role={facts.default: "default", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
         )
+
+
+def _pinnable(config: Json) -> dict[str, str]:
+    """Return the values of a configuration as words of a command; empty if a command line cannot hold them."""
+    values = {name: value for name, value in fields_of(config).items() if not isinstance(value, dict)}
+    texts = {name: value if isinstance(value, str) else repr(value) for name, value in values.items()}
+    sane = all(f"{name}{text}".isprintable() and name and text and "=" not in name for name, text in texts.items())
+    return texts if sane else {}
 
 
 def _began(facts: MeasuredRecord, entry: ReportEntry) -> float:
@@ -156,7 +186,16 @@ def _notes(facts: MeasuredRecord) -> Iterable[str]:
     if environments_verified(facts.body):
         yield "Verified: the finalists were measured again under other versions, and the choice still holds."
     if others:
-        yield f"{others} measurements under other versions, or of other code, are kept and not shown."
+        taken = "1 measurement under other versions, or of other code, is" if others == 1 else ""
+        yield f"{taken or f'{others} measurements under other versions, or of other code, are'} kept and not shown."
+    default = next((m for m in facts.current if m.fingerprint == facts.default), None)
+    if default is not None and default.failure is None and len(default.samples_s) < _FEW:
+        yield f"The default was measured only {len(default.samples_s)} times, so the gain over it is not certain."
+    elif default is not None and default.dropped:
+        yield (
+            f"The default left the race after {len(default.samples_s)} samples, so its time is from the beginning of "
+            "the tuning; where the machine became slower or faster meanwhile, the gain is wrong by as much."
+        )
 
 
 def axes_of(encoded: Json) -> dict[str, object]:
@@ -217,6 +256,30 @@ def importances(points: Sequence[Axes], times_s: Sequence[float]) -> list[tuple[
     logs = [math.log(seconds) for seconds in times_s]
     shares = [(name, explained(at, logs)) for name, (_, at) in _varied(points).items()]
     return sorted(shares, key=lambda share: (-share[1], share[0]))
+
+
+def quarter_importances(points: Sequence[Axes], times_s: Sequence[float]) -> dict[str, float]:
+    """Return how much each parameter decides about being in the better quarter; the values sum to 1, or are all 0."""
+    if len(points) < QUARTER:
+        return {}
+    best = set(sorted(range(len(points)), key=times_s.__getitem__)[: len(points) // 4])
+    shares = {name: divergence(at, best) for name, (_, at) in _varied(points).items()}
+    total = math.fsum(shares.values())
+    return {name: share / total if total else 0.0 for name, share in shares.items()}
+
+
+def divergence(groups: Sequence[Hashable], chosen: Collection[int]) -> float:
+    """Return how far the groups of chosen places are from the groups of all, beyond chance; 0 if they are alike.
+
+    >>> divergence(["a"] * 8 + ["b"] * 8, range(8)), divergence(["a", "b"] * 8, range(8))
+    (0.93..., 0.0)
+    """
+    every, picked = Counter(groups), Counter(groups[at] for at in chosen)
+    many, few = len(groups), len(chosen)
+    found = math.fsum(n / many * (picked[group] / few / (n / many) - 1) ** 2 for group, n in every.items())
+    # The same of as many random places: a hypergeometric distribution.
+    by_chance = (len(every) - 1) / few * (many - few) / (many - 1)
+    return max(found - by_chance, 0.0)
 
 
 def explained(groups: Sequence[Hashable], values: Sequence[float]) -> float:

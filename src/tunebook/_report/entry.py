@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
-from tunebook._keys.call_key import spell_out
+from tunebook._keys.call_key import in_short
 from tunebook._selection.trusted_entries import verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json, Measurement, Problem
 
 
+NONE_WORKED: Final = "none worked"
 _LARGEST: Final = 1e30  # a larger number in a record is a mistake, and sums of larger numbers may overflow
 
 
@@ -26,7 +27,10 @@ class ReportEntry(NamedTuple):
     """One record. Times are None without measurements, `default_s` also if the default was not measured.
 
     `failed` counts candidates by the kind of their failure, `speedup` compares with the default, and `reached` is the
-    reached part of the roofline. Both are fields, not properties: 100,000 entries are asked several times each.
+    reached part of the roofline. They are fields, not properties: 100,000 entries are asked several times each. With
+    `drift` there is no speedup: the default seems faster than the winner, because it left the race before the machine
+    became slower. `disturbed`: other work ran meanwhile, so that the times may be wrong. `flops_per_s` and
+    `bytes_per_s` are the rates of the stated work.
     """
 
     problem: Problem
@@ -44,6 +48,15 @@ class ReportEntry(NamedTuple):
     roofline: Roofline | None
     speedup: float | None
     reached: float | None
+    drift: bool
+    disturbed: bool
+    flops_per_s: float | None
+    bytes_per_s: float | None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the entry has a configuration."""
+        return self.origin != NONE_WORKED
 
 
 class MeasuredRecord(NamedTuple):
@@ -129,16 +142,23 @@ def entry_of(record: Record) -> ReportEntry:
         peak = Peak(amounts.get("flops_per_s"), amounts.get("bytes_per_s"))
         roofline = Roofline(amounts.get("flops"), amounts.get("bytes"), peak)
     least_s = 0.0 if roofline is None else roofline.least_s
+    speedup = _ratio(default_s, best_s)
+    # No rule lets a slower candidate win a race: these two times are not of the same minutes.
+    drift = speedup is not None and speedup < 1 and head.origin == "tuned"
     return ReportEntry(
         problem=head.problem,
-        call=" · ".join(spell_out(head.problem.call_key)),
+        call=in_short(head.problem.call_key),
         config=config_text(head.config) if head.decided else "",
-        origin=head.origin if head.decided else "none worked",
+        origin=head.origin if head.decided else NONE_WORKED,
         when=_positive(provenance, "when") or 0.0,
         seconds=_positive(provenance, "seconds") or 0.0,
         waiting_s=_positive(provenance, "waiting_s") or 0.0,
         roofline=roofline,
-        speedup=_ratio(default_s, best_s),
+        speedup=None if drift else speedup,
+        drift=drift,
+        disturbed=bool(provenance.get("disturbances")),
+        flops_per_s=_ratio(roofline and roofline.flops, best_s),
+        bytes_per_s=_ratio(roofline and roofline.bytes_moved, best_s),
         reached=_ratio(least_s, best_s),
         **numbers,
     )

@@ -7,23 +7,29 @@ are shown in detail are chosen by their lines.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.detail import Detail, detail_of
 from tunebook._report.entry import ReportEntry, config_text, entry_of, facts_of
+from tunebook._report.sizes import lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json
+    from tunebook._report.comparison import BookComparison
     from tunebook._report.entry import MeasuredRecord
+    from tunebook._report.sizes import SizeLine
 
 DETAILS: Final = 12
 FAILURES: Final = 200  # different failures that are listed
 READ_FAILURES: Final = 2000  # entries whose messages are read: messages are in the large part of a record
+# Also 0x7f3c and 1.5e-07, but not the digits of float32.
+_NUMBER: Final = re.compile(r"(?<!\w)(?:0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 _MESSAGES: Final = 20_000  # different messages that are counted: each may name an address of its own
 
 # Interest, order of reading, kernel and device, record.
@@ -31,10 +37,14 @@ _Ranked: TypeAlias = "tuple[tuple[float, int, float], int, tuple[str, str], Reco
 
 
 class KernelGroup(NamedTuple):
-    """The entries of a kernel on a device, summed. `speedups` and `reached` are sorted."""
+    """The entries of a kernel on a device, summed. `speedups` and `reached` are sorted.
+
+    `shown_device` is the short name of the device, or empty if the report has only one.
+    """
 
     op: str
     device: str
+    shown_device: str
     entries: int
     measured: int
     failed: int
@@ -54,7 +64,9 @@ class ReportModel(NamedTuple):
     """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by their gain over the default.
 
     `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
-    failures of at most `READ_FAILURES` entries; `with_failures` is the number of entries that have failed candidates.
+    failures of at most `READ_FAILURES` entries: messages that differ only in numbers are one cause, and the first is
+    shown. `with_failures` is the number of entries that have failed candidates. `undecided` has the entries without a
+    winner, with a message of their candidates. `devices` has the short name of each device by its fingerprint.
     """
 
     title: str
@@ -66,6 +78,10 @@ class ReportModel(NamedTuple):
     failure_kinds: tuple[tuple[str, int], ...]
     with_failures: int
     details: tuple[Detail, ...]
+    undecided: tuple[tuple[ReportEntry, str], ...]
+    devices: Mapping[str, str]
+    by_size: tuple[SizeLine, ...]
+    comparison: BookComparison | None = None
 
     @property
     def speedups(self) -> list[float]:
@@ -76,8 +92,8 @@ class ReportModel(NamedTuple):
 def model_of(records: Iterable[Record], *, title: str, where: str, made: float) -> ReportModel:
     """Return the values of a report; reads the records once."""
     entries: list[ReportEntry] = []
-    failures: Counter[tuple[str, str, str]] = Counter()
-    examples: dict[object, Json] = {}
+    failures: dict[tuple[str, str, str], FailureCause] = {}
+    undecided: list[tuple[ReportEntry, str]] = []
     ranked: list[_Ranked] = []
     kinds: Counter[str] = Counter()
     with_failures = 0
@@ -94,31 +110,78 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
             kinds.update(entry.failed)
             with_failures += 1
             if with_failures <= READ_FAILURES:
-                _count(facts_of(record), failures, examples)
+                _count(facts_of(record), failures)
+        if not entry.decided:
+            undecided.append((entry, _first_failure(record) if len(undecided) < FAILURES else ""))
     entries.sort(key=lambda entry: entry.problem)
-    listed = failures.most_common(FAILURES)
+    listed = sorted(failures.items(), key=lambda item: -item[1].count)[:FAILURES]
+    devices = short_names({entry.problem.device for entry in entries})
     return ReportModel(
         title=title,
         where=where,
         made=made,
         entries=tuple(entries),
-        groups=tuple(_groups(entries)),
-        failures=tuple((*key, n, config_text(examples[key])) for key, n in listed),
+        groups=tuple(_groups(entries, devices)),
+        failures=tuple((op, kind, c.message, c.count, config_text(c.example)) for (op, kind, _), c in listed),
         failure_kinds=tuple(kinds.most_common()),
         with_failures=with_failures,
         details=tuple(detail_of(facts_of(record)) for *_, record in _most_interesting(ranked)[:DETAILS]),
+        undecided=tuple(undecided),
+        devices=devices,
+        by_size=lines_of(entries),
     )
 
 
-def _count(facts: MeasuredRecord, failures: Counter[tuple[str, str, str]], examples: dict[object, Json]) -> None:
+class FailureCause:
+    """Failures of one cause: the first message, how many candidates failed with it, and the first of them."""
+
+    __slots__ = ("count", "example", "message")
+
+    def __init__(self, message: str, example: Json) -> None:
+        self.message, self.example, self.count = message, example, 0
+
+
+def _count(facts: MeasuredRecord, failures: dict[tuple[str, str, str], FailureCause]) -> None:
     for m in facts.current:
         if m.failure is not None:
             message = next(iter(m.failure.message.strip().splitlines()), "")[:300]
-            key = (facts.record.problem.op, m.failure.kind, message)
+            key = (facts.record.problem.op, m.failure.kind, cause_of(message))
             if key not in failures and len(failures) >= _MESSAGES:
-                key = (*key[:2], "other messages")
-            failures[key] += 1
-            examples.setdefault(key, m.config)
+                key, message = (*key[:2], "other messages"), "other messages"
+            failures.setdefault(key, FailureCause(message, m.config)).count += 1
+
+
+def cause_of(message: str) -> str:
+    """Return a message without its numbers: one cause is told with many numbers. Digits of names stay.
+
+    >>> cause_of("off by up to 3.5e-07 in 12 of 64 values of float32")
+    'off by up to # in # of # values of float32'
+    """
+    return _NUMBER.sub("#", message)
+
+
+def _first_failure(record: Record) -> str:
+    failures = (m.failure for m in facts_of(record).current if m.failure is not None)
+    return next((f"{f.kind}: {f.message.strip()}".splitlines()[0][:300] for f in failures), "")
+
+
+def short_names(devices: Iterable[str]) -> dict[str, str]:
+    """Return a short name of each device; two devices never share one.
+
+    >>> short_names(["cpu:AuthenticAMD AMD EPYC 25/17/1 x86_64 2 cores isa-0edc9f61"]).popitem()[1]
+    'AMD EPYC, 2 cores'
+    """
+    shown = {device: _short_name(device) for device in sorted(devices)}
+    many = Counter(shown.values())
+    return {device: name if many[name] == 1 else device for device, name in shown.items()}
+
+
+def _short_name(device: str) -> str:
+    found = re.fullmatch(r"cpu:\S+ (.+?) \d+/\d+/\d+ \S+ (\d+ cores?).*", device)
+    if found is not None:
+        return f"{found[1]}, {found[2]}"
+    parts = device.split(":")
+    return parts[1] if len(parts) == 3 and parts[1] else device
 
 
 def _most_interesting(ranked: list[_Ranked]) -> list[_Ranked]:
@@ -130,7 +193,7 @@ def _most_interesting(ranked: list[_Ranked]) -> list[_Ranked]:
     return [*list(firsts.values())[:DETAILS], *rest[:DETAILS]]
 
 
-def _groups(entries: Sequence[ReportEntry]) -> Iterable[KernelGroup]:
+def _groups(entries: Sequence[ReportEntry], devices: Mapping[str, str]) -> Iterable[KernelGroup]:
     members: dict[tuple[str, str], list[ReportEntry]] = defaultdict(list)
     for entry in entries:
         members[entry.problem.op, entry.problem.device].append(entry)
@@ -138,6 +201,7 @@ def _groups(entries: Sequence[ReportEntry]) -> Iterable[KernelGroup]:
         yield KernelGroup(
             op=op,
             device=device,
+            shown_device=devices[device] if len(devices) > 1 else "",
             entries=len(each),
             measured=sum(entry.measured for entry in each),
             failed=sum(sum(entry.failed.values()) for entry in each if entry.failed),

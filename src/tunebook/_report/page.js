@@ -23,6 +23,36 @@
       if (value >= size) return `${significant(value / size)} ${unit}`;
     return `${significant(value * 1e9)} ns`;
   };
+  const amount = (value, unit) => {
+    for (const [prefix, size] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])
+      if (value >= size) return `${significant(value / size)} ${prefix}${unit}`;
+    return `${significant(value)} ${unit}`;
+  };
+  // A page from a file may not use the clipboard of newer browsers; the old command still works there.
+  const copied = async (text) => {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      const area = make("textarea", { readonly: true, style: "position:fixed;top:0;opacity:0" });
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      return done;
+    }
+  };
+  const copying = (button) => async () => {
+    const name = button.textContent, done = await copied(button.dataset.copy);
+    button.textContent = done ? "Copied" : "Press Ctrl+C";
+    setTimeout(() => { button.textContent = name; }, 1500);
+  };
+  const copier = (name, command) => {
+    const button = make("button", { type: "button", class: "copy", title: command, "data-copy": command }, name);
+    button.addEventListener("click", copying(button));
+    return button;
+  };
   const write = {
     text: String,
     code: String,
@@ -30,9 +60,13 @@
     time: seconds,
     ratio: (value) => `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)} ×`,
     part: (value) => `${Math.round(value * 100)} %`,
+    flops: (value) => amount(value, "FLOP/s"),
+    bytes: (value) => amount(value, "B/s"),
+    id: String,
+    command: String,
     date: (value) => new Date(value * 1000).toISOString().slice(0, 16).replace("T", " "),
   };
-  const isText = (kind) => kind === "text" || kind === "code";
+  const isText = (kind) => kind === "text" || kind === "code" || kind === "id" || kind === "command";
 
   class Table {
     constructor(place, columns) {
@@ -136,8 +170,9 @@
       const value = this.value(column, row);
       const missing = value === null || value === "";
       const words = missing ? "" : write[column.kind](value);
-      const marks = [isText(column.kind) ? "" : "number", column.kind === "code" ? "code" : "", column.wide ? "wide" : "", column.marks ? String(value) : ""];
-      return make("td", { class: marks.filter(Boolean).join(" ") || null }, words);
+      const marks = [isText(column.kind) ? "" : "number", column.kind === "code" ? "code" : "", column.wide ? "wide" : "", column.marks ? String(value).replace(/\W+/g, "-") : ""];
+      const shown = missing ? "" : column.kind === "id" ? copier(words, `tunebook explain ${words}`) : column.kind === "command" ? copier("Copy", words) : words;
+      return make("td", { class: marks.filter(Boolean).join(" ") || null, "data-name": column.name }, ...(missing ? [] : [shown]));
     }
   }
 
@@ -155,6 +190,8 @@
     toggle.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; name(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", name);
     name();
+
+    for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", copying(button));
 
     const data = document.getElementById("data"), places = [...document.querySelectorAll("[data-table]")];
     if (data.type !== "application/json" && !self.DecompressionStream) {

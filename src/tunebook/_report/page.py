@@ -7,38 +7,46 @@ import gzip
 import hashlib
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import partial
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from shlex import quote
+from typing import TYPE_CHECKING, Final
 
 from tunebook._report import charts
 from tunebook._report.colours import STEPS, style_sheet
 from tunebook._report.marks import TIMES, BarMark, DotMark, StrokeMark, TextMark, quantile, ratio_text, time_text
 from tunebook._report.model import DETAILS, READ_FAILURES
+from tunebook._report.size_chart import winners_by_size
+from tunebook._report.tables import ID_DIGITS, pin_command, tables_of
+from tunebook._report.tuning_charts import of_tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from tunebook._base.vocabulary import Json
     from tunebook._report.charts import RoofPoint
+    from tunebook._report.comparison import BookComparison
     from tunebook._report.detail import Detail
+    from tunebook._report.entry import ReportEntry
     from tunebook._report.marks import Chart, ChartMark
     from tunebook._report.model import ReportModel
 
 _VOID: Final = frozenset({"meta", "input", "line", "rect", "circle", "path", "polyline"})
 # Larger tables are compressed: 100,000 entries are 20 MB as text; browsers unpack them in a tenth of a second.
 _PLAIN_BYTES: Final = 1 << 20
+_NAMED: Final = 5  # entries without a winner that the first lines name
+_DEVICES: Final = 8  # devices that the first lines name
 _ROOFS, _POINTS = 4, 400  # devices that get a chart, and entries in it: more overlap
-
-Kind: TypeAlias = Literal["text", "code", "count", "time", "ratio", "part", "date"]
 
 _METHODS: Final = (
     """A time is the typical time of a candidate: a mean of the faster half of its samples, weighted to the fast, or the
     fastest of the first few samples. The default is the configuration of the kernel's heuristic.""",
-    """Importance is the part of the variance of log time that a parameter explains alone, minus the part that chance
-    explains with as many values (one-way analysis of variance, epsilon squared), over the candidates that worked. The
-    rest to 100 % is interaction of parameters, and noise.""",
+    """Importance over all candidates is the part of the variance of log time that a parameter explains alone, minus the
+    part that chance explains with as many values (one-way analysis of variance, epsilon squared), over the candidates
+    that worked. The rest to 100 % is interaction of parameters, and noise. One terrible value takes most of it.
+    Importance for the better quarter asks which values the fastest quarter has that the others do not (the Pearson
+    divergence of PED-ANOVA, minus the divergence of a random quarter); the parts sum to 100 %.""",
     """A heat map shows the best time for each pair of values, over all candidates with both values, as a multiple of
     the best time of all. A cross marks a pair with which every candidate failed.""",
     """Best so far: each candidate stands at the moment at which it was first tried, with its time at the end of the
@@ -60,7 +68,11 @@ def page_of(model: ReportModel) -> str:
         tag("style", Markup(style_sheet() + _part("page.css"))),
     )
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(model.made))
-    title = tag("div", tag("h1", model.title), tag("div", f"{model.where} · {made}", class_="where"))
+    where = [tag("div", f"{model.where} · {made}", class_="where")]
+    where += [
+        tag("div", name if name == device else f"{name} ({device})", class_="where") for device, name in few(model)
+    ]
+    title = tag("div", tag("h1", model.title), *where)
     toggle = tag("button", "Dark", type="button", class_="toggle", title="light or dark")
     body = join(
         tag("header", title, toggle),
@@ -72,12 +84,17 @@ def page_of(model: ReportModel) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
 
 
+def few(model: ReportModel) -> list[tuple[str, str]]:
+    """Return the first devices of a report with their short names: the page has each fingerprint once."""
+    return list(model.devices.items())[:_DEVICES]
+
+
 def _part(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _data(model: ReportModel) -> Markup:
-    text = json.dumps(_tables(model), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(tables_of(model), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     if len(text) > _PLAIN_BYTES:
         packed = base64.b64encode(gzip.compress(text.encode(), compresslevel=5, mtime=0)).decode()
         return tag("script", Markup(packed), type="application/gzip", id="data")
@@ -92,11 +109,16 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
         yield _note("This book has no entries yet. Tune a call: tunebook.tune(kernel, ...).")
         return
     several = len(model.entries) > 1
+    if model.undecided:
+        yield _alarm(model)
+    if model.comparison is not None:
+        yield from _comparison(model.comparison)
     if several and model.speedups:
         yield tag("h2", "Gain over the default")
         note = "How many times faster than the heuristic's configuration; the mark is the geometric mean."
         yield _note(note, sum(bool(g.speedups) for g in model.groups), "kernels and devices with the largest gain")
-        yield tag("figure", svg_of(charts.speedups(model.groups)))
+        yield from _drift(model)
+        yield _wide(partial(charts.speedups, model.groups))
         yield _table("groups", "kernels and devices")
     yield from _rooflines(model, several=several)
     if several and (tuned := sum(bool(group.seconds) for group in model.groups)):
@@ -104,13 +126,72 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
         note = "Compilers run in parallel with the measuring and with each other."
         yield _note(note, tuned, "kernels and devices that took longest")
         yield tag("div", *(tag("span", tag("i", class_=kind), name) for kind, name in charts.KEY.items()), class_="key")
-        yield tag("figure", svg_of(charts.tuning_time(model.groups)))
+        yield _wide(partial(charts.tuning_time, model.groups))
+    if model.by_size:
+        yield from _by_size(model)
+    if model.undecided:
+        yield tag("h2", "No winner", id="no-winner")
+        yield _note("All candidates of these entries failed, so calls run with the default.")
+        yield _table("undecided", "entries without a winner")
     if model.failures:
         yield from _failures(model)
     if model.details:
         yield from _details(model)
-    yield tag("h2", "All entries")
+    yield tag("h2", "All entries", id="entries")
+    yield _note("A click on an id copies the command that explains the entry.")
     yield _table("entries", "all entries")
+
+
+def _alarm(model: ReportModel) -> Markup:
+    """Say in red that entries have no winner, with the names of the first few."""
+    many, there = len(model.undecided), len(model.entries)
+    said = f"{many:,} of {there:,} entries {'has' if many == 1 else 'have'} no winner"
+    names = [f"{entry.problem.op} {entry.call}"[:120] for entry, _ in model.undecided[:_NAMED]]
+    more = f", and {many - _NAMED:,} more" if many > _NAMED else ""
+    return tag("p", tag("a", said, href="#no-winner"), f": {'; '.join(names)}{more}.", class_="alarm")
+
+
+def _drift(model: ReportModel) -> Iterable[Markup]:
+    gains, disturbed = len(model.speedups), sum(e.disturbed and e.speedup is not None for e in model.entries)
+    if disturbed:
+        were = "was" if disturbed == 1 else "were"
+        said = f"{disturbed:,} of {gains:,} gains {were} measured while other work disturbed the machine."
+        yield tag(
+            "p",
+            f"{said} They may be far off. The tables mark them; tune again on a quiet machine.",
+            class_="note doubt",
+        )
+    many = sum(entry.drift for entry in model.entries)
+    if many:
+        left_out = "1 entry is left out: its default" if many == 1 else f"{many:,} entries are left out: their default"
+        yield _note(f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare.")
+
+
+def _comparison(comparison: BookComparison) -> Iterable[Markup]:
+    kinds = Counter(change.kind for change in comparison.changes)
+    counts = [
+        f"{kinds[kind]:,} {kind}"
+        for kind in ("slower", "faster", "same time", "no times", "new", "gone")
+        if kinds[kind]
+    ]
+    same = f"{comparison.same:,} with the same configuration and time" if comparison.same else ""
+    yield tag("h2", f"Compared with {comparison.label}")
+    yield _note(f"Entries: {'; '.join([*counts, *([same] if same else [])])}. Times within 3 % count as the same.")
+    if comparison.changes:
+        yield _table("changes", "changes")
+
+
+def _by_size(model: ReportModel) -> Iterable[Markup]:
+    yield tag("h2", "Winners by size")
+    yield _note("Each letter is a configuration, A the most frequent of its kernel; the table names them.")
+    names = model.devices if len(model.devices) > 1 else {}
+    yield _wide(partial(winners_by_size, model.by_size, names))
+    yield _table("winners", "winners by size", 12, 60)
+
+
+def _wide(draw: Callable[..., Chart]) -> Markup:
+    """Return a wide chart, drawn for wide and for narrow screens; the style sheet shows one of them."""
+    return tag("figure", svg_of(draw(), "on-wide"), svg_of(draw(width=charts.PHONE), "on-phone"))
 
 
 def _note(text: str, there: int = 0, kind: str = "") -> Markup:
@@ -124,12 +205,13 @@ def _figures(model: ReportModel) -> Markup:
     kernels, devices, entries = len({g.op for g in groups}), len({g.device for g in groups}), len(model.entries)
     ordered = sorted(model.speedups)
     took = f"{seconds / 3600:,.1f} h" if seconds >= 7200 else time_text(seconds)
-    found = [
+    link = partial(tag, "a", f"{failed:,}", href="#failures")
+    found: list[tuple[str, str]] = [
         ("kernel" if kernels == 1 else "kernels", f"{kernels:,}"),
         ("device" if devices == 1 else "devices", f"{devices:,}"),
         ("entry" if entries == 1 else "entries", f"{entries:,}"),
         ("candidates tried", f"{sum(g.measured for g in groups):,}"),
-        ("candidates failed", f"{failed:,}" if failed else ""),
+        ("candidates failed", link() if failed and model.failures else f"{failed:,}" if failed else ""),
         ("median gain over the default", ratio_text(quantile(ordered, 0.5)) if ordered else ""),
         ("time of tuning", took if seconds else ""),
     ]
@@ -142,7 +224,7 @@ def _rooflines(model: ReportModel, *, several: bool) -> Iterable[Markup]:
     yield tag("h2", "Roofline")
     yield _note("The author of a kernel states the work of a call with flops= and bytes=.")
     if several:
-        yield tag("figure", svg_of(charts.reached(model.groups)))
+        yield _wide(partial(charts.reached, model.groups))
     roofs: dict[tuple[str, float, float], list[RoofPoint]] = defaultdict(list)
     for entry in model.entries:
         work = entry.roofline
@@ -154,17 +236,18 @@ def _rooflines(model: ReportModel, *, several: bool) -> Iterable[Markup]:
     for roof, points in sorted(roofs.items(), key=lambda item: -len(item[1]))[:_ROOFS]:
         drawn = points[:: -(-len(points) // _POINTS)]
         only = "" if len(drawn) == len(points) else f": {len(drawn)} of {len(points):,} entries"
-        yield tag("figure", tag("h3", f"{roof[0]}{only}"), svg_of(charts.roofline(*roof, drawn)))
+        yield tag("h3", f"{model.devices[roof[0]]}{only}")
+        yield _wide(partial(charts.roofline, *roof, drawn))
 
 
 def _failures(model: ReportModel) -> Iterable[Markup]:
-    note = "Failed candidates, by the first line of their message."
+    note = "Failed candidates by cause: messages that differ only in numbers are one row."
     if model.with_failures > READ_FAILURES:
         note += f" The table covers {READ_FAILURES:,} of the {model.with_failures:,} entries with failures."
-    yield tag("h2", "Failures")
+    yield tag("h2", "Failures", id="failures")
     yield _note(note)
     if len(model.failure_kinds) > 1:
-        yield tag("figure", svg_of(charts.failure_bars(model.failure_kinds)))
+        yield _wide(partial(charts.failure_bars, model.failure_kinds))
     yield _table("failures", "failures")
 
 
@@ -177,21 +260,22 @@ def _details(model: ReportModel) -> Iterable[Markup]:
             f"then others by their gain, at most {DETAILS}. The sums above and the table below cover all entries."
         )
         yield _note(note)
+    device_of = model.devices if len(model.devices) > 1 else {}
     for number, detail in enumerate(model.details):
-        yield _detail(number, detail)
+        yield _detail(number, detail, device_of.get(detail.entry.problem.device, ""))
 
 
-def _detail(number: int, detail: Detail) -> Markup:
+def _detail(number: int, detail: Detail, device: str) -> Markup:
     entry = detail.entry
     gain = ratio_text(entry.speedup) if entry.speedup else time_text(entry.best_s) if entry.best_s else ""
     summary = tag(
         "summary",
         tag("span", entry.problem.op, class_="name"),
-        tag("span", f"{entry.call} · {entry.problem.device}", class_="call"),
-        tag("span", gain, class_="gain"),
+        tag("span", f"{entry.call} · {device}" if device else entry.call, class_="call"),
+        tag("span", f"{gain} · disturbed" if gain and entry.disturbed else gain, class_="gain"),
     )
-    inside = [_about(detail), *map(_note, detail.notes)]
-    pictures = [tag("section", tag("h3", t), tag("figure", svg_of(c))) for t, c in charts.of_tuning(detail)]
+    inside = [_about(detail, device), *map(_note, detail.notes)]
+    pictures = [tag("section", tag("h3", t), tag("figure", svg_of(c))) for t, c in of_tuning(detail)]
     if detail.heat_maps:
         pictures.append(_heat_maps(detail))
     inside.append(tag("div", *pictures, class_="pair"))
@@ -201,18 +285,50 @@ def _detail(number: int, detail: Detail) -> Markup:
     return tag("details", summary, tag("div", *inside, class_="inside"), open="" if number == 0 else None)
 
 
-def _about(detail: Detail) -> Markup:
+def _about(detail: Detail, device: str) -> Markup:
     entry = detail.entry
-    against = f", {ratio_text(entry.speedup)} faster than the default" if entry.speedup else ""
+    rates = [(entry.flops_per_s, "FLOP/s"), (entry.bytes_per_s, "B/s")]
+    rate = ", ".join(charts.amount_text(amount, unit) for amount, unit in rates if amount)
     facts = {
         "call": "; ".join(detail.call),
         "chosen": entry.config and tag("code", entry.config),
-        "time": f"{time_text(entry.best_s)}{against}" if entry.best_s else "",
+        "time": f"{time_text(entry.best_s)}{_against(entry)}" if entry.best_s else "",
+        "rate": rate,
         "because": detail.rule,
-        "device": entry.problem.device,
+        "device": device,
+        **{name: _copied(command) for name, command in _commands(detail).items()},
     }
     shown = [join(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value]
     return tag("dl", *shown, class_="about")
+
+
+def _against(entry: ReportEntry) -> str:
+    if entry.drift:
+        return "; no gain is given: the default left the race early, and the machine was slower afterwards"
+    if entry.speedup is None:
+        return ""
+    if abs(entry.speedup - 1) < 0.005:
+        return ", as fast as the default"
+    slower = "faster" if entry.speedup > 1 else "slower"
+    return f", {ratio_text(max(entry.speedup, 1 / entry.speedup))} {slower} than the default"
+
+
+def _commands(detail: Detail) -> dict[str, str]:
+    """Return the commands that pin the choice, try it in one run, and explain it."""
+    op = detail.entry.problem.op
+    chosen = next((c for c in detail.candidates if c.role == "chosen"), None)
+    found = {}
+    if chosen is not None and (command := pin_command(detail, chosen)) is not None:
+        found["pin"] = command
+        values = ",".join(f"{name}={value}" for name, value in chosen.fields.items())
+        if op.isprintable() and not set(op) & set(";:"):
+            found["reproduce"] = f"TUNEBOOK_PIN={quote(f'{op}:{values}')} python your_program.py"
+    return {**found, "explain": f"tunebook explain {detail.identifier[:ID_DIGITS]}"}
+
+
+def _copied(command: str) -> Markup:
+    button = tag("button", "Copy", type="button", class_="copy", data_copy=command)
+    return tag("span", tag("code", command), " ", button, class_="command")
 
 
 def _heat_maps(detail: Detail) -> Markup:
@@ -227,107 +343,6 @@ def _heat_maps(detail: Detail) -> Markup:
 def _table(name: str, label: str, rows: int = 25, printed: int = 200) -> Markup:
     empty = tag("noscript", "This table needs JavaScript. The script is part of this file and loads nothing.")
     return tag("figure", empty, class_="table", data_table=name, data_label=label, data_page=rows, data_printed=printed)
-
-
-class TableColumn(NamedTuple):
-    """A column. `pick` adds a list to choose from, `wide` more room; a click sorts a `down` column largest first."""
-
-    name: str
-    kind: Kind
-    values: Sequence[str | float | None]
-    hint: str = ""
-    pick: bool = False
-    wide: bool = False
-    down: bool = False
-    marks: bool = False
-
-    def to_json(self) -> Json:
-        """Return the column for the page's script; repeated text is written once."""
-        fields: dict[str, Json] = {"name": self.name, "kind": self.kind}
-        fields |= {n: v for n in ("hint", "wide", "down", "marks") if (v := getattr(self, n))}
-        distinct = sorted({v for v in self.values if isinstance(v, str)})
-        if self.kind in ("text", "code") and (self.pick or 2 * len(distinct) < len(self.values)):
-            number = {text: index for index, text in enumerate(distinct)}
-            at: list[Json] = [number.get(v) if isinstance(v, str) else None for v in self.values]
-            return {**fields, "pick": self.pick, "of": distinct, "at": at}  # type: ignore[dict-item] # strings
-        # Four digits are more than any measurement has, and a third of the length of a double.
-        return {**fields, "at": [float(f"{v:.4g}") if isinstance(v, float) else v for v in self.values]}
-
-
-def _tables(model: ReportModel) -> dict[str, Json]:
-    """Return every table by its name, without empty columns. The page's script sorts, filters and formats them."""
-    tables = {"entries": _entries(model), "groups": _groups(model), "failures": _failed(model)}
-    tables |= {f"detail{number}": _candidates(detail) for number, detail in enumerate(model.details)}
-    return {
-        name: [c.to_json() for c in columns if c.pick or any(v not in (None, "", 0) for v in c.values)]
-        for name, columns in tables.items()
-    }
-
-
-def _entries(model: ReportModel) -> list[TableColumn]:
-    entries = model.entries
-    return [
-        TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True),
-        TableColumn("Device", "text", [e.problem.device for e in entries], pick=True),
-        TableColumn("Call", "text", [e.call for e in entries], wide=True),
-        TableColumn("Configuration", "code", [e.config for e in entries], wide=True),
-        TableColumn("Time", "time", [e.best_s for e in entries], "typical time per run"),
-        TableColumn("Gain", "ratio", [e.speedup for e in entries], "times faster than the default", down=True),
-        TableColumn("Of roof", "part", [e.reached for e in entries], "part of the device's peak", down=True),
-        TableColumn("Tried", "count", [e.measured for e in entries], "candidates, failed ones too", down=True),
-        TableColumn("Failed", "count", [sum(e.failed.values()) for e in entries], down=True),
-        TableColumn("Measured (UTC)", "date", [int(e.when) or None for e in entries], down=True),
-        TableColumn("Origin", "text", [e.origin for e in entries], pick=True),
-    ]
-
-
-def _groups(model: ReportModel) -> list[TableColumn]:
-    groups = model.groups
-    return [
-        TableColumn("Kernel", "text", [g.op for g in groups]),
-        TableColumn("Device", "text", [g.device for g in groups]),
-        TableColumn("Entries", "count", [g.entries for g in groups], down=True),
-        TableColumn("Gain", "ratio", [g.typical_speedup for g in groups], "geometric mean over the default", down=True),
-        TableColumn("Least", "ratio", [g.speedups[0] if g.speedups else None for g in groups]),
-        TableColumn("Most", "ratio", [g.speedups[-1] if g.speedups else None for g in groups], down=True),
-        TableColumn("Tried", "count", [g.measured for g in groups], "candidates, failed ones too", down=True),
-        TableColumn("Failed", "count", [g.failed for g in groups], down=True),
-        TableColumn("Tuning", "time", [g.seconds or None for g in groups], down=True),
-        TableColumn("Compilers", "time", [g.compile_s or None for g in groups], "summed over candidates", down=True),
-    ]
-
-
-def _failed(model: ReportModel) -> list[TableColumn]:
-    ops, kinds, messages, counts, examples = zip(*model.failures, strict=True) if model.failures else ((),) * 5
-    return [
-        TableColumn("Kernel", "text", ops, pick=True),
-        TableColumn("Kind", "text", kinds, pick=True),
-        TableColumn("Message", "text", messages, wide=True),
-        TableColumn("Candidates", "count", counts, down=True),
-        TableColumn("Example", "code", examples, wide=True),
-    ]
-
-
-def _candidates(detail: Detail) -> list[TableColumn]:
-    shown = detail.candidates
-    best = next((c.value_s for c in shown if c.value_s), None)
-    parameters = []
-    for name in dict.fromkeys(name for c in shown for name in c.axes):
-        values = [c.axes.get(name) for c in shown]
-        numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        if len(numbers) == len([v for v in values if v is not None]):
-            parameters.append(TableColumn(name, "count", [v if isinstance(v, (int, float)) else None for v in values]))
-        else:
-            parameters.append(TableColumn(name, "text", ["" if v is None else str(v) for v in values]))
-    return [
-        TableColumn("Role", "text", [c.role for c in shown], marks=True),
-        *parameters,
-        TableColumn("Time", "time", [c.value_s for c in shown], "typical time per run"),
-        TableColumn("Of best", "ratio", [c.value_s / best if c.value_s and best else None for c in shown]),
-        TableColumn("Samples", "count", [len(c.samples_s) or None for c in shown], down=True),
-        TableColumn("Compiled in", "time", [c.compile_s for c in shown], down=True),
-        TableColumn("Failure", "text", [c.failure for c in shown], wide=any(c.failure for c in shown)),
-    ]
 
 
 class Markup(str):
@@ -356,12 +371,12 @@ def join(*children: str) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in children))
 
 
-def svg_of(chart: Chart) -> Markup:
+def svg_of(chart: Chart, kind: str = "") -> Markup:
     """Return a chart as an SVG element; page.css has the colours by the kind of each mark."""
     width, height, title, marks = chart
     content = (tag("title", title), *map(_svg_mark, marks))
     box = f"0 0 {width:g} {height:g}"
-    return tag("svg", *content, class_="chart", viewBox=box, width=width, height=height, role="img")
+    return tag("svg", *content, class_=f"chart {kind}".rstrip(), viewBox=box, width=width, height=height, role="img")
 
 
 def _svg_mark(mark: ChartMark) -> Markup:

@@ -10,6 +10,7 @@ from tunebook._base.errors import require
 from tunebook._report import charts
 from tunebook._report.colours import style_sheet, themes
 from tunebook._report.marks import BarMark, DotMark, StrokeMark, TextMark
+from tunebook._report.tuning_charts import of_tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +69,7 @@ def _charts_of(model: ReportModel) -> Iterable[tuple[str, Chart]]:
     if model.failure_kinds:
         yield "Failures", charts.failure_bars(model.failure_kinds)
     for detail in model.details[:1]:
-        yield from charts.of_tuning(detail)
+        yield from of_tuning(detail)
         for shown in detail.heat_maps[:1]:
             yield "Best time for each pair of values", charts.heat_map(shown, *charts.heat_range(detail.heat_maps))
 
