@@ -25,11 +25,11 @@ class FakeEvent:
         self._gpu, self.at_s, self._at = gpu, None, 0
 
     def record(self):
-        self.at_s, self._at = self._gpu.clock_s, len(self._gpu.launches)
+        self.at_s, self._at = self._gpu.clock_s, self._gpu.count
 
     def query(self):
         # This host is never late, and the device so many launches behind it.
-        return self._gpu.behind is not None and len(self._gpu.launches) >= self._at + self._gpu.behind
+        return self._gpu.behind is not None and self._gpu.count >= self._at + self._gpu.behind
 
     def elapsed_time(self, end):
         return (end.at_s - self.at_s) * 1e3
@@ -76,7 +76,7 @@ class FakeGpu:
         self.captured = None
         self.capturing = False
         self.behind = None  # launches; None: an event is passed only when the host waits for it
-        self.waits = 0
+        self.waits = self.count = 0  # calls of `synchronize`, and launches
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it
         self.utils = self
@@ -155,6 +155,7 @@ class FakeGpu:
 
     def _run(self, facts, arguments):
         self.launches.append(facts)
+        self.count += 1
         seconds = self.cost(facts)  # before the clock is touched: it may not return
         if isinstance(seconds, Exception):
             raise seconds

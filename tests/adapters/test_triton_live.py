@@ -287,3 +287,65 @@ def test_progress_and_cost_stand_in_the_explanation(gpu):
     assert "trying one candidate per call" in text
     assert "calls took" in text
     assert EVERYWHERE.listeners == []
+
+
+# ----------------------------------------------------------------------------------------------------------- background
+
+
+def test_the_background_tunes_on_made_up_tensors_and_leaves_the_callers_alone(gpu):
+    gpu.effect = lambda _facts, arguments: arguments["x_ptr"].add_(1)
+    policy = tb.AutotunePolicy(cache_miss_fallback="background")
+    kernel, x = autotune(CONFIGS, key=["n"], policy=policy, processes=False)(count), torch.zeros(1024)
+    kernel[grid](x, 1024)
+    assert tb.wait_for_background(60)
+    assert float(x[0]) == 1
+    kernel[grid](x, 1024)
+    assert float(x[0]) == 2
+    assert launched(gpu)[0] == 64
+    assert launched(gpu)[-1] == 256
+    assert "/values=" in str(kernel.explain(x, 1024, grid=grid))
+
+
+def test_the_background_takes_no_more_than_a_quarter_of_the_free_memory(gpu):
+    gpu.mem_get_info = lambda: (4096 * 4 - 1, 1 << 40)
+    policy = tb.AutotunePolicy(cache_miss_fallback="background")
+    kernel = autotune(CONFIGS, key=["n"], policy=policy, processes=False)(count)
+
+    def call_and_wait():
+        kernel[grid](torch.zeros(1024), 1024)
+        assert tb.wait_for_background(60)
+
+    with pytest.warns(tb.TunebookWarning, match="more than a quarter of the .* use cache_miss_fallback='incremental'"):
+        call_and_wait()
+    kernel[grid](torch.zeros(1024), 1024)
+    assert launched(gpu) == [64, 64]
+
+
+# ---------------------------------------------------------------------------------------------------------- watching it
+
+
+def test_metrics_count_live_calls_their_cost_and_rollbacks(gpu):
+    tb.metrics.reset()
+    tb.metrics.on()
+    try:
+        kernel = live_kernel()
+        call_until_decided(kernel, *tensors())
+        gpu.cost = lambda facts: {**COST, 256: 100e-6}[facts["BLOCK"]]
+        for _ in range(1100):
+            kernel[grid](*tensors())
+        counts = tb.metrics.counts()
+    finally:
+        tb.metrics.off()
+        tb.metrics.reset()
+    by = (kernel.kernel.op_id_v, "gpu:Fake GPU")
+    assert counts["tunebook_live_calls"][by] > 1000
+    assert counts["tunebook_live_extra_seconds"][by] != 0
+    assert counts["tunebook_rollbacks"][by] == 1
+
+
+def test_the_explanation_of_a_winner_says_that_it_is_watched(gpu):
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background()
+    text = str(kernel.explain(*tensors(), grid=grid))
+    assert "watching the winner, which was found after" in text

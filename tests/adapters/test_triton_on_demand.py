@@ -240,13 +240,3 @@ def test_listeners_hear_each_choice(gpu):
         ("autotune_finish", None, op),
         ("cache_hit", "memory", op),
     ]
-
-
-@pytest.mark.parametrize("fallback", ["background", "incremental"])
-def test_policies_that_need_other_tensors_are_refused_wherever_they_are_set(gpu, fallback):
-    with pytest.raises(tb.DefinitionError, match=f"{fallback}.*not for Triton kernels"):
-        kernel_of(policy=tb.AutotunePolicy(cache_miss_fallback=fallback))
-    kernel = kernel_of()
-    refused = pytest.raises(tb.DefinitionError, match=f"{fallback}.*not for Triton kernels")
-    with tb.policy_override(kernel.selector, cache_miss_fallback=fallback), refused:
-        kernel[grid](*tensor(256))

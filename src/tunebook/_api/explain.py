@@ -144,6 +144,8 @@ class Explanation:
                 yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
             elif selection.guess is not None:
                 yield _item("a guess", str(selection.guess), 12)
+            if selection.exploration is not None and "autotune" not in dict(selection.tried):
+                yield _item("live", str(selection.exploration), 12)
         else:
             yield ExplanationLine("answer", "answer: none")
         if self.shipped_in:

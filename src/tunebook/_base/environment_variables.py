@@ -94,6 +94,7 @@ class RunOptions(NamedTuple):
     packages: tuple[str, ...] | None = None
     budget: str | None = None
     record: bool = False
+    live: bool = False
 
 
 _ANSWERS_DEPEND_ON: Final = ("TUNEBOOK_MODE", "TUNEBOOK_PIN", "TUNEBOOK_TRUST")
@@ -141,10 +142,10 @@ def run_options() -> RunOptions | None:
     if not given:
         return None
     try:
-        folder, packages, budget, record = json.loads(given)
+        folder, packages, budget, record, live = json.loads(given)
     except (TypeError, ValueError) as error:
         raise DefinitionError(f"invalid TUNEBOOK_RUN={given!r}; only `tunebook run` sets it: unset it") from error
-    return RunOptions(folder, None if packages is None else tuple(packages), budget, record)
+    return RunOptions(folder, None if packages is None else tuple(packages), budget, record, live)
 
 
 def settings_under(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tunebook._base.environment_variables import RunOptions, run_options
 from tunebook._base.errors import StoreError, warn_once
+from tunebook._kernel.policy import AutotunePolicy
 from tunebook._report.run_log import LOG, RunLog, recording_path
 from tunebook._selection.recording import record
 
@@ -33,7 +34,8 @@ def _prepare_triton() -> Callable[[], object]:
 
     if is_installed():  # by the program, with its own options
         return _nothing
-    return partial(install, options.packages, budget=options.budget, on_kernel=_log_of(options).note)
+    policy = AutotunePolicy(cache_miss_fallback="incremental") if options.live else None
+    return partial(install, options.packages, policy=policy, budget=options.budget, on_kernel=_log_of(options).note)
 
 
 def _prepare_ejkernel() -> Callable[[], object]:

@@ -53,6 +53,8 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
     text = "write the calls to this file for `tunebook tune`, and tune nothing now"
     parser.add_argument("--record", metavar="FILE", help=text)
+    text = "tune in the launches of the program, which never stands still; see the page about no stall"
+    parser.add_argument("--live", action="store_true", help=text)
     parser.add_argument("--quiet", action="store_true", help="print no summary")
 
 
@@ -60,9 +62,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     command = command_of(options.command, "tunebook run -- python train.py")
     if options.budget is not None and parse_budget(options.budget).seconds is None:
         raise UsageError(f"--budget {options.budget}: write a time, e.g. 30s or 10m")
+    if options.live and options.budget is not None:
+        raise UsageError("--live takes no --budget: its limit is a slow-down of 2 %; leave one of them out")
     home = None if options.book is None else str(Path(options.book).expanduser().absolute())
     with folder_of_run() as folder:
-        asked = RunOptions(str(folder), packages_of(options), options.budget, record=options.record is not None)
+        recorded = options.record is not None
+        asked = RunOptions(str(folder), packages_of(options), options.budget, record=recorded, live=options.live)
         code = execute(command, settings_under(asked, STARTUP, mode=options.mode, home=home))
         if options.record is not None:
             count = merge_recordings(sorted(folder.glob("calls-*.json")), options.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -26,6 +27,7 @@ from tunebook._statistics.decide import objective_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from tunebook._base.errors import TuningFailed
     from tunebook._base.vocabulary import CallRecorder, NumberTable, StrategyLike, ValuesFrom
@@ -408,6 +410,10 @@ class Kernel(KernelOperations[Cfg, Out]):
         candidate, outside the timed window.
         """
         return None
+
+    def aside(self, inv: Invocation[Cfg, Out]) -> AbstractContextManager[object]:
+        """Return the context of a tuning in the background; `Unsupported` if there is no room for its arguments."""
+        return nullcontext()
 
     def live_runs(self, inv: Invocation[Cfg, Out]) -> Any:
         """Return the `LiveRuns` that try candidates in the calls of a running program; None if the core makes them."""

@@ -50,9 +50,17 @@ TUNINGS: Final = Family("tunebook_tunings", "Tunings that ended.", "outcome", "{
 SECONDS: Final = Family("tunebook_tuning_seconds", "Seconds spent in tunings that ended.", "", "s")
 FAILURES: Final = Family("tunebook_candidate_failures", "Candidates that failed.", "kind", "{candidate}")
 RUNNING: Final = Family("tunebook_tunings_running", "Tunings that run now.", "", "{tuning}", "gauge")
-FAMILIES: Final = (HITS, MISSES, OVERRIDES, TRUSTED, TUNINGS, SECONDS, FAILURES, RUNNING)
+LIVE_CALLS: Final = Family("tunebook_live_calls", "Calls by which candidates were compared or watched.", "", "{call}")
+LIVE_SECONDS: Final = Family(
+    "tunebook_live_extra_seconds", "Seconds that these calls took longer than with the first choice.", "", "s", "gauge"
+)
+ROLLBACKS: Final = Family("tunebook_rollbacks", "Winners that became slower and lost their place.", "", "{rollback}")
+FAMILIES: Final = (
+    HITS, MISSES, OVERRIDES, TRUSTED, TUNINGS, SECONDS, FAILURES, RUNNING, LIVE_CALLS, LIVE_SECONDS, ROLLBACKS
+)  # fmt: skip
 
 _GIVEN: Final = {"override": "override", "overlay_hit": "overlay", "pinned": "pin"}
+_LIVE: Final = frozenset({"live_progress", "rolled_back"})
 _ANSWERED: Final = {"autotune_finish": "autotune", "heuristics": "heuristic", "error": "none"}
 
 
@@ -121,11 +129,22 @@ class Counts:
             elif event == "autotune_finish" and (began_s := self._began.pop(problem, None)) is not None:
                 cells[SECONDS, by][0] += max(self._clock_s() - began_s, 0.0)
                 cells[TUNINGS, (*by, "failed" if failed else "decided")][0] += 1
-            if event in _GIVEN:
+            if event in _LIVE:
+                self._count_live(event, by, problem, data)
+            elif event in _GIVEN:
                 cells[OVERRIDES, (*by, _GIVEN[event])][0] += 1
             # A failed tuning has no answer; the next tier sends an event of its own.
             elif event in _ANSWERED and data.get("called", True) and not failed:
                 cells[MISSES, (*by, _ANSWERED[event])][0] += 1
+
+    def _count_live(self, event: str, by: Labels, problem: Labels, data: dict[str, Any]) -> None:
+        if event == "rolled_back":
+            self._cells[ROLLBACKS, by][0] += 1
+            return
+        self._cells[LIVE_CALLS, by][0] += data["calls"]
+        self._cells[LIVE_SECONDS, by][0] += data["extra_s"]
+        if problem in self._began:  # calls go on meanwhile: no time is spent on tuning alone
+            self._began[problem] = self._clock_s()
 
     def values(self, family: Family) -> dict[Labels, float]:
         """Return the counts of a family by their labels."""

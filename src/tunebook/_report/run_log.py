@@ -45,6 +45,8 @@ class TuningTimes:
         # A verification that does not hold begins a tuning of the same problem: together they are one.
         if event == "autotune_start" and problem not in self._began:
             self._began[problem] = self._clock_s()
+        elif event == "live_progress" and problem in self._began:
+            self._began[problem] = self._clock_s()  # calls go on meanwhile: no time is spent on tuning alone
         elif event == "autotune_finish" and (began_s := self._began.pop(problem, None)) is not None:
             self._on_end(problem, self._clock_s() - began_s, data.get("error"))
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from tunebook._base.vocabulary import Problem
+    from tunebook._kernel.kernel import Invocation
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Tuned
     from tunebook._tuning.live_session import LiveRuns, LiveSession
@@ -275,7 +276,7 @@ class DeferredTuning(Generic[C]):
             warn_once("not tuned", request.problem.op, f"{request.problem.op} is not tuned: {obstacle.reason}")
             return obstacle
         if request.policy.cache_miss_fallback == "incremental":
-            runs = live_runs_of(request)
+            runs = live_runs_of(request, stand_in)
             return self._explore(request, stand_in) if runs is None else self._explore_live(request, stand_in, runs)
         later = _detach(request)
         if later.kernel.recorder is None:
@@ -364,7 +365,8 @@ class DeferredTuning(Generic[C]):
         return self.queue.submit(self._key(request), attempt, partial(self._forget, request))
 
     def _tune(self, request: Request[C]) -> Found[C] | Skipped:
-        return self._autotune.ask(replace(request, inv=make_up(request.kernel, request.inv)))
+        with request.kernel.aside(request.inv):
+            return self._autotune.ask(replace(request, inv=make_up(request.kernel, request.inv)))
 
     def _attempt(self, request: Request[C], stand_in: C, find: Find[C], *, patient: bool, fresh: bool = False) -> bool:
         """Find the configuration of a call and let it take effect; False if another caller is finding it.
@@ -410,20 +412,28 @@ def _detach(request: Request[C]) -> Request[C]:
         policy = replace(request.policy, cache_miss_fallback="autotune")
         inv = replace(inv, values_from="samples")
         return replace(request, inv=inv, policy=policy, on_step=BACKGROUND.check_stop, looks=[])
-    args, kwargs = abstract((request.inv.args, dict(request.inv.kwargs)), samples=True)
     backward = request.policy.validate_backward and not is_forward_only()
     return replace(
         request,
-        inv=replace(request.inv, args=args, kwargs=kwargs, override_cfg=None, surroundings=request.inv.beside()),
+        inv=_without_arrays(request.inv),
         policy=replace(request.policy, cache_miss_fallback="autotune", validate_backward=backward),
         on_step=BACKGROUND.check_stop,
     )
 
 
-def live_runs_of(request: Request[C]) -> LiveRuns[C] | None:
+def live_runs_of(request: Request[C], stand_in: C | None = None) -> LiveRuns[C] | None:
     """Return how candidates are tried in calls that are timed by device events; None if the host's clock times them."""
     found: LiveRuns[C] | None = request.kernel.live_runs(request.inv)
-    return found
+    if found is not None or stand_in is None or request.kernel.recorder is not None:
+        return found
+    from tunebook._tuning.live_functions import function_runs  # noqa: PLC0415 - loaded late: few policies explore
+
+    return function_runs(request.kernel, request.inv, stand_in, _without_arrays)
+
+
+def _without_arrays(inv: Invocation[C, Any]) -> Invocation[C, Any]:
+    args, kwargs = abstract((inv.args, dict(inv.kwargs)), samples=True)
+    return replace(inv, args=args, kwargs=kwargs, override_cfg=None, surroundings=inv.beside())
 
 
 def _has_to_wait(request: Request[Any]) -> bool:

@@ -159,6 +159,7 @@ class LiveRace:
         self._under_way = 0
         self.runs: Counter[str] = Counter()
         self.decided_after: int | None = None  # calls
+        self.unit_s = 0.0  # the latest time of the incumbent, by the leader's
         # Watching.
         self._runner_up: str | None = None
         self._usual_s: dict[Hashable, float] = {}
@@ -332,6 +333,8 @@ class LiveRace:
     def _charge(self, closed: Round, seconds: dict[str, float | None]) -> None:
         """Charge the extra time of a round's launches, by the time of the leader beside them."""
         led_s = seconds.get(self.leader)
+        if led_s is not None:
+            self.unit_s = led_s / self._values[self.leader]
         for place, (name, each) in enumerate(seconds.items()):
             if name == self.leader:
                 continue  # its calls were counted with its time

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace, SlowdownAccount
-from tunebook._statistics.race import typical_s
 from tunebook._tuning.job import CandidateSet, Conditions
 from tunebook._tuning.pause import is_paused
 
@@ -91,7 +90,7 @@ class LiveRuns(ABC, Generic[C]):
     clock: str
 
     @abstractmethod
-    def may_try(self) -> bool:
+    def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a candidate may run now: not while launches are captured into a graph."""
 
     @abstractmethod
@@ -170,6 +169,7 @@ class LiveSession(Generic[C]):
         self._found: Tuned[C] | None = None
         self._handed_over = self._again = False
         self._began_s, self._calls, self._told_at = time.monotonic(), 0, 0
+        self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks, self.loaded_s = 0, 0.0
         self._turn, self._pid = threading.Lock(), os.getpid()
 
@@ -197,7 +197,7 @@ class LiveSession(Generic[C]):
         # Without waiting: the thread that has the turn may be loading a program.
         if lock.acquire(blocking=False):
             try:
-                if not is_paused() and self._runs.may_try():
+                if not is_paused() and self._runs.may_try(args, kwargs):
                     return self._take_turn(args, kwargs)
             finally:
                 lock.release()
@@ -324,7 +324,7 @@ class LiveSession(Generic[C]):
         candidates, race = self._candidates, self.race
         if self._again:
             candidates.results = {n: m for n, m in candidates.results.items() if n not in race.contenders}
-        unit_s = self._unit_s()
+        unit_s = race.unit_s
         finalists = {lane.name for lane in race.finalists}
         for name in [name for name in candidates.configs if name not in candidates.results and name not in self._same]:
             if name in race.contenders:
@@ -348,13 +348,6 @@ class LiveSession(Generic[C]):
         self.tell_progress()
         self._handed_over = self._outcome.found(tuned, self._again)
 
-    def _unit_s(self) -> float:
-        """Return the seconds of the incumbent, in whose times the screening counts."""
-        for name in (self._incumbent, *self.race.contenders):
-            if samples := self.race.samples_s(name):
-                return typical_s(samples)
-        return 1.0
-
     def _roll_back(self, beaten: str) -> None:
         race, configs = self.race, self._candidates.configs
         self.rollbacks += 1
@@ -366,7 +359,8 @@ class LiveSession(Generic[C]):
     def tell_progress(self) -> None:
         """Tell the listeners what the session has cost since the last time."""
         account = self.race.account
-        self._told_at = self._calls
-        self._outcome.tell(
-            "live_progress", cfg=self.config, calls=account.calls, extra=account.extra, session=str(self)
-        )
+        calls, extra_s = account.calls, account.extra * self.race.unit_s
+        told_calls, told_s = self._told
+        self._told_at, self._told = self._calls, (calls, extra_s)
+        since = {"calls": calls - told_calls, "extra_s": extra_s - told_s}
+        self._outcome.tell("live_progress", cfg=self.config, **since, left=self.race.left, phase=self.race.phase)

@@ -132,6 +132,10 @@ class EventTimer:
             end.record()
             self._open = False
 
+    def live_windows(self) -> LaunchWindows:
+        """Return windows around single runs that nothing waits for, on warm caches."""
+        return LaunchWindows(self._device, self._on)
+
     def release(self) -> None:
         """Free the buffer; the next sample makes a new one."""
         self._cache = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -16,7 +17,7 @@ from triton.runtime.errors import PTXASError
 
 from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
-from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError
+from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError, Unsupported
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import code_checksum
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -24,12 +25,13 @@ from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
-from tunebook.adapters._triton.device import current_device, device_name
+from tunebook.adapters._triton.device import current_device, device_name, interface
 from tunebook.adapters._triton.heuristic import heuristic_config
 from tunebook.adapters._triton.kept_checksum import kept_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     import triton
     from triton.runtime.autotuner import Autotuner
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 # A list of at most this many configurations is raced whole: a search would save little.
 RACED_WHOLE: Final = 128
+_PART_OF_FREE: Final = 0.25  # of the memory, for the tensors of a tuning in the background
 SCALARS: Final = (bool, int, float, str, type(None))
 
 
@@ -280,12 +283,28 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
             raise CompileError(f"{type(error).__name__}: {error}") from error
 
     def live_runs(self, inv: Invocation[LaunchConfig, Any]) -> Any:  # noqa: ARG002 - for launches of any sizes
-        """Return how candidates are tried in the launches of a program; None in Triton's interpreter."""
-        if self.interpreted:
+        """Return how candidates are tried in the launches of a program.
+
+        None in Triton's interpreter, which has no events, and for outputs that are checked, which takes a second run.
+        """
+        if self.interpreted or self.output_check is not None:
             return None
         from tunebook.adapters._triton.live import LiveLaunches  # noqa: PLC0415 - loaded late: few policies try
 
         return LiveLaunches(self, processes=self.forks)
+
+    def aside(self, inv: Invocation[LaunchConfig, Any]) -> AbstractContextManager[object]:
+        """Return a stream of its own for a tuning in the background, if there is room for made-up tensors."""
+        if self.interpreted:
+            return nullcontext()
+        torch_like, needed = interface(), sum(size for size, *_ in inv.args[0].spec["storages"])
+        free = torch_like.mem_get_info()[0]
+        if needed > _PART_OF_FREE * free:
+            raise Unsupported(
+                f"made-up tensors for a launch of {self.op_id} take {needed >> 20} MiB, more than a quarter of the "
+                f"{free >> 20} MiB that are free; use cache_miss_fallback='incremental', which needs no memory"
+            )
+        return torch_like.stream(torch_like.Stream())  # type: ignore[no-any-return] # as `torch.cuda` has it
 
     def show_best(self, cfg: LaunchConfig) -> None:
         """Let the autotuner show a configuration as its best, as Triton does at each launch."""

@@ -27,7 +27,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         self._kernel, self._processes = kernel, processes
         self._windows = LaunchWindows(device.interface)
 
-    def may_try(self) -> bool:
+    def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of any launch
         """Whether no CUDA graph is captured."""
         return not device.interface().is_current_stream_capturing()
 
