@@ -40,6 +40,7 @@ def policies(tuned):
 X = np.arange(24.0).reshape(4, 6)
 
 
+@pytest.mark.promise("measured-as-told")
 def test_the_way_to_measure_is_part_of_a_measurements_identity(tmp_path):
     kernel = Runs(store=tmp_path)
     usual = policies(tb.tune(kernel.call, X))
@@ -95,6 +96,7 @@ def test_an_entry_of_a_kernel_that_now_measures_otherwise_is_tuned_anew(tmp_path
     assert len(other.got) > 2
 
 
+@pytest.mark.promise("measured-as-told")
 def test_caches_are_emptied_before_each_sample_and_outside_of_its_time():
     kernel = Runs(measure=tb.Measure(cache="cold"))
     kernel.call.selector.tuner.stopwatch = kernel.call.selector.tuner.stopwatch._replace(
@@ -160,6 +162,7 @@ def test_a_copy_has_the_values_and_the_layout_of_an_array_in_memory_of_its_own(l
             assert not np.shares_memory(copy, x)
 
 
+@pytest.mark.promise("measured-as-told")
 def test_samples_take_the_copies_in_turn_and_checked_runs_get_the_callers_own():
     kernel = Runs(measure=tb.Measure(inputs=3))
     tb.tune(kernel.call, X)
@@ -279,6 +282,7 @@ def test_a_wrong_value_is_an_error_where_it_is_written(fields, message):
         tb.Measure(**fields)
 
 
+@pytest.mark.promise("measured-as-told")
 @pytest.mark.parametrize(
     ("measure", "message"),
     [

@@ -13,6 +13,7 @@ from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
+from tunebook._selection.bucket_tuning import measured_at
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
@@ -177,6 +178,9 @@ class Explanation:
         values_from = values_of(record.body)
         if values_from is not None or winner.values_from != "call":  # older records do not say
             yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
+        if (at := measured_at(facts)) is not None:
+            why = f"the caller's own size, because {at.reason}" if at.reason else "the representative of its bucket"
+            yield _item("at", f"{at.sizes}: {why}")
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body

@@ -7,10 +7,12 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
+from tunebook._arrays.describe import is_traced
 from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.vocabulary import computed_once
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy, MissFallback
+    from tunebook._kernel.rounded_call import RoundedCall
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.roofline import Peak
@@ -58,6 +61,7 @@ class TunableOptions(TypedDict, total=False):
     key: Iterable[str] | None
     ignore: Iterable[str]
     bucket: Mapping[str, object] | None
+    representative: bool
     layout: bool
     reference: Callable[..., Any] | None
     check: bool | str | Compare
@@ -120,6 +124,7 @@ class FunctionKernel(Kernel[Any, Any]):
         keyed -= self._known_names("ignore", options.get("ignore", ()))
         self.names: Final = tuple(name for name in self.parameters if name in keyed)
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
+        self._representative = options.get("representative", True)
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
         self._check, self._tolerance = options.get("check", True), options.get("tolerance")
@@ -265,6 +270,36 @@ class FunctionKernel(Kernel[Any, Any]):
                 f"{', '.join(self.parameters)}"
             )
         return made, {}
+
+    def rounded(self, inv: Invocation[Any, Any]) -> tuple[Invocation[Any, Any], RoundedCall] | None:
+        if not (self.buckets.whole or self.buckets.by_dimension):
+            return None
+        refused = "" if self._representative else "representative=False"
+        found = self._rounded(inv, refused)
+        if (
+            found is None
+            or found.reason
+            or all(a is b for a, b in zip(found.arguments.values(), inv.args, strict=True))
+        ):
+            return None if found is None else (inv, found)
+        settings = inv.beside() if is_traced(inv) else inv.surroundings
+        made = replace(inv, args=tuple(found.arguments.values()), surroundings=settings)
+        if self.problem(made).call_key != self.problem(inv).call_key:
+            refused = "the representative size of its bucket is in another bucket"
+        elif self.checksum(made) != self.checksum(inv):
+            refused = "its candidates depend on the size"
+        own = self._rounded(inv, refused)
+        return (made, found) if not refused or own is None else (inv, own)
+
+    def _rounded(self, inv: Invocation[Any, Any], refused: str) -> RoundedCall | None:
+        from tunebook._kernel.rounded_call import rounded_call  # noqa: PLC0415 - for kernels with buckets
+
+        return rounded_call(dict(zip(self.parameters, inv.args, strict=True)), self.names, self.buckets, refused)
+
+    def own_sizes(self, inv: Invocation[Any, Any]) -> str:
+        """Return the sizes of a call that have buckets."""
+        found = self._rounded(inv, "its own")
+        return "" if found is None else found.sizes
 
     def mutated(self, inv: Invocation[Any, Any]) -> Sequence[object] | None:
         if self.mutates is None:

@@ -136,7 +136,9 @@ def tunable(
     `space` is a `Space`, a list of configurations, or a function of the arguments that returns a list. `heuristic`
     is a configuration, or a function of the arguments that returns one. `name` and `version` identify the function in
     the book; by default the name is the place to import it from. `key` names the arguments that matter, `ignore` the
-    arguments that do not; `bucket` makes nearby sizes share an entry; `layout=False` leaves strides out of the key.
+    arguments that do not; `bucket` makes nearby sizes share an entry, which is measured at the representative size of
+    the bucket where arguments of that size can be made; with `representative=False`, at the size of the call that comes
+    first. `layout=False` leaves strides out of the key.
     `store` is the place of the book: None for the user's own book, a path as for `PersistentCache`, or False for
     memory only. `policy` is an `AutotunePolicy`, or the name of its `cache_miss_fallback`, as "background"; `tuner` is
     a `Tuner`, or False to tune nothing; `on_event` is called with each event of a choice (see docs/events.md).

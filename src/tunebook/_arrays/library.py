@@ -266,7 +266,8 @@ class ArrayLibrary(NamedTuple):
     **Making up.** `make(spec, seed)` returns an array that describes as `spec`, filled with harmless values. Small
     arrays of integers may be indices, which random values would send out of range: `values(x)` returns their values as
     an array of numpy, or None if they cannot be read now, and `with_values(x, values)` returns a made-up array with
-    these values, which may be the same array.
+    these values, which may be the same array. `placeholder(x, shape)` returns an array without values, as a trace has
+    them, in another shape; None for an array that has values.
 
     **Calls.** `framework` knows the settings around a call; `compiling()` says whether a compiler is reading the
     running code; `mesh_classes()` returns the classes by which a call is spread over devices.
@@ -303,6 +304,7 @@ class ArrayLibrary(NamedTuple):
     make: Callable[[ArraySpec, int], Any] | None = None
     values: Callable[[Any], Any] = lambda _x: None
     with_values: Callable[[Any, Any], Any] | None = None
+    placeholder: Callable[[Any, tuple[int, ...]], Any] = lambda _x, _shape: None
     framework: Framework | None = None
     compiling: Callable[[], bool] | None = None
     mesh_classes: Callable[[], tuple[type, ...]] = tuple

@@ -55,6 +55,22 @@ def duplicate(x: Any) -> Any:
     )
 
 
+def resized(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return an array of another shape that repeats the values of an array; `Unsupported` if it cannot be made."""
+    library, spec = library_of(x), describe(x)
+    if spec.shape == shape:
+        return x
+    if (placeholder := library.placeholder(x, shape)) is not None:
+        return placeholder
+    if 0 in spec.shape or "*" in spec.platform or library.with_values is None:
+        raise Unsupported(f"an array of {library.name} cannot be made from the caller's")
+    np = importlib.import_module("numpy")
+    values = np.asarray(library.to_numpy(x))
+    for axis, n in enumerate(shape):
+        values = np.take(values, np.arange(n) % values.shape[axis], axis)
+    return library.with_values(materialise(replace(spec, shape=shape)), values)
+
+
 def materialise(spec: ArraySpec, rng_seed: int = 0) -> Any:
     """Return a concrete array for a spec, filled with its values or harmless ones; equal for the same seed."""
     library = library_named(spec.library)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import CallRecorder, NumberTable, StrategyLike, ValuesFrom
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare
+    from tunebook._kernel.rounded_call import RoundedCall
     from tunebook._statistics.roofline import Roofline
 
 Cfg = TypeVar("Cfg")
@@ -381,6 +382,14 @@ class Kernel(KernelOperations[Cfg, Out]):
     def roofline(self, inv: Invocation[Cfg, Out]) -> Roofline | None:
         """Return the work of a call and the peak of its device, for reports; None if they are not known."""
         return None
+
+    def rounded(self, inv: Invocation[Cfg, Out]) -> tuple[Invocation[Cfg, Out], RoundedCall] | None:
+        """Return a call at the representative sizes of its buckets; None if the kernel has no buckets."""
+        return None
+
+    def own_sizes(self, inv: Invocation[Cfg, Out]) -> str:
+        """Return the sizes of a call that have buckets."""
+        return ""
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
         """Return arguments that runs write to, which are put back between runs; the others are compared with copies."""

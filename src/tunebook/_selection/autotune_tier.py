@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
@@ -14,13 +13,15 @@ from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
+from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call, ready
 from tunebook._selection.deferred_tuning import DeferredTuning
+from tunebook._selection.foreign_tuner import ForeignTuner
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
-from tunebook._selection.tiers import DEFERRED, AnyTuner, Found, Parts, Request, Skipped, Tier, key_of, off
+from tunebook._selection.tiers import DEFERRED, Found, Parts, Request, Skipped, Tier, key_of, off, tell_steps
 from tunebook._selection.trusted_entries import Refused, Trusted
 from tunebook._selection.tuning_watch import watched
-from tunebook._tuning.job import Budget, Job, Step, Tuned, lifetime_s
+from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
 from tunebook._tuning.progress import line_of_call
 from tunebook._tuning.reverify import Verified, finalists, verify
@@ -87,9 +88,9 @@ class AutotuneTier(Tier[C]):
         return self._parts.book
 
     @property
-    def _tuner(self) -> Tuner | _ForeignTuner:
+    def _tuner(self) -> Tuner | ForeignTuner:
         given = self._parts.tuner or Tuner()
-        return given if isinstance(given, Tuner) else _ForeignTuner(given)
+        return given if isinstance(given, Tuner) else ForeignTuner(given)
 
     # ------------------------------------------------------------------------------------------------- for a call
 
@@ -301,11 +302,11 @@ class AutotuneTier(Tier[C]):
         on_step: Callable[[Step], None] | None,
     ) -> Tuned[C]:
         entries = [self._book.find(request) for request in requests]
-        step = _tell_steps(requests[0], on_step)
+        step = tell_steps(requests[0], on_step)
         with ExitStack() as sites:
             jobs: list[Job[C]] = []
             alone: list[Tuned[C]] = []
-            for request, entry in zip(map(_ready, requests), entries, strict=True):
+            for request, entry in zip(map(ready, requests), entries, strict=True):
                 site, there = sites.enter_context(tuning_site(request.inv))
                 history = self._book.history(request, entry.record)
                 jobs.append(there(job_for, request, request.policy, history, budget, step, site))
@@ -341,11 +342,12 @@ class AutotuneTier(Tier[C]):
     def measure_part(self, request: Request[C], part: int, parts: int, budget: Budget) -> tuple[Measurement, ...]:
         """Measure one of so many parts of the candidates, and the heuristic; nothing is written down or decided."""
         history = self._book.history(request, self._book.find(request).record)
-        step = _tell_steps(request, request.on_step)
+        step = tell_steps(request, request.on_step)
         try:
-            request = _ready(request)
-            with tuning_site(request.inv) as (site, there):
-                job = there(job_for, request, request.policy, history, budget, step, site)
+            call = measured_call(request)
+            with tuning_site(call.measured.inv) as (site, there):
+                job = there(job_for, call.measured, request.policy, history, budget, step, site)
+                job = job._replace(conditions=job.conditions._replace(at=call.sizes))
                 # By fingerprint: processes with another order of candidates leave none out, and measure none twice.
                 mine = sorted(job.candidates, key=fingerprint)[part::parts]
                 job = job._replace(candidates=mine, brief=True)  # the fastest of all parts race again
@@ -384,27 +386,53 @@ class AutotuneTier(Tier[C]):
         again: bool = False,
     ) -> Verified[C]:
         """Measure, decide, write down. `reverify`: only an outdated entry's finalists; `again`: any entry's."""
-        book, history = self._book, self._book.history(request, entry.record)
+        history = self._book.history(request, entry.record)
         if beside:
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
-        outdated = book.to_verify(request, entry, again=again) if reverify else None
+        outdated = self._book.to_verify(request, entry, again=again) if reverify else None
+        step = tell_steps(request, on_step)
+
+        def tune_on(call: MeasuredCall[C]) -> Verified[C]:
+            return self._tune_on(call, entry, generation, budget, step, history, outdated)
+
         try:
-            request = _ready(request)
-            with tuning_site(request.inv) as (site, there):
-                step = _tell_steps(request, on_step)
-                job: Job[C] = there(job_for, request, request.policy, history, budget, step, site)
-                if job.search is not None:
-                    job = job._replace(search=book.start_for(request, job.search))
-                keep = book.stands(request, entry, job.conditions.values_from) is not None
+            call = measured_call(request)
+            if call.is_rounded:
                 try:
-                    found: Verified[C] = there(self._measure, request, job, outdated, keep)
-                except TuningFailed as error:
-                    inv = request.inv if site is None else site.inv
-                    raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
+                    return tune_on(call)
+                except TuningFailed as error:  # the caller's own arguments may be valid
+                    call = callers_own(call.callers, error)
+            return tune_on(call)
         except TuningFailed as error:
-            book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
+            self._book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
-        tuned = found.tuned._replace(values_from=job.conditions.values_from)
+
+    def _tune_on(
+        self,
+        call: MeasuredCall[C],
+        entry: Trusted[C] | Refused[C],
+        generation: int,
+        budget: Budget,
+        step: Callable[[Step], None] | None,
+        history: History,
+        outdated: Trusted[C] | None,
+    ) -> Verified[C]:
+        """Measure on a call, decide, and write down for its caller."""
+        book, measured, request = self._book, call.measured, call.callers
+        with tuning_site(measured.inv) as (site, there):
+            job: Job[C] = there(job_for, measured, measured.policy, history, budget, step, site)
+            job = job._replace(conditions=job.conditions._replace(at=call.sizes))
+            if job.search is not None:
+                job = job._replace(search=book.start_for(request, job.search))
+            keep = book.stands(request, entry, job.conditions.values_from) is not None
+            try:
+                found: Verified[C] = there(self._measure, request, job, outdated, keep)
+            except TuningFailed as error:
+                inv = measured.inv if site is None else site.inv
+                raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
+        if call.is_rounded and isinstance(self._tuner, Tuner):
+            check_for_caller(self._tuner, request, found.config)
+        tuned = found.tuned._replace(values_from=job.conditions.values_from, at=call.facts())
         tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
 
@@ -449,14 +477,6 @@ class AutotuneTier(Tier[C]):
         return tuned._replace(config=config)
 
 
-def _ready(request: Request[C]) -> Request[C]:
-    """Return a request whose call has the arguments that candidates run on."""
-    table = request.kernel.table
-    if table is None:
-        return request
-    return replace(request, inv=by_author("the function that makes inputs", table.ready, request.inv))
-
-
 def _may_guess(request: Request[Any]) -> bool:
     return request.policy.allow_heuristics and request.kernel.heuristic(request.inv) is not None
 
@@ -476,29 +496,3 @@ def _best_s(tuned: Tuned[Any]) -> float:
     if not 0.0 < best_s < math.inf:
         raise DefinitionError(f'combine="max" and "relative" need a positive time for each call, not {best_s!r}')
     return best_s
-
-
-def _tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
-    if not request.heard:
-        return on_step
-
-    def tell(step: Step) -> None:
-        request.tell("autotune_progress", step=step)
-        if on_step is not None:
-            on_step(step)
-
-    return tell
-
-
-class _ForeignTuner:
-    """A tuner of another library, which runs jobs like ours."""
-
-    def __init__(self, tuner: AnyTuner) -> None:
-        self._tuner = tuner
-
-    def tune(self, job: Job[C]) -> Tuned[C]:
-        candidates = job.candidates if job.search is None else job.search.first(job.size)
-        config: C = self._tuner.autotune(*job.parts[0][:3], candidates)
-        return Tuned(
-            config=config, verdict=None, measurements=(), ran=len(candidates), complete=True, seconds=0.0, configs={}
-        )

@@ -144,6 +144,19 @@ class Request(Call[C]):
     looks: list[tuple[object, Trusted[C] | Refused[C]]] = field(default_factory=list)
 
 
+def tell_steps(request: Request[Any], on_step: Callable[[Step], None] | None) -> Callable[[Step], None] | None:
+    """Return a function that tells the steps of a tuning to the listeners of a request, and to `on_step`."""
+    if not request.heard:
+        return on_step
+
+    def tell(step: Step) -> None:
+        request.tell("autotune_progress", step=step)
+        if on_step is not None:
+            on_step(step)
+
+    return tell
+
+
 class AnyTuner(Protocol):
     """The least that a selector needs of a tuner. Ours also reuses measurements, and says why it chose."""
 

@@ -421,6 +421,7 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
     facts |= {"found": _found(tuned), "values_from": tuned.values_from}
+    facts |= {"at": dict(tuned.at)} if tuned.at else {}
     if (roofline := tuned.roofline) is not None:
         amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}

@@ -213,6 +213,7 @@ class Conditions(NamedTuple):
     environment: str = ""
     mode: str = "forward"
     values_from: ValuesFrom = "call"
+    at: str = ""  # the sizes of the arguments, if the call is in a bucket with others
     checked_by: Callable[[], str] = str  # the digest of the check: a changed check may accept a rejected output
 
 
@@ -255,6 +256,7 @@ class Job(NamedTuple, Generic[Cfg]):
         """Return the measurement policy under a stopwatch."""
         made_up, inputs = self.conditions.values_from, self.setup.timing.inputs
         turns = "" if inputs == 1 else f"/inputs={inputs}"
+        turns += f"/at:{self.conditions.at}" if self.conditions.at else ""
         return f"{stopwatch.name}/{self.conditions.mode}{turns}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
 
 
@@ -265,7 +267,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
     at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
     heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known.
     `values_from` says on which arguments it was measured. `left_out` says by fingerprint why candidates were not
-    measured. In a notebook a result shows as a report.
+    measured. `at` has the sizes that a bucket was measured at, and the reason if these were the caller's own. In a
+    notebook a result shows as a report.
     """
 
     config: Cfg
@@ -283,6 +286,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     roofline: Roofline | None = None
     values_from: ValuesFrom = "call"
     left_out: Mapping[str, str] = MappingProxyType({})
+    at: Mapping[str, str] = MappingProxyType({})
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:

@@ -231,7 +231,11 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         search=search,
         history=history,
         conditions=Conditions(
-            kernel.code_checksum, kernel.environment(inv), mode, values_for(call), lambda: kernel.check_checksum
+            kernel.code_checksum,
+            kernel.environment(inv),
+            mode,
+            values_for(call),
+            checked_by=lambda: kernel.check_checksum,
         ),
         setup=Setup(
             order=order,

@@ -106,6 +106,12 @@ def _values(x: Any) -> Any:
     return np.asarray(x) if readable else None
 
 
+def _placeholder(x: Any, shape: tuple[int, ...]) -> Any:
+    if not isinstance(x, jax.core.Tracer):
+        return None
+    return jax.ShapeDtypeStruct(shape, x.dtype, weak_type=bool(_variant(x)))
+
+
 def _duplicate(x: Any) -> Any:
     """Return a copy of an array in memory of its own, on the same devices."""
     if isinstance(x, jax.core.Tracer):
@@ -233,6 +239,7 @@ register_array_library(
         make=_make,
         values=_values,
         with_values=lambda _x, values: jax.numpy.asarray(values),
+        placeholder=_placeholder,
         framework=_Jax(),
         mesh_classes=lambda: (jax.sharding.Mesh, jax.sharding.PartitionSpec),
     )
