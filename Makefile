@@ -117,7 +117,7 @@ ray: $(RAY)/ready services
 	$(RAY)/bin/python -m pytest -m ray tests/fleet/test_farm_ray.py
 
 compat: $(COMPAT)/ready $(COMPAT_TRITON)/ready
-	$(COMPAT)/bin/python -m pytest tests/adapters/test_ejkernel.py
+	$(COMPAT)/bin/python -m pytest tests/adapters/test_ejkernel.py tests/adapters/test_ejkernel_measure.py
 	$(COMPAT_TRITON)/bin/python -m pytest tests/adapters/test_triton_packages.py
 
 # The same libraries in a folder to take along to a machine with a GPU: bench/triton_programs.py. The programs that some
