@@ -125,7 +125,7 @@ def test_every_call_gets_the_answer_to_its_own_problem(calls, options):
         for a, b, c, overlaid in calls:
             problem = kernel.problem(a, b, c=c)
             if overlaid:
-                with kernel.overlay(answer="overlay"):
+                with kernel.overlay(tb.Config(answer="overlay")):
                     assert kernel(a, b, c=c).answer == "overlay"
             assert kernel(a, b, c=c) == expected[problem]
 

@@ -65,7 +65,7 @@ def other_policy(kernel):
 
 
 def under_overlay(kernel):
-    with kernel.overlay(s=-1):
+    with kernel.overlay(tb.Config(s=-1)):
         assert kernel(A, 1) == -1
         assert [kernel(B, 1.5) for _ in range(3)] == [-1] * 3
 

@@ -19,6 +19,7 @@ from tunebook._selection.tiers import OfflineEntry
 from tunebook._selection.trusted_entries import (
     disturbances_of,
     environments_verified,
+    is_interrupted,
     measured_for_choice,
     values_of,
     verdict_of,
@@ -76,7 +77,7 @@ class ExplanationLine(NamedTuple):
 
 
 def _item(name: str, text: str, width: int = 11) -> ExplanationLine:
-    return ExplanationLine("item", text, f"{name:<{width}}")
+    return ExplanationLine("item", text, f"{name:<{max(width, len(name) + 2)}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,8 @@ class Explanation:
         if self.record is not None and self.verdict is not None:
             yield from self._where_and_how(self.record, self.verdict)
             yield from self._chosen(self.record, self.verdict)
+        elif self.record is not None and is_interrupted(self.record):
+            yield from _so_far(self.record)
         for failed in self.failed:
             label = "note" if failed.made_up else "failed"
             if len(failed.configs) == 1:
@@ -214,6 +217,16 @@ class Explanation:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
             yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
+
+
+def _so_far(record: Record) -> Iterator[ExplanationLine]:
+    """Yield the measurements of a tuning that was interrupted: nothing is chosen, and the fastest may yet lose."""
+    facts, measured = record.body.provenance, record.body.measurements
+    yield ExplanationLine("section", f"interrupted {day_text(facts.get('when'))} on {facts.get('host', '?')}")
+    valid = sorted((min(m.valid_samples_s), _readable(m.config)) for m in measured if m.valid_samples_s)
+    yield _item("so far", f"{len(measured)} candidates measured, {len(measured) - len(valid)} failed")
+    if valid:
+        yield _item("fastest", f"{seconds_text(valid[0][0])}  {valid[0][1]}; the next call decides")
 
 
 def _versions(environment: str) -> str:
@@ -328,7 +341,7 @@ def _explained(
     here: str,
     others: Iterable[tuple[Problem, str]],
 ) -> Explanation:
-    verdict = None if record is None else verdict_of(record, measured)
+    verdict = None if record is None or is_interrupted(record) else verdict_of(record, measured)
     there = "" if verdict is None else verdict.winner.measurement.environment
     problem, misses = selection.problem, dict[object, NearMiss]()
     for other, environment in others:

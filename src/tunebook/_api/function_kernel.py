@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from tunebook._tuning.tuner import Tuner
 
 CONFIG: Final = "config"
-HOW_TO_DIFFER: Final = (
-    "unlike the heuristic's configuration. Give a reference= to check against, or check=False if outputs may differ"
-)
+HOW_TO_DIFFER: Final = "Give a reference= to check against, or check=False if outputs may differ"
 # An amount of work: a number, or a function of the call's arguments.
 Amount: TypeAlias = "float | Callable[..., float]"
 SpaceLike: TypeAlias = "Space | Iterable[object] | Callable[..., Iterable[object]]"
@@ -346,7 +344,8 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def comparison(self, inv: Invocation[Any, Any]) -> Compare:
         compare = self._compare_on(inv)
-        return lambda output, expected: as_mismatch(compare(output, expected), HOW_TO_DIFFER)
+        unlike = "most other candidates" if self._heuristic is None else "the heuristic's configuration"
+        return lambda output, expected: as_mismatch(compare(output, expected), f"unlike {unlike}. {HOW_TO_DIFFER}")
 
     def _compare_on(self, inv: Invocation[Any, Any]) -> Compare:
         compare = self._compare

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import is_compiling
 from tunebook._arrays.library import hot_names
 from tunebook._base.environment_variables import accelerator_wanted
+from tunebook._base.errors import hide_own_frames
 from tunebook._hotpath.codegen import ANY, Signature, find_pack, finder_of, reader_for
 from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
@@ -234,10 +235,16 @@ class Dispatcher:
         """Answer a call that the hot path could not, and run it."""
         if is_compiling():
             return self._generated.run(*arguments, getattr(self._constants, self.constant(*flatten(arguments))))
-        if MEMO.suspended and recordings():  # a recording suspends the memo
-            return self._run_recorded(None, arguments)
-        config, exploration = self.choose(arguments)
-        return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
+        return self._answer_and_run(arguments)
+
+    def _answer_and_run(self, arguments: tuple[Any, ...]) -> Any:
+        try:
+            if MEMO.suspended and recordings():  # a recording suspends the memo
+                return self._run_recorded(None, arguments)
+            config, exploration = self.choose(arguments)
+            return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
+        except KeyboardInterrupt as error:
+            raise hide_own_frames(error) from None
 
     def run(self, *arguments: Any) -> Any:
         """Run the author's function; the last argument is the configuration."""

@@ -18,7 +18,7 @@ from tunebook._arrays.library import library_of
 from tunebook._arrays.made_up import duplicate
 from tunebook._base.errors import CompileError, DefinitionError, text_of
 from tunebook._base.vocabulary import Failure, FailureKind
-from tunebook._kernel.output_check import as_mismatch, is_scalar
+from tunebook._kernel.output_check import Mismatch, as_mismatch, is_scalar
 from tunebook._measure.argument_restore import Restorer, refuse_iterators
 from tunebook._measure.host_caches import empty_caches
 from tunebook._statistics.decide import DEVICE_CLOCKS
@@ -39,6 +39,8 @@ SHORTEST_SAMPLE_S: Final = 20e-6
 LONGEST_BATCH_S: Final = 1e-3
 # How many times more runs a sample gets at once: a slip of the clock may show a long run as a short one.
 _GROWTH: Final = 10
+# Outputs that differ, of candidates that nothing else is compared with: each is kept whole.
+_MOST_GROUPS: Final = 8
 # With more runs in a sample, a run would take less time than calling a function does.
 _MOST_RUNS: Final = 1000
 # XLA, CUDA's runtime and Triton, OpenCL.
@@ -361,6 +363,41 @@ class AgainstModel:
         self._expected, self._known = _outcome(launches, output), True
 
 
+class AmongThemselves:
+    """Compares outputs with each other, where no candidate counts as correct: the output of most of them is right.
+
+    Of outputs that equally many give, the first candidate's is. A candidate is rejected at its first sample, when all
+    have run once.
+    """
+
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
+        self._groups: list[tuple[object, list[int]]] = []  # an output, and the candidates that give it
+
+    def __call__(self, launches: Launches[Any], index: int, output: object) -> None:
+        """Note the output of a candidate; nothing is wrong yet."""
+        found = _outcome(launches, output)
+        for expected, members in self._groups:
+            if found is not None and as_mismatch(self._compare(found, expected)) is None:
+                members.append(index)
+                return
+        # Each group keeps a whole output.
+        if found is not None and len(self._groups) < _MOST_GROUPS:
+            self._groups.append((found, [index]))
+
+    def rejects(self, index: int) -> Trial | None:
+        """Return the failure of a candidate whose output differs from the output of most others."""
+        if len(self._groups) < 2:
+            return None
+        expected, right = max(self._groups, key=lambda group: (len(group[1]), -min(group[1])))
+        found = next((output for output, members in self._groups if index in members), None)
+        if index in right:
+            return None
+        wrong = Mismatch("wrong-result", "output is like no other candidate's")
+        wrong = wrong if found is None else as_mismatch(self._compare(found, expected)) or wrong
+        return Trial(failure=Failure(kind=wrong.kind, message=wrong.message), error=ValueError(wrong.message))
+
+
 def _outcome(launches: Launches[Any], output: object) -> object:
     # A candidate that returns None has written its result to its arguments, so these are compared.
     return (launches.arguments.written() or None) if output is None else _copy(output)
@@ -385,7 +422,7 @@ class TimedPart(NamedTuple):
 
     launches: Launches[Any]
     check: Callable[[Any], Any] | None = None
-    model: AgainstModel | None = None
+    model: AgainstModel | AmongThemselves | None = None
     share: float = 1.0
 
 
@@ -457,7 +494,9 @@ class InProcess(Runner):
 
     def sample(self, index: int, runs: int) -> Trial:
         seconds, more_s = [], 0.0
-        for launches, _, _, _ in self._parts:
+        for launches, check, model, _ in self._parts:
+            if check is None and isinstance(model, AmongThemselves) and (rejected := model.rejects(index)) is not None:
+                return rejected
             alone = launches.ready()  # several runs would write to changed arguments several times
             trial = sample(launches.in_turn(index), self._stopwatch, 1 if alone else runs)
             if trial.failure is not None:

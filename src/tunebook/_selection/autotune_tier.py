@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
+from tunebook._measure.running_candidate import RunningCandidate
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
 from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call, ready
 from tunebook._selection.deferred_tuning import DeferredTuning
@@ -20,7 +21,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import DEFERRED, Found, Parts, Request, Skipped, Tier, key_of, off, tell_steps
 from tunebook._selection.trusted_entries import Refused, Trusted
-from tunebook._selection.tuning_watch import watched
+from tunebook._selection.tuning_watch import tell_of_interrupt, watched
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
 from tunebook._tuning.progress import line_of_call
@@ -391,9 +392,10 @@ class AutotuneTier(Tier[C]):
             history = history._replace(measurements=(*history.measurements, *beside), complete=False)
         outdated = self._book.to_verify(request, entry, again=again) if reverify else None
         step = tell_steps(request, on_step)
+        kept: list[Measurement] = []  # by an interrupt
 
         def tune_on(call: MeasuredCall[C]) -> Verified[C]:
-            return self._tune_on(call, entry, generation, budget, step, history, outdated)
+            return self._tune_on(call, entry, generation, budget, step, history, outdated, kept)
 
         try:
             call = measured_call(request)
@@ -406,6 +408,10 @@ class AutotuneTier(Tier[C]):
         except TuningFailed as error:
             self._book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
+        except KeyboardInterrupt as error:
+            self._book.publish_failures(request, kept, entry.record, _generation(entry) + generation, interrupted=True)
+            tell_of_interrupt(error, request.problem, kept, written=self._book.writes)
+            raise
 
     def _tune_on(
         self,
@@ -416,15 +422,17 @@ class AutotuneTier(Tier[C]):
         step: Callable[[Step], None] | None,
         history: History,
         outdated: Trusted[C] | None,
+        kept: list[Measurement],
     ) -> Verified[C]:
         """Measure on a call, decide, and write down for its caller."""
-        book, measured, request = self._book, call.measured, call.callers
-        with tuning_site(measured.inv) as (site, there):
+        measured, request = call.measured, call.callers
+        with tuning_site(measured.inv) as (site, there), RunningCandidate(problem_id(request.problem)) as note:
             job: Job[C] = there(job_for, measured, measured.policy, history, budget, step, site)
             job = job._replace(conditions=job.conditions._replace(at=call.sizes))
+            job = job._replace(on_interrupt=kept.extend, on_run=note.note, died=note.died)
             if job.search is not None:
-                job = job._replace(search=book.start_for(request, job.search))
-            keep = book.stands(request, entry, job.conditions.values_from) is not None
+                job = job._replace(search=self._book.start_for(request, job.search))
+            keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
                 found: Verified[C] = there(self._measure, request, job, outdated, keep)
             except TuningFailed as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 
 from tunebook._arrays.describe import is_traced
 from tunebook._base.environment_variables import mode, run_options
-from tunebook._base.errors import DefinitionError, NoConfig, NoGradient, TuningFailed, warn_once
+from tunebook._base.errors import DefinitionError, NoConfig, NoGradient, TuningFailed, hide_own_frames, warn_once
 from tunebook._base.vocabulary import Combine
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
@@ -410,6 +410,8 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 told.enter_context(request.tell)
             try:
                 found = work(budget=parse_budget(budget), on_step=on_step)
+            except KeyboardInterrupt as error:
+                raise hide_own_frames(error) from None
             except TuningFailed as error:
                 for request in requests:
                     request.tell("autotune_finish", cfg=None, error=error, called=False)

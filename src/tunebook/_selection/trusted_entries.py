@@ -252,13 +252,21 @@ class EntryGuard(Generic[C]):
         self._write(head, tuned.measurements, provenance, record)
 
     def publish_failures(
-        self, call: Call[C], measurements: Sequence[Measurement], earlier: Record | None, generation: int
+        self,
+        call: Call[C],
+        measurements: Sequence[Measurement],
+        earlier: Record | None,
+        generation: int,
+        *,
+        interrupted: bool = False,
     ) -> None:
         """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is.
 
-        Failures on made-up arguments are notes for later tunings on such arguments; a decided entry gets none.
+        Failures on made-up arguments are notes for later tunings on such arguments; a decided entry gets none. Of a
+        tuning that was interrupted, the times are kept for the next one, unless the entry has better ones.
         """
         if earlier is not None and earlier.head.decided:
+            measurements = [m for m in measurements if m.failure is not None]
             if any(m.values_from != "call" for m in measurements):
                 return
             head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
@@ -267,6 +275,7 @@ class EntryGuard(Generic[C]):
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
             except CodecError:
                 return  # it could not be told from another candidate later
+            provenance |= {"complete": False, "interrupted": True} if interrupted else {}
         if measurements and self.writes:
             self._write(head, measurements, provenance, earlier)
 
@@ -307,9 +316,16 @@ def values_of(body: Body) -> str | None:
     return values_from if isinstance(values_from, str) else None
 
 
+def is_interrupted(record: Record) -> bool:
+    """Return whether a record holds the measurements of a tuning that was interrupted before it could choose."""
+    return not record.head.decided and record.body.provenance.get("interrupted") is True
+
+
 def why_undecided(record: Record) -> str:
     """Return why a record holds no configuration."""
     failed = record.body.measurements
+    if is_interrupted(record):
+        return f"no decision yet: a tuning was interrupted after {len(failed)} measurements, and the next one goes on"
     made_up = failed and all(m.values_from != "call" for m in failed)
     return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
 

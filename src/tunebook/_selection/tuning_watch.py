@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tunebook._base.config_codec import readable
+from tunebook._base.config_codec import fingerprint, readable
 from tunebook._base.durations import seconds_text
 from tunebook._base.environment_variables import log_setting
-from tunebook._base.errors import TuningFailed, warn_once
+from tunebook._base.errors import CodecError, TuningFailed, warn_once
 from tunebook._base.log import listens, log, log_to_stderr
 from tunebook._keys.key_text import spell_out
 
@@ -32,6 +33,8 @@ def start_log() -> None:
 
 def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *, verifying: bool) -> Tuned[C]:
     """Tune; write to the log how it begins and ends, and warn of candidates that were rejected for their output."""
+    if job.died is not None:
+        _warn_of_a_death(problem, job)
     if not listens("info"):
         tuned = tune(job)
         _tell_of_failures(problem, job, tuned)
@@ -54,6 +57,15 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
     return tuned
 
 
+def tell_of_interrupt(
+    error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, written: bool
+) -> None:
+    """Add to an interrupt's traceback what it leaves behind."""
+    if kept and written:
+        count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
+        error.add_note(f"tunebook: {problem.op} is not tuned yet. {count} kept; the next call goes on from there.")
+
+
 def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:
     def show(step: Step) -> None:
         if (m := step.latest) is not None:
@@ -63,6 +75,20 @@ def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step],
             on_step(step)
 
     return show
+
+
+def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
+    """Warn that the process of the last tuning died, and name the candidate that ran then."""
+    for config in job.candidates if job.heuristic is None else (job.heuristic, *job.candidates):
+        with suppress(CodecError):
+            if fingerprint(config) == job.died:
+                warn_once(
+                    "died",
+                    f"{problem.op} {job.died}",
+                    f"the last tuning of {problem.op} died while it ran {config!r}; it is skipped now. With "
+                    'AutotunePolicy(isolate="always") such a candidate costs itself alone',
+                )
+                return
 
 
 def _tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:

@@ -32,6 +32,7 @@ class WrittenConfigs:
         self._forms: Final = {frozenset(names): names for names in forms}
         self._names: Final = tuple(dict.fromkeys(name for names in forms for name in names))
         self._checked: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)
+        self._free: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)  # with values that need not be in the space
 
     def check_heuristic(self, config: Any) -> Any:
         """Return the heuristic's configuration; it must have every name of the space, and may have other values."""
@@ -52,9 +53,9 @@ class WrittenConfigs:
         if not self._forms or not isinstance(config, (dict, Config)):
             self.check_names(given, config)
             return config
-        own = config if isinstance(config, Config) else Config(**config)
+        own, checked = (config, self._free) if isinstance(config, Config) else (Config(**config), self._checked)
         try:
-            found = self._checked.get(own) if type(config) is dict else None
+            found = checked.get(own)
         except TypeError as error:
             raise DefinitionError(f"{self._op_id!r}: {given}={_text(config)}: {error}; write a tuple") from None
         return found if found is not None else self._whole(given, own, heuristic, free=isinstance(config, Config))
@@ -65,7 +66,9 @@ class WrittenConfigs:
             for name in config:
                 self._check_value(given, name, config[name])
         if names in self._forms:
-            return config if free else self._remember(config, self._member(given, config))
+            checked, member = (self._free, config) if free else (self._checked, self._member(given, config))
+            checked[config] = member
+            return member
         base = heuristic()
         if isinstance(base, Config) and frozenset(base) | names in self._forms:
             merged = Config(**{name: config.get(name, base[name]) for name in base} | dict(config))
@@ -73,10 +76,6 @@ class WrittenConfigs:
             return merged if free or not self._has_values(base) else self._member(given, merged)
         found = f"{given}={_text(config)}: {self._missing(config)}"
         raise DefinitionError(f"{self._op_id!r}: {found}, and there is no heuristic= to take the rest from")
-
-    def _remember(self, config: Config, member: Config) -> Config:
-        self._checked[config] = member
-        return member
 
     def _names_in(self, given: str, config: Any) -> tuple[str, ...]:
         """Return the names of a configuration; `DefinitionError` for a name that no candidate has."""

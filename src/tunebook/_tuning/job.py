@@ -231,6 +231,9 @@ class Job(NamedTuple, Generic[Cfg]):
     budget: Budget = Budget()
     brief: bool = False  # takes only the first samples of the race
     on_step: Callable[[Step], None] | None = None
+    on_interrupt: Callable[[Sequence[Measurement]], object] | None = None  # gets the measurements so far
+    on_run: Callable[[str], None] | None = None  # gets the fingerprint of the candidate that runs next
+    died: str | None = None  # the candidate that ran when the last tuning died with its process
 
     @property
     def size(self) -> int:
@@ -258,6 +261,9 @@ class Job(NamedTuple, Generic[Cfg]):
         turns = "" if inputs == 1 else f"/inputs={inputs}"
         turns += f"/at:{self.conditions.at}" if self.conditions.at else ""
         return f"{stopwatch.name}/{self.conditions.mode}{turns}{'' if made_up == 'call' else f'{VALUES}{made_up}'}"
+
+
+DIED: Final = "the process died while it ran this candidate"
 
 
 class Tuned(NamedTuple, Generic[Cfg]):

@@ -7,12 +7,14 @@ from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
-from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, failed
+from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, Trial, failed
 from tunebook._statistics.race import (
     ENOUGH,
+    HOPELESS,
     LEAST_FINAL_S,
     LEAST_SAMPLES,
     QUALIFYING,
@@ -21,7 +23,7 @@ from tunebook._statistics.race import (
     Race,
     typical_s,
 )
-from tunebook._tuning.job import PROGRAM, TRYING, CandidateSet, Doing, Job, Step
+from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from tunebook._measure.disturbance import Probe
 
 Cfg = TypeVar("Cfg")
+
+# The same as HOPELESS for a first run alone, which may have loaded or compiled something.
+HOPELESS_AT_ONCE: Final = 10.0
 
 
 class JobRun(Generic[Cfg]):
@@ -77,8 +82,11 @@ class JobRun(Generic[Cfg]):
                 results[m.fingerprint] = m
                 if isinstance(program := m.extra.get(PROGRAM), str):
                     self.programs.setdefault(program, m.fingerprint)
+        if self.job.died in configs and self.job.died not in results:
+            self.candidates.record(self.job.died, Trial(failure=Failure("crash", DIED)))
         going_on = set()
         if not self.job.history.complete:
+            self._drop_hopeless()
             going_on = {name for name, m in results.items() if m.failure is None and not m.dropped}
         todo = [name for name in configs if name not in results or name in going_on]
         self.rng.shuffle(todo)
@@ -90,6 +98,28 @@ class JobRun(Generic[Cfg]):
             todo.insert(0, incumbent)
             results.update({name: m._replace(dropped=True) for name, m in results.items()})
         return todo
+
+    def _drop_hopeless(self) -> None:
+        """Leave out the candidates of an unfinished tuning that were many times slower than its best."""
+        results = self.candidates.results
+        valid = {name: m.valid_samples_s for name, m in results.items() if m.failure is None and m.valid_samples_s}
+        best_s = min(map(min, valid.values()), default=0.0)
+        for name, samples_s in valid.items():
+            margin = HOPELESS if len(samples_s) > 1 else HOPELESS_AT_ONCE
+            if min(samples_s) > margin * best_s and name not in (self.candidates.heuristic, self.job.incumbent):
+                results[name] = results[name]._replace(dropped=True)
+
+    def so_far(self) -> tuple[Measurement, ...]:
+        """Return the measurements of an unfinished job, with the samples of its race."""
+        results = dict(self.candidates.results)
+        for lane in self.lanes:
+            if lane.samples_s and results[lane.name].failure is None:
+                results[lane.name] = results[lane.name]._replace(samples_s=tuple(lane.samples_s))
+        return tuple(results.values())
+
+    def _about_to_run(self, name: str) -> None:
+        if self.job.on_run is not None:
+            self.job.on_run(name)
 
     def is_wanted(self, name: str) -> bool:
         """Whether no candidate in the groups before a candidate's was valid."""
@@ -213,6 +243,7 @@ class JobRun(Generic[Cfg]):
                 return self.candidates.copy(twin, name, compiled.seconds)
         index = list(self.candidates.configs).index(name)
         with self.alone():
+            self._about_to_run(name)
             trial = self.runner.first(index)
         if trial.failure is None:
             self.lanes.append(self._lane(name, index, trial.sample_s))
@@ -220,6 +251,7 @@ class JobRun(Generic[Cfg]):
 
     def _lane(self, name: str, index: int, first_s: float) -> Lane:
         def take() -> float | None:
+            self._about_to_run(name)
             trial = self.batches.take(name, partial(self.runner.sample, index))
             if trial.failure is None:
                 return trial.sample_s

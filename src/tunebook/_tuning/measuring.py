@@ -9,7 +9,7 @@ from tunebook._arrays.describe import device_of, libraries_of, platform_of, time
 from tunebook._arrays.library import library_named
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.measure import Measure
-from tunebook._measure.stopwatch import AgainstModel, InProcess, Launches, Runner, Stopwatch, TimedPart
+from tunebook._measure.stopwatch import AgainstModel, AmongThemselves, InProcess, Launches, Runner, Stopwatch, TimedPart
 from tunebook._tuning.job import Setup, Timing
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def runner_for(
     """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
     if job.setup.runner is not None:
         return job.setup.runner(configs)
-    compare = None if job.heuristic is None else job.goal.compare
     total = math.fsum(part.weight for part in job.parts)
     parts = [
         TimedPart(
@@ -100,7 +99,7 @@ def runner_for(
                 copies=part.copies, graph=job.setup.timing.graph,
             ),
             part.check,
-            None if compare is None else AgainstModel(0, compare, stopwatch),
+            _model_for(job, stopwatch),
             part.weight / total,
         )
         for part in job.parts
@@ -111,3 +110,10 @@ def runner_for(
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
 
     return Isolated(runner, job.setup.timeout_s, quiet)
+
+
+def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
+    """Return the outputs that candidates are compared with: the heuristic's, whose configuration is the first one."""
+    if (compare := job.goal.compare) is None:
+        return None
+    return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)

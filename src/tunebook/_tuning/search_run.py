@@ -17,8 +17,9 @@ from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Ste
 from tunebook.search import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from tunebook._base.vocabulary import Measurement
     from tunebook._space.space import Config
     from tunebook.search._by_name import Search
 
@@ -44,7 +45,8 @@ class Searching(Generic[Cfg]):
     ) -> None:
         setup = job.setup
         once = None if setup.compile is None else _compile_once(setup.compile, setup.launch_axes)
-        self._job = job._replace(search=None, setup=setup._replace(compile=once))
+        self._told = job.on_interrupt
+        self._job = job._replace(search=None, setup=setup._replace(compile=once), on_interrupt=self._interrupted)
         self._search, self._tune, self._clock_s, self._started_s = search, tune, clock_s, clock_s()
         self._candidates: CandidateSet[Any] = CandidateSet(job.conditions, policy, None)
         self._ran, self._waiting_s = 0, 0.0
@@ -66,6 +68,11 @@ class Searching(Generic[Cfg]):
             strategy.observe(self._observations(fresh))
             ended = len(fresh) < len(batch) or self._left_s(TRYING) <= 0
         return self._finals(complete=not ended)
+
+    def _interrupted(self, found: Sequence[Measurement]) -> None:
+        """Tell the measurements of the batches so far, too."""
+        if self._told is not None:
+            self._told([*({**self._candidates.results, **{m.fingerprint: m for m in found}}).values()])
 
     def _measure(self, batch: list[Config]) -> list[str]:
         """Measure a batch briefly, and return the fingerprints of its measured candidates."""

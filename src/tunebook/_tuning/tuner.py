@@ -158,6 +158,14 @@ class Tuner(Generic[AnyCfg]):
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
+        try:
+            return self._run(job, run, stopwatch, probes)
+        except KeyboardInterrupt:
+            if job.on_interrupt is not None:
+                job.on_interrupt(run.so_far())
+            raise
+
+    def _run(self, job: Job[Cfg], run: JobRun[Cfg], stopwatch: Stopwatch, probes: Iterable[Probe]) -> Tuned[Cfg]:
         todo = run.todo()
         with ExitStack() as stack:
             if job.setup.compile is not None:

@@ -1,0 +1,74 @@
+"""A note of the candidate that runs right now, which outlives the process: the next tuning knows what killed the last.
+
+The note is a small file in memory that is shared with the kernel of the operating system, so that writing it takes
+less than a microsecond and needs no call. It is removed when a tuning ends in any way that Python sees.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from tunebook._base.environment_variables import lock_root
+from tunebook.stores._files import Maker, this_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SIZE: Final = 512
+_NAME: Final = 64  # bytes of a fingerprint
+
+
+class RunningCandidate:
+    """The note of one tuning. `died` is the fingerprint of the candidate that ran when the last one died, or None."""
+
+    def __init__(self, name: str) -> None:
+        self._path: Final[Path] = lock_root() / f"running-{name}"
+        self._map: mmap.mmap | None = None
+        self.died: str | None = None
+
+    def __enter__(self) -> Self:
+        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
+        with suppress(OSError, ValueError):
+            known = _read(self._path)
+            if known is not None and known[0] != this_process() and not known[0].is_gone():
+                return self  # another process tunes the same, without a book
+            self.died = None if known is None or known[0] == this_process() else known[1]
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        maker = this_process()
+        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME))
+            self._map = mmap.mmap(descriptor, _SIZE)
+        finally:
+            os.close(descriptor)
+
+    def note(self, fingerprint: str) -> None:
+        """Note the candidate that runs from now on."""
+        if self._map is not None:
+            self._map[:_NAME] = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+
+    def __exit__(self, *_: object) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+            with suppress(OSError):
+                self._path.unlink()
+
+
+def _read(path: Path) -> tuple[Maker, str | None] | None:
+    """Return the process that made a note, and the candidate in it; None without a note."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
+    host, pid, started = head.split()
+    return Maker(host, int(pid), started), name or None

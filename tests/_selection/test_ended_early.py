@@ -1,0 +1,165 @@
+"""A tuning that is interrupted, or dies with its process, is not lost: the next one goes on, and names the culprit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernels import Costs, FakeClock, fake_tuner
+
+import tunebook as tb
+
+PROGRAM = Path(__file__).parents[1] / "interrupted_program.py"
+
+
+def start(*arguments):
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*arguments):
+    process = start(*arguments)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def interrupt_when(process, line):
+    """Interrupt a process when it has printed a line; return its output."""
+    out = []
+    for printed in process.stdout:
+        out.append(printed)
+        if printed.strip() == line:
+            process.send_signal(signal.SIGINT)
+            break
+    rest, err = process.communicate(timeout=100)
+    return "".join(out) + rest, err
+
+
+def test_ctrl_c_keeps_the_measurements_and_a_restart_uses_them(tmp_path):
+    out, err = interrupt_when(start(tmp_path), "step trying 4 4")
+    assert "done" not in out
+    assert out.count("ran 5\n") == 1
+    assert "KeyboardInterrupt" in err
+    assert "tunebook: nap@v0 is not tuned yet. 4 measurements are kept; the next call goes on from there." in err
+    assert err.count("/tunebook/") <= 2, "frames of the library hide the program's own"
+    code, out, err = run(tmp_path)
+    assert (code, err) == (0, "")
+    assert "ran 5\n" not in out, "a candidate that failed is not run again"
+    assert "ran 300\n" not in out, "nor one that was many times slower than the best"
+    code, out, _ = run(tmp_path)
+    assert out.count("ran") == 1, "and the third process finds the choice"
+
+
+def test_a_candidate_that_kills_the_process_is_named_and_skipped_at_the_next_start(tmp_path):
+    code, out, _ = run(tmp_path, 2)
+    assert code == -signal.SIGKILL
+    assert out.rstrip().endswith("ran 2")
+    code, out, err = run(tmp_path, 2)
+    assert code == 0
+    assert "the last tuning of nap@v0 died while it ran Config(ms=2); it is skipped now" in err
+    assert "ran 2\n" not in out
+    code, out, err = run(tmp_path, 2)
+    assert (code, err) == (0, ""), "told once"
+
+
+def interrupted_kernel(store, at, heuristic=None):
+    clock, runs, limit = FakeClock(), [], Costs(at)  # which is not a part of the code
+
+    @tb.tunable(space=tb.Space(b=[1, 2, 4, 64]), heuristic=heuristic, store=store, tuner=fake_tuner(clock), name="mm")
+    def matmul(n, *, config):
+        runs.append(config.b)
+        if len(runs) == limit.by_config:
+            raise KeyboardInterrupt
+        clock.spend(config.b * 1e-3)
+        return n
+
+    return matmul, runs
+
+
+@pytest.mark.parametrize("at", [3, 12])
+def test_the_explanation_of_an_interrupted_tuning_does_not_claim_a_choice(tmp_path, at):
+    matmul, _ = interrupted_kernel(tmp_path, at)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        matmul(1)
+    assert "measurements are kept" in caught.value.__notes__[0]
+    told = matmul.explain(1)
+    assert told.verdict is None
+    assert isinstance(told.selection.tried, tuple)
+    text = str(told)
+    assert "answer: none" in text
+    assert "no decision yet: a tuning was interrupted after" in text
+    assert "so far" in text
+    assert not any(word in text for word in ("winner", "chosen as", "every candidate failed"))
+    assert matmul(1) == 1
+    assert "winner" in str(matmul.explain(1))
+
+
+def test_an_interrupted_tuning_on_demand_leaves_the_choice_as_it_was(tmp_path):
+    matmul, runs = interrupted_kernel(tmp_path, 10**9)
+    before = tb.tune(matmul, 1).config
+    again, runs = interrupted_kernel(tmp_path, 2)
+    with pytest.raises(KeyboardInterrupt):
+        tb.verify(again, 1)
+    assert len(runs) == 2
+    again.selector.cache.clear()
+    assert again.explain(1).selection.config == before
+    assert "winner" in str(again.explain(1))
+
+
+def test_without_a_book_an_interrupt_promises_nothing():
+    matmul, _ = interrupted_kernel(False, 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        matmul(1)
+    assert not getattr(caught.value, "__notes__", [])
+
+
+class TestWithoutAReferenceOrAHeuristic:
+    def kernel(self, wrong, values=(1, 2, 3, 4), **options):
+        clock = FakeClock()
+
+        @tb.tunable(space=tb.Space(b=list(values)), store=False, name="mm", tuner=fake_tuner(clock), **options)
+        def matmul(n, *, config):
+            clock.spend(1e-3 if config.b in wrong else config.b * 2e-3)  # the wrong ones are the fastest
+            return n + 1 if config.b in wrong else n
+
+        return matmul
+
+    @pytest.mark.parametrize("wrong", [{1}, {3}, {4}])
+    def test_the_output_of_most_candidates_counts_as_right(self, wrong):
+        matmul = self.kernel(wrong)
+        name = f"Config\\(b={next(iter(wrong))}\\)"
+        with pytest.warns(tb.TunebookWarning, match=rf"1 of 4 candidates \({name}\) gave a wrong output.*reference="):
+            assert matmul(5) == 5
+        assert matmul.config_for(5).b not in wrong
+
+    def test_of_equally_many_the_first_candidate_is_right(self):
+        matmul = self.kernel({2, 4})
+        with pytest.warns(tb.TunebookWarning, match="2 of 4 candidates"):
+            assert matmul(5) == 5
+
+    def test_outputs_that_may_differ_are_not_compared(self):
+        assert self.kernel({3}, check=False)(5) == 6
+
+    def test_candidates_that_agree_are_no_news(self):
+        assert self.kernel(set())(5) == 5
+
+
+def test_a_wrong_output_is_one_warning_per_kernel_that_names_the_candidates():
+    clock = FakeClock()
+
+    @tb.tunable(
+        space=tb.Space(b=[1, 2, 3]), store=False, name="mm", tuner=fake_tuner(clock), reference=lambda n: n,
+    )  # fmt: skip
+    def matmul(n, *, config):
+        clock.spend(1e-3)
+        return n + (config.b == 2)
+
+    with pytest.warns(
+        tb.TunebookWarning, match=r"mm@v0: 1 of 3 candidates \(Config\(b=2\)\) gave a wrong output"
+    ) as caught:
+        matmul(1)
+    matmul(2)
+    assert len(caught) == 1
