@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +131,7 @@ class TestPins:
         ("pin", "says"),
         [
             ("block=3,order=ij", "fits none of"),
-            ("blocks=2", "fits none of"),
+            ("blocks=2", "unknown axis 'blocks'; did you mean 'block'"),
             ("block=2", "fits several candidates, for example"),
         ],
     )
@@ -237,3 +239,25 @@ def test_other_variables_leave_the_memo_alone(kernel, monkeypatch):
     assert not told
     monkeypatch.setenv("TUNEBOOK_MODE", "normal")
     assert told
+
+
+class TestMistakesInPins:
+    def test_a_name_that_no_candidate_has_is_named_with_the_nearest_one(self, kernel, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"{kernel.kernel.op_id}:blok=2,order=ij")
+        with pytest.raises(tb.DefinitionError, match="unknown axis 'blok'; did you mean 'block'"):
+            kernel(8)
+
+    def test_a_pin_for_a_kernel_that_was_never_called_is_told_when_the_program_ends(self, monkeypatch):
+        program = (
+            "import tunebook as tb\n"
+            "matmul = tb.tunable(lambda n, *, config: n, space=[{'b': 1}], store=False, name='matmul')\n"
+            "matmul(1)\n"
+        )
+        monkeypatch.setenv("TUNEBOOK_PIN", "matrix_multiply:b=1")
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert "TUNEBOOK_PIN had no effect: no kernel of that name was called" in ran.stderr
+        assert "unknown kernel 'matrix_multiply'" in ran.stderr
+        assert "Valid: matmul" in ran.stderr
+        monkeypatch.setenv("TUNEBOOK_PIN", "matmul:b=1")
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert ran.stderr == ""

@@ -94,6 +94,27 @@ class TestPin(OnABook):
         assert run("pin", "matmul", "block=128")[0] == 2
         assert run("pin", "matmul", "block=48", "--force")[0] == 0
 
+    @pytest.mark.parametrize("force", [(), ("--force",)])
+    def test_a_misspelt_name_is_refused_with_the_nearest_one(self, place, run, force):
+        code, _, err = run("pin", "matmul", "blok=32", *force)
+        assert code == 2
+        assert "unknown axis 'blok'; did you mean 'block'? Valid: block" in err
+
+    def test_a_candidate_that_was_rejected_is_not_pinned_by_force(self, tmp_path, run):
+        @tb.tunable(space=tb.Space(b=[1, 2]), heuristic={"b": 1}, store=tmp_path, name="mm")
+        def matmul(n, *, config):
+            return n + (config.b == 2)
+
+        matmul(1)
+        code, _, err = run("pin", "mm", "b=2", "--force", "--book", str(tmp_path))
+        assert code == 2
+        assert "b=2 was rejected: wrong-result: output is 2, expected 1" in err
+        assert run("pin", "mm", "b=3", "--force", "--book", str(tmp_path))[0] == 0
+        matmul.selector.cache.clear()
+        matmul.selector.forbid_reautotune = False
+        with pytest.warns(tb.TunebookWarning, match="mm@v0 is pinned to b=3, which is none of its candidates now"):
+            matmul(1)
+
     def test_values_without_a_name_are_wrong_usage(self, place, run):
         assert run("pin", "matmul", "64") == (
             2,

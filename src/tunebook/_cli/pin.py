@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import encode, fingerprint_of
-from tunebook._base.errors import StoreError
+from tunebook._base.errors import StoreError, did_you_mean
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
@@ -26,9 +26,9 @@ from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from tunebook._base.vocabulary import Json, Problem
+    from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook.stores import Store
 
 _WAIT_S: Final = 10.0  # for a process that tunes the problem right now
@@ -92,6 +92,11 @@ def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
 def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
     latest = {m.fingerprint: m for m in sorted(record.body.measurements, key=lambda m: m.when)}
+    names = dict.fromkeys(name for m in latest.values() for name in fields_of(m.config))
+    for name in wanted if names else ():
+        if name not in names:
+            raise UsageError(did_you_mean("axis", name, names))
+    _refuse_rejected(latest.values(), wanted)
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
@@ -107,6 +112,18 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     shown = "".join(f"\n  {config_text(config)}" for config in islice(known.values(), 8))
     more = f"\n  and {len(known) - 8} more" if len(known) > 8 else ""
     raise UsageError(f"no working candidate has {asked}. Candidates:{shown}{more}\nUse --force to pin it anyway.")
+
+
+def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str]) -> None:
+    """Raise `UsageError` if these values are those of a candidate that fails on every machine."""
+    fitting = [m for m in measured if fits(m.config, wanted)]
+    rejected = next((m for m in fitting if m.failure is not None and m.failure.is_lasting), None)
+    if rejected is not None and rejected.failure is not None and len(fitting) == 1:
+        reason = f"{rejected.failure.kind}: {rejected.failure.message}".partition("\n")[0]
+        raise UsageError(
+            f"{config_text(rejected.config)} was rejected: {reason}\nIt would fail, or give a wrong result, in every "
+            "call. To try it in one run, set TUNEBOOK_PIN; if the check is wrong, change it and tune again."
+        )
 
 
 def _literal(text: str) -> Any:

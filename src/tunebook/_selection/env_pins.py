@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from contextlib import suppress
 from functools import cache, partial
@@ -9,7 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import decode, encode
-from tunebook._base.errors import CodecError, DefinitionError, warn_once
+from tunebook._base.environment_variables import pins_text
+from tunebook._base.errors import CodecError, DefinitionError, did_you_mean, warn_once
+from tunebook._kernel.kernel import LIVE
 from tunebook._space.space import Space
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ _FORM: Final = 'TUNEBOOK_PIN="kernel:name=value,name=value; kernel:..."'
 _PART: Final = r"""(?:[^{0}()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+"""
 _KERNELS: Final = re.compile(_PART.format(";"))
 _VALUES: Final = re.compile(_PART.format(","))
+
+
+_used: Final[set[str]] = set()  # the pins that kernels of this process were called under; empty before the first call
 
 
 @cache
@@ -59,7 +65,12 @@ def names_of(op: str) -> tuple[str, ...]:
 def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Any | None:
     """Return the candidate that is pinned under the most exact name of a kernel, or None."""
     pins = parse_pins(text)
-    wanted = next((pins[name] for name in names_of(kernel.op_id_v) if name in pins), None)
+    if not _used:
+        atexit.register(_tell_of_unused)
+        _used.add("")
+    named = next((name for name in names_of(kernel.op_id_v) if name in pins), None)
+    _used.add(named or "")
+    wanted = None if named is None else pins[named]
     if wanted is None:
         import difflib  # noqa: PLC0415 - loaded late: few processes pin
 
@@ -75,7 +86,27 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     shown = [str(config) for config in islice(kernel.candidates(inv), 4)]
     some = ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
     what = f"fits several candidates, for example {found}" if found else f"fits none of {some}"
+    names = dict.fromkeys(name for config in islice(kernel.candidates(inv), 64) for name in fields_of(_encoded(config)))
+    for name in wanted if names and not found else ():
+        if name not in names:
+            what = f"fits no candidate: {did_you_mean('axis', name, names)}"
     raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
+
+
+def _tell_of_unused() -> None:
+    """Warn, when the process ends, of pins that were for none of the kernels it called."""
+    for pin in parse_pins(pins_text()):
+        if pin not in _used:
+            called = dict.fromkeys(name for op in list(LIVE) for name in names_of(op)[1::2])
+            near = did_you_mean("kernel", pin, called) if called else f"unknown kernel {pin!r}"
+            warn_once("pin", pin, f"TUNEBOOK_PIN had no effect: no kernel of that name was called. {near}")
+
+
+def _encoded(config: object) -> Json:
+    try:
+        return encode(config)
+    except CodecError:
+        return None
 
 
 def _fitting(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], wanted: Mapping[str, str]) -> Iterable[Any]:

@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
-from tunebook._base.config_codec import TAG, encode, fingerprint_of
+from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import Problem
@@ -117,6 +117,9 @@ class EntryGuard(Generic[C]):
         found = index.get(fingerprint_of(record.head.config))
         if found is None and not record.head.checksum:
             found = index.get(fingerprint_of(encode(self.persistent.config_of(record))))
+        if found is None and record.head.origin == "pinned":
+            pin = f"{call.problem.op} is pinned to {readable(record.head.config)}, which is none of its candidates now"
+            warn_once("pin", call.problem.op, f"{pin}, so the pin has no effect: `tunebook unpin`, or pin a candidate")
         if found is None:
             return Refused("the stored configuration is not among the kernel's candidates", record)
         return Trusted(found, record)
