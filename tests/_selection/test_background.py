@@ -343,7 +343,7 @@ def test_the_callers_overlays_and_policies_do_not_leak_into_the_background():
         seen.append((is_behind(), inner(n), outer.selector.policy.cache_miss_fallback))
         return n
 
-    with inner.overlay(s=7), tb.policy_override(outer.selector, cache_miss_fallback="background"):
+    with inner.overlay(tb.Config(s=7)), tb.policy_override(outer.selector, cache_miss_fallback="background"):
         outer(1)
     with tb.policy_override(inner.selector, allow_autotune=False):
         assert tb.wait_for_background(HANG_S)

@@ -179,7 +179,7 @@ def test_every_event_is_documented(event):
     pages = ROOT.parents[1] / "docs"
     if not pages.is_dir():
         pytest.skip("only the source tree has the pages")
-    assert f"`{event}`" in (pages / "tiers.md").read_text()
+    assert f"`{event}`" in (pages / "events.md").read_text()
 
 
 # -------------------------------------------------------------------------------------------------------- their order

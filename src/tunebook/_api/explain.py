@@ -141,7 +141,9 @@ class Explanation:
     def _answer(self) -> Iterable[ExplanationLine]:
         selection = self.selection
         if isinstance(selection, Selection):
-            yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}")
+            by_hand = self.record is not None and self.record.head.origin == "pinned" and selection.event == "cache_hit"
+            pin = " (pinned by hand)" if by_hand else ""
+            yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}{pin}")
             if selection.trust is not None:
                 yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
             elif selection.guess is not None:
@@ -192,8 +194,9 @@ class Explanation:
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
             yield _item("runner-up", f"{_ranked(others[0])}  {_beside(others[0], verdict.winner, 2)}")
-            if len(others) > 1:
-                slowest = max(others, key=lambda ranked: ranked.value_s)
+            # Not the last one: times of candidates that left early are early ones, in no order.
+            slowest = max(others, key=lambda ranked: ranked.value_s)
+            if slowest is not others[0]:
                 yield _item("slowest", f"{_ranked(slowest)}  {_beside(slowest, verdict.winner, 1)}")
             yield from _spread(verdict.winner, others[0])
         many = len(verdict.tied)
@@ -349,7 +352,9 @@ def _explained(
             device = [] if other.device == problem.device else [f"device {other.device} here {problem.device}"]
             keys = explain_difference(other.call_key, problem.call_key)
             misses[other] = NearMiss(other, (*device, *keys, *versions_differ(environment, here)))
-    nearest = sorted(misses.values(), key=lambda miss: (len(miss.differences), miss.problem))[:_NEAREST]
+    here_key = problem.call_key
+    known = isinstance(selection, Selection) and selection.event == "cache_hit"
+    nearest = [] if known else sorted(misses.values(), key=lambda miss: _nearness(miss, here_key))[:_NEAREST]
     return Explanation(
         problem=problem,
         selection=selection,
@@ -360,6 +365,12 @@ def _explained(
         environment=here,
         differences=versions_differ(there, here),
     )
+
+
+def _nearness(miss: NearMiss, call_key: str) -> tuple[int, float, Problem]:
+    from tunebook.search._warm_start import distance  # noqa: PLC0415 - for near misses alone
+
+    return len(miss.differences), distance(miss.problem.call_key, call_key), miss.problem
 
 
 def _notes(record: Record | None, measured: Sequence[Measurement]) -> list[Measurement]:

@@ -387,8 +387,11 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     parameters = dict(inspect.signature(function).parameters)
     config = parameters.pop(CONFIG, None)
     if config is None or config.kind is config.POSITIONAL_ONLY:
+        own = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY)
+        plain = [p.replace(annotation=p.empty) for p in parameters.values()]
+        signature = inspect.Signature(sorted([*plain, own], key=lambda p: p.kind))
         raise DefinitionError(
             f"{function.__qualname__} does not take a keyword argument 'config'; write "
-            f"def {function.__name__}({', '.join([*parameters, '*', CONFIG])})"
+            f"def {function.__name__}{signature}, and read the values that are tuned as config.NAME"
         )
     return parameters

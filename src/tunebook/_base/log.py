@@ -19,7 +19,8 @@ WARNED: Final = "tunebook_warned"  # on a record that was a warning too, which a
 
 def _logger() -> logging.Logger | None:
     logging = sys.modules.get("logging")
-    if logging is None:
+    # Another thread may be importing it right now; `captureWarnings` is the last name that it defines.
+    if logging is None or not hasattr(logging, "captureWarnings"):
         return None
     logger: logging.Logger = logging.getLogger(NAME)
     if not logger.handlers:

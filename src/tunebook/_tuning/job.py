@@ -9,6 +9,7 @@ import re
 import time
 from dataclasses import dataclass
 from importlib import import_module
+from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -50,6 +51,9 @@ TRYING: Final = 0.6
 _CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
 _REJECTED: Final = frozenset({"wrong-result", "nan"})
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
+_AMOUNT: Final = r"(\d+(?:\.\d*)?|\.\d+)\s*"
+_DURATION: Final = re.compile(_AMOUNT + r"(ms|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?)(?![a-z])\s*")
+_DURATIONS: Final = re.compile(rf"\s*(?:{_AMOUNT}|(?:{_DURATION.pattern})+)")
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -105,19 +109,23 @@ class Budget(NamedTuple):
 def parse_budget(budget: Budget | float | str | None) -> Budget:
     """Return a budget from a user's value.
 
-    >>> parse_budget("1.5m"), parse_budget(20), parse_budget("200 trials")
-    (Budget(seconds=90.0, trials=None), Budget(seconds=20.0, trials=None), Budget(seconds=None, trials=200))
+    >>> parse_budget("1h30m").seconds, parse_budget("30 sec").seconds, parse_budget(20).seconds
+    (5400.0, 30.0, 20.0)
+    >>> parse_budget("200 trials")
+    Budget(seconds=None, trials=200)
     """
     if budget is None or isinstance(budget, Budget):
         return budget or Budget()
     if isinstance(budget, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|trials?)\s*", budget)
-        amount, unit = (float(match[1]), match[2]) if match else (0.0, "")
-        if unit.startswith("trial") and amount == int(amount) > 0:
-            return Budget(trials=int(amount))
-        seconds = amount * _UNITS.get(unit, 0.0)
+        trials = re.fullmatch(r"\s*([1-9]\d*)\s*trials?\s*", budget)
+        if trials is not None:
+            return Budget(trials=int(trials[1]))
+        written = _DURATIONS.fullmatch(budget) is not None
+        parts = _DURATION.findall(budget) if written else []
+        seconds = math.fsum(float(amount) * _UNITS["ms" if unit == "ms" else unit[0]] for amount, unit in parts)
+        seconds = float(budget) if written and not parts else seconds
     else:
-        seconds = float(budget)
+        seconds = float(budget) if isinstance(budget, Real) else 0.0
     if not seconds > 0:
         raise DefinitionError(f'invalid budget={budget!r}: write "500ms", "30s", "10m", "2h", seconds, or "200 trials"')
     return Budget(seconds=seconds)
