@@ -6,6 +6,7 @@ less than a microsecond and needs no call. It is removed when a tuning ends in a
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 from contextlib import suppress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _SIZE: Final = 512
 _NAME: Final = 64  # bytes of a fingerprint
+_open: Final[set[RunningCandidate]] = set()
 
 
 class RunningCandidate:
@@ -27,6 +29,7 @@ class RunningCandidate:
     def __init__(self, name: str) -> None:
         self._path: Final[Path] = lock_root() / f"running-{name}"
         self._map: mmap.mmap | None = None
+        self._maker: Maker | None = None
         self.died: str | None = None
 
     def __enter__(self) -> Self:
@@ -41,7 +44,7 @@ class RunningCandidate:
 
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        maker = this_process()
+        maker = self._maker = this_process()
         head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -49,18 +52,32 @@ class RunningCandidate:
             self._map = mmap.mmap(descriptor, _SIZE)
         finally:
             os.close(descriptor)
+        if not _open:
+            atexit.register(_forget_all)
+        _open.add(self)
 
     def note(self, fingerprint: str) -> None:
         """Note the candidate that runs from now on."""
-        if self._map is not None:
-            self._map[:_NAME] = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        written = self._map
+        if written is not None:
+            written[:_NAME] = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
 
     def __exit__(self, *_: object) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
+        _open.discard(self)
+        if self._map is not None and self._maker == this_process():
+            self._map = None  # not closed: a thread that the end of the process left behind may write to it
             with suppress(OSError):
                 self._path.unlink()
+
+
+def _forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
+    for note in list(_open):
+        note.forget()
 
 
 def _read(path: Path) -> tuple[Maker, str | None] | None:
