@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from tunebook._api.recorded import benchmark as benchmark
     from tunebook._api.table import ConfigTable as ConfigTable
     from tunebook._api.table import table as table
-    from tunebook._api.tunable import Tunable as Tunable
     from tunebook._api.tunable import tunable as tunable
     from tunebook._api.tunable import tune as tune
     from tunebook._api.tunable import tune_all as tune_all
     from tunebook._api.tunable import tune_together as tune_together
     from tunebook._api.tunable import verify as verify
+    from tunebook._api.tunable_types import CHOSEN as CHOSEN
+    from tunebook._api.tunable_types import Tunable as Tunable
     from tunebook._api.tune_cache import AutotuneError as AutotuneError
     from tunebook._api.tune_cache import AutotuneOutcome as AutotuneOutcome
     from tunebook._api.tune_cache import AutotuneResult as AutotuneResult
@@ -113,7 +114,8 @@ _NAMES = {
     "_api.function_kernel": "TunableOptions",
     "_api.recorded": "autotune_recorded AutotuningResult benchmark Entry",
     "_api.table": "ConfigTable table",
-    "_api.tunable": "Tunable tunable tune tune_all tune_together verify",
+    "_api.tunable": "tunable tune tune_all tune_together verify",
+    "_api.tunable_types": "CHOSEN Tunable",
     "_api.tune_cache": "AutotuneError AutotuneOutcome AutotuneResult CacheEntry ChecksumState Done Hit Match Miss "
     "NoMatch Pending ToBeVerified TuneCache TuneCacheResult Unchecked",
     "_arrays.device_families": "device_alias",

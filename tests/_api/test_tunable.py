@@ -511,7 +511,7 @@ def test_every_declared_option_can_be_given():
 
 def test_type_checkers_are_told_every_option_by_every_overload():
     signatures = [inspect.signature(each) for each in typing.get_overloads(tb.tunable)]
-    assert len(signatures) == 3
+    assert len(signatures) == 7  # a function, a choice, or neither; with and without types of its own
     assert {s.parameters["options"].annotation for s in signatures} == {"Unpack[TunableOptions]"}
 
 
@@ -568,3 +568,28 @@ class TestConfigFor:
 
         with pytest.raises(TypeError, match="'y'"):
             scale.config_for(np.ones(4), y=1)
+
+
+class Layer:
+    @tb.tunable(space=[{"n": 1}, {"n": 2}], heuristic={"n": 1}, store=False)
+    def forward(self, x, *, config):
+        return x
+
+
+def test_a_tunable_function_and_a_tunable_method_are_instances_of_tunable():
+    @tb.tunable(space=[{"n": 1}], store=False)
+    def f(x, *, config):
+        return x
+
+    assert all(isinstance(each, tb.Tunable) for each in (f, Layer.forward, Layer().forward))
+    assert not isinstance(len, tb.Tunable)
+    assert tb.Tunable[int].__args__[0] is int
+
+
+def test_a_config_with_a_default_is_still_chosen():
+    @tb.tunable(space=[{"n": 1}], store=False, heuristic={"n": 1})
+    def f(x, scale=2, *, config=tb.CHOSEN):
+        return x * scale * config.n
+
+    assert (f(3), f(3, 1), f(3, config={"n": 5})) == (6, 3, 30)
+    assert str(inspect.signature(f)) == "(x, scale=2, *, config=None)"

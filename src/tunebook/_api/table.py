@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 from tunebook._api.function_kernel import CONFIG, FunctionKernel, TunableOptions
 from tunebook._api.option_checks import check_options
-from tunebook._api.tunable import Tunable, build, tune
+from tunebook._api.tunable import build, tune
+from tunebook._api.tunable_types import Tunable
 from tunebook._arrays.describe import accelerator, outside_of_traces, walk
 from tunebook._arrays.device_fingerprint import device_fingerprint, driver_of, environment_fingerprint
 from tunebook._arrays.library import load_adapters, root_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial, update_wrapper
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cast, overload
 
 from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions
@@ -29,39 +29,19 @@ if TYPE_CHECKING:
 
     from tunebook._api.explain import Explanation
     from tunebook._api.function_kernel import SpaceLike
+    from tunebook._api.tunable_types import Decorator, F, MappingSpace, ObjectSpace, Tunable, TypedTunable
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
     from tunebook._kernel.measure import Measure
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.recording import RecordedCall, Recording
     from tunebook._space.choice import Choice
+    from tunebook._space.space import Config
     from tunebook._tuning.progress import Progress
     from tunebook._tuning.reverify import Verified
 
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Tunable(Protocol[R_co]):
-    """A tunable function, called without `config`, or with a `config` that overrides the choice."""
-
-    kernel: FunctionKernel
-    selector: ConfigSelectorChain[Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
-        """Run with the best known configuration; tune on the first call of its kind."""
-
-    def config_for(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the configuration that a call gets, tuned first if need be; the function is not run for the caller."""
-
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Say which configuration a call gets and why, without running or tuning anything."""
-
-    def overlay(self, config: object = None, /, **values: Any) -> Scope:
-        """Give this function one configuration inside a with-block, in this thread or task."""
-
-    def problem(self, *args: Any, **kwargs: Any) -> Problem:
-        """Return the key of a call in memory and in the book."""
+C = TypeVar("C")
 
 
 def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
@@ -115,14 +95,28 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
 
 @overload
 def tunable(
-    function: Callable[..., R], /, *, space: SpaceLike, name: str | None = None, **options: Unpack[TunableOptions]
-) -> Tunable[R]: ...
-@overload
-def tunable(function: Choice, /, *, name: str, **options: Unpack[TunableOptions]) -> Tunable[Any]: ...
+    function: F, /, *, space: MappingSpace, name: str | None = None, **options: Unpack[TunableOptions]
+) -> TypedTunable[F, Config]: ...
 @overload
 def tunable(
-    *, space: SpaceLike, name: str | None = None, **options: Unpack[TunableOptions]
-) -> Callable[[Callable[..., R]], Tunable[R]]: ...
+    function: F, /, *, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]
+) -> TypedTunable[F, C]: ...
+@overload
+def tunable(
+    function: Callable[..., R], /, *, space: MappingSpace, name: str | None = None, **options: Unpack[TunableOptions]
+) -> Tunable[R, Config]: ...
+@overload
+def tunable(
+    function: Callable[..., R], /, *, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]
+) -> Tunable[R, C]: ...
+@overload
+def tunable(function: Choice, /, *, name: str, **options: Unpack[TunableOptions]) -> Tunable[Any, Config]: ...
+@overload
+def tunable(
+    *, space: MappingSpace, name: str | None = None, **options: Unpack[TunableOptions]
+) -> Decorator[Config]: ...
+@overload
+def tunable(*, space: ObjectSpace[C], name: str | None = None, **options: Unpack[TunableOptions]) -> Decorator[C]: ...
 def tunable(
     function: Callable[..., Any] | Choice | None = None,
     /,
@@ -177,7 +171,7 @@ def tunable(
 
 
 def tune(
-    function: Tunable[Any],
+    function: Tunable[Any, C],
     /,
     *args: Any,
     budget: Budget | float | str | None = None,
@@ -185,7 +179,7 @@ def tune(
     strategy: StrategyLike | None = None,
     measure: Measure | None = None,
     **kwargs: Any,
-) -> Tuned[Any]:
+) -> Tuned[C]:
     """Tune one call ahead of time and return the measurements; earlier measurements are used again.
 
     `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
@@ -201,7 +195,7 @@ def tune(
 
 
 def tune_together(
-    function: Tunable[Any],
+    function: Tunable[Any, C],
     calls: Iterable[tuple[Any, ...]],
     /,
     *,
@@ -209,7 +203,7 @@ def tune_together(
     combine: Combine = "mean",
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
-) -> Tuned[Any]:
+) -> Tuned[C]:
     """Find the configuration with the least time over several calls, and use it for each of them.
 
     `weights` weigh the calls, for example by how often each happens. A call is a tuple of positional arguments. For
@@ -226,13 +220,13 @@ def tune_together(
 
 
 def verify(
-    function: Tunable[Any],
+    function: Tunable[Any, C],
     /,
     *args: Any,
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
     **kwargs: Any,
-) -> Verified[Any]:
+) -> Verified[C]:
     """Measure again only the candidates that could win a call, and keep its choice if it still wins or ties.
 
     If it does not, or the call has no choice yet, the call is tuned as by `tune`. After an update of a driver or a

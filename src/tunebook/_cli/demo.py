@@ -22,7 +22,7 @@ from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
 if TYPE_CHECKING:
-    from tunebook._api.tunable import Tunable
+    from tunebook._api.tunable_types import Tunable
     from tunebook._tuning.job import Tuned
 
 LIMIT: Final = 2_000_000

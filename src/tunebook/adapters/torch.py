@@ -37,7 +37,7 @@ from tunebook.adapters._cuda.timer import CACHE_BYTES, EventTimer, Replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from tunebook._api.tunable import Tunable
+    from tunebook._api.tunable_types import Tunable
     from tunebook._arrays.library import ArraySpec
     from tunebook._kernel.kernel import Invocation, Kernel
 
