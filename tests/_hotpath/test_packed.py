@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import enum
 import importlib.util
 import math
@@ -416,6 +417,37 @@ def test_a_source_distribution_can_build_it_and_holds_nothing_built(checkout):
         names = {name.partition("/")[2] for name in content.getnames()}
     assert {"hatch_build.py", "src/tunebook/_hotpath/_packed.c"} <= names
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_a_source_distribution_holds_no_results_of_benchmarks(checkout):
+    for left_out in ("bench/results/store.json", ".ci/run", "bench/store.py"):
+        (checkout / left_out).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / left_out).write_text("")
+    sdist, _ = hatch(checkout, "sdist")
+    with tarfile.open(sdist) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    assert "bench/store.py" in names
+    assert not [name for name in names if name.startswith(("bench/results", ".ci"))]
+
+
+def test_a_python_without_a_gil_gets_a_pure_wheel_and_the_reason(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    hook = pytest.importorskip("hatch_build", reason="hatchling is not installed")
+    monkeypatch.setattr(hook.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    assert hook._obstacle() == "the accelerator needs the GIL"
+
+
+def test_the_package_says_where_its_source_its_issues_and_its_documentation_are(checkout):
+    wheel, _ = hatch(checkout, "wheel", TUNEBOOK_PURE="1")
+    with zipfile.ZipFile(wheel) as content:
+        (name,) = (name for name in content.namelist() if name.endswith(".dist-info/METADATA"))
+        facts = email.message_from_bytes(content.read(name))
+        assert "tunebook/py.typed" in content.namelist()
+    links = dict(link.split(", ") for link in facts.get_all("Project-URL"))
+    assert set(links) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    declared = {line.rpartition(" :: ")[2] for line in facts.get_all("Classifier") if "Python :: 3." in line}
+    assert declared == {"3.11", "3.12", "3.13", "3.14"}
+    assert facts["Requires-Python"] == ">=3.11"
 
 
 # ------------------------------------------------------------------------------------------------------ in a process
