@@ -389,6 +389,21 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_found_safe_is_looked_at_again_after_a_second_and_not_for_each_configuration(tmp_path, monkeypatch):
+    library, looks, distrust = CLibrary(TIMES_N, cache=tmp_path), [], build_cache.distrust
+    monkeypatch.setattr(build_cache, "distrust", lambda place: looks.append(place) or distrust(place))
+    monkeypatch.setattr(build_cache, "SAFE_S", HANG_S)
+    kept = library.compile_all([{"N": n} for n in range(3)])
+    looks.clear()
+    assert library.compile_all([{"N": n} for n in range(3)]) == kept
+    assert looks == []
+    monkeypatch.setattr(build_cache, "SAFE_S", 0.0)
+    library.compile({"N": 3})  # a build looks again in any case, and a second has passed since
+    tmp_path.chmod(0o777)
+    with pytest.warns(TunebookWarning, match="lets others write to it"):
+        assert library.compile({"N": 0}) not in kept
+
+
 def test_the_native_directory_of_a_book_must_be_safe_as_well(tmp_path, monkeypatch):
     monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path))
     (tmp_path / "native").mkdir()

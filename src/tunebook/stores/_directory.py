@@ -54,8 +54,8 @@ _BATCH_RECORDS: Final = 1000
 _STALE_TEMP_S: Final = 3600
 # A lock here is held for microseconds. After these tries, of 1 ms, its holder is paused, and nobody should wait for it.
 _LOCK_TRIES: Final = 50
-# How long a root that was found safe counts as safe: a look at it takes 10 us, a get 15.
-_SAFE_S: Final = 1.0
+# How long a place that was found safe counts as safe: a look at it takes 10 to 70 us, a get 15.
+SAFE_S: Final = 1.0
 # Listing must not count as using: `tunebook prune --unused` goes by access times. Only the owner of a file may ask for
 # this.
 _QUIETLY: Final = getattr(os, "O_NOATIME", 0)
@@ -173,7 +173,7 @@ class DirectoryStore(ShownByPlace):
             return False
         except OSError as error:
             raise read_fault(self.where, error) from error
-        self._safe_until_s = self._clock() + _SAFE_S if unsafe is None else -math.inf
+        self._safe_until_s = self._clock() + SAFE_S if unsafe is None else -math.inf
         if unsafe is not None:
             if for_writing:
                 raise unsafe

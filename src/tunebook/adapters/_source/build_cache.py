@@ -19,6 +19,7 @@ from tunebook._base.config_codec import fingerprint
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home
 from tunebook._base.errors import StoreError, warn_once
 from tunebook._base.record_format import blake2b
+from tunebook.stores._directory import SAFE_S
 from tunebook.stores._files import distrust, make_directory, replace_file, writing
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class BuildCache:
         self._locks: dict[str, threading.Lock] = {}
         self._not_shared: dict[str, Path] = {}
         self._tidied = False
+        self._safe: tuple[Path | None, float] = None, 0.0  # a directory, and until when it counts as safe
 
     def get(self, digest: str, build: Callable[[Path], None], *, afresh: bool = False) -> Path:
         """Return the library of a digest; `build(path)` makes it if it is missing or truncated, or with `afresh`."""
@@ -61,6 +63,7 @@ class BuildCache:
                 if path is not None and not afresh and _is_whole(path):
                     return path
             content = _build(build)
+            shared = self._directory(afresh=True)  # it may have been removed since it was found safe
             if shared is not None:
                 try:
                     with writing(str(shared)):
@@ -73,20 +76,23 @@ class BuildCache:
             path = self._not_shared[digest] = _put(_own_directory(os.getpid()), digest, content)
             return path
 
-    def _directory(self) -> Path | None:
-        """Return the directory that outlives this process, or None if it cannot be used."""
+    def _directory(self, *, afresh: bool = False) -> Path | None:
+        """Return the directory that outlives this process, or None if it cannot be used; looked at once a second."""
         root = book_root() if self._given is None else self._given
         if root is None:
             message = f"{no_home()}: compiled kernels are not kept for the next process. Set {HOME_VARIABLE}."
             warn_once("no-home", "native", message)
             return None
         directory = root.absolute() / "native" if self._given is None else root
+        if not afresh and directory == self._safe[0] and time.monotonic() < self._safe[1]:
+            return directory
         try:
             with writing(str(directory)):
                 # Not synced: a directory that a power loss removes is made again.
                 make_directory(directory, lambda _descriptor: None)
                 unsafe = distrust(str(root)) or distrust(str(directory))
             if unsafe is None:
+                self._safe = directory, time.monotonic() + SAFE_S
                 return directory
         except StoreError as error:
             unsafe = error
