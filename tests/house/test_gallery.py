@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,10 @@ def test_an_example_runs_by_itself(name, tmp_path):
     done = run(f"python examples/{name}.py", ROOT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) >= 5
+
+
+def test_the_demo_installs_only_the_packages_that_it_runs(tmp_path):
+    command = ["make", "--dry-run", "--always-make", f"DEMO={tmp_path}/new", "demo"]
+    plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"--editable '(\S+)'", plan) == [".[numpy,rich]"]
+    assert "requirement" not in plan
