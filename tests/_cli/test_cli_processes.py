@@ -195,6 +195,13 @@ class TestJson(OnABook):
         assert len(by_block[16]["samples_s"]) > 1
         assert by_block[128]["failure"]["kind"] == "memory"
 
+    def test_each_line_of_a_file_of_the_book_is_json_after_its_checksum(self, place, ids):
+        (matmul,) = ids["matmul@v0"]
+        head, body = map(json.loads, shell(f"cut -c10- {place}/home/v1/*/*/{matmul}.json")[1].splitlines())
+        shown = json.loads(shell(f"tunebook show {matmul} --json")[1])
+        assert json.loads(head["call_key"]) == shown["call_key"]
+        assert len(body["measurements"]) == len(shown["candidates"])
+
     def test_a_key_from_show_is_a_key_for_explain(self, place):
         key = json.dumps(json.loads(shell("tunebook show matmul --json")[1])["call_key"])
         assert shell(f"tunebook explain matmul --key {shlex.quote(key)}")[0] == 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LINES: Final = 12  # kernels and devices that are shown, those with the most sizes first
 POINTS: Final = 24  # sizes on a line; of more, neighbours share a point
-_READ: Final = 2000  # entries of a kernel and device whose sizes are read
+_READ: Final = 400  # entries of a kernel and device whose sizes are read
 LETTERS: Final = "ABCDEFGH"
 OTHERS: Final = "+"  # the letter of all rarer winners
 
@@ -44,7 +44,7 @@ def lines_of(entries: Iterable[ReportEntry]) -> tuple[SizeLine, ...]:
     for entry in entries:
         if entry.config:
             members[entry.problem.op, entry.problem.device].append(entry)
-    largest = sorted(members.items(), key=lambda item: -len(item[1]))[: 4 * LINES]
+    largest = sorted(members.items(), key=lambda item: -len(item[1]))[: 2 * LINES]
     found = (_line(op, device, each) for (op, device), each in largest)
     lines = [line for line in found if len(line.points) > 1]
     return tuple(sorted(lines, key=lambda line: (-len(line.points), line.op, line.device))[:LINES])
