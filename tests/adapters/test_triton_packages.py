@@ -129,3 +129,18 @@ def test_pruners_are_compared_where_they_succeed():
     ]
     compared = [k for k in pruning if any(isinstance(left, list) for left in k["pruned"].values())]
     assert len(compared) >= 0.8 * len(pruning) > 25
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "triton", "fla")), reason="fla is not installed"
+)
+def test_a_kernel_that_nobody_edited_is_tuned_while_its_program_runs(tmp_path):
+    places = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": places, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(TESTS / "live_package.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["decided"]) == 1
+    assert (found["first"], found["last"], found["waits"]) == (1, [4], 0)
+    assert found["calls"] > 100

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebook._hotpath.codegen import Pack
     from tunebook._kernel.kernel import Invocation
     from tunebook._selection.selector import ConfigSelectorChain, Selection
-    from tunebook._tuning.in_call_session import InCallSession
+    from tunebook._selection.tiers import Session
 
 C = TypeVar("C")
 
@@ -43,7 +43,7 @@ class KernelMemo(Generic[C]):
         self._pack: Pack | None = None
         MEMO.register(self._answers)
 
-    def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> tuple[C, InCallSession[C] | None]:
+    def choose(self, inv: Invocation[C, Any], kernel: Kernel[C, Any]) -> tuple[C, Session | None]:
         """Return the configuration of a call and, while candidates are tried in calls, the session that runs it."""
         found = self.find(inv, kernel)
         if found is not None:

@@ -41,7 +41,7 @@ def function_runs(
 class FunctionRuns(LiveRuns[C]):
     """The calls of one problem of a function."""
 
-    clock: Final = "device-events"
+    clock = "device-events"
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tunebook._tuning.live_session import LOADING, LiveRuns
 from tunebook.adapters._cuda.timer import LaunchWindows
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LiveLaunches(LiveRuns[LaunchConfig]):
     """The launches of one problem. A call is a launch (grid, arguments, keyword arguments) and its facts."""
 
-    clock: Final = "device-events"
+    clock = "device-events"
 
     def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
         self._kernel, self._processes = kernel, processes

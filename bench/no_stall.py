@@ -1,0 +1,292 @@
+"""A program that is tuned while it runs, beside a fixed configuration, `triton.autotune`, and tuning ahead.
+
+Needs a GPU, and fla-core in a folder: `make compat-packages` fills `.compat-packages`.
+
+    python bench/no_stall.py --packages .compat-packages       everything: about 12 minutes
+    python bench/no_stall.py --only server                     the server alone: 4 minutes, without any package
+    python bench/no_stall.py --dry-run                         on a GPU that does not exist: shows that the script runs
+
+Training: gated linear attention of fla, forward and backward, with three sequence lengths in turn. Each side runs in a
+process of its own with empty caches. "fixed" has the first configuration of each kernel, "offline" is tuned before it
+is measured. Server: requests that arrive at their own times, with changing shapes, in ONE process that switches between
+a fixed configuration and live tuning every few requests: the speed of a host moves by more than the limit by itself.
+
+Results go to bench/results/no_stall.json.
+"""
+
+# ruff: noqa: N803 - constexprs are written in capitals in Triton
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.autotuner import Autotuner
+
+import tunebook as tb
+from tunebook.adapters.triton import autotune, install
+
+HERE = Path(__file__).parent
+SIDES = ("fixed", "live", "triton", "offline")
+LENGTHS = (2048, 1024, 512)
+TARGETS = {
+    "first step": 1.3,
+    "worst 5 s": 0.95,
+    "last 20 s beside offline": 0.99,
+    "p99": 1.01,
+    "slow requests in 1,000": 1.0,
+}
+LIVE = tb.AutotunePolicy(cache_miss_fallback="incremental")
+
+
+# ----------------------------------------------------------------------------------------------------- a kernel of ours
+
+
+@triton.jit
+def normalise(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        part = tl.load(x_ptr + row * columns + start + at, start + at < columns, 0.0).to(tl.float32)
+        total += part * part
+    scale = 1 / tl.sqrt(tl.sum(total, 0) / columns + 1e-6)
+    for start in range(0, columns, BLOCK):
+        inside = start + at < columns
+        part = tl.load(x_ptr + row * columns + start + at, inside, 0.0).to(tl.float32)
+        tl.store(out_ptr + row * columns + start + at, part * scale, inside)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (256, 1024, 4096) for warps in (2, 4, 8)]
+
+
+def rows(meta):
+    return (meta["x_ptr"].shape[0],)
+
+
+def requests(device, seed=0):
+    """Yield the tensors of requests, of four shapes that come in any order."""
+    pick = random.Random(seed)
+    made = [torch.randn(count, 4096, device=device) for count in (64, 256, 1024, 4096)]
+    while True:
+        yield pick.choice(made)
+
+
+# -------------------------------------------------------------------------------------------------------- the training
+
+
+def only_first_candidates():
+    """Let `triton.autotune` have the first configuration of each kernel that is made from now on."""
+    theirs = Autotuner.__init__
+
+    def init(self, fn, arg_names, configs, *args, **kwargs):
+        theirs(self, fn, arg_names, configs[:1] if configs else configs, *args, **kwargs)
+
+    Autotuner.__init__ = init
+
+
+def steps_of(dry_run, device):
+    """Return a training step per length."""
+    if not dry_run:
+        from triton_library_ops import gated_linear_attention  # noqa: PLC0415 - it needs a GPU
+
+        return [gated_linear_attention(T=length) for length in LENGTHS]
+    kernel = triton.autotune(CONFIGS, key=["columns"])(normalise)
+
+    def step(columns):
+        x = torch.randn(8, columns, device=device)
+        kernel[rows](x, torch.empty_like(x), columns)
+
+    return [partial(step, columns) for columns in (256, 512, 1024)]
+
+
+def train(side, options, device, wait):
+    """Run one side in this process, and return the end of each step in seconds after the start."""
+    if side == "fixed":
+        only_first_candidates()
+    elif side != "triton":
+        install(policy=LIVE if side == "live" else None)
+    steps = steps_of(options.dry_run, device)
+    if side == "offline":
+        for step in steps:
+            step()
+    began_s, ends_s = time.perf_counter(), []
+    while not ends_s or (ends_s[-1] < options.seconds and len(ends_s) < options.steps):
+        steps[len(ends_s) % len(steps)]()
+        wait()
+        ends_s.append(time.perf_counter() - began_s)
+    return ends_s
+
+
+def worst_rate(ends_s, window_s, after_s):
+    """Return the fewest steps per second in any window, from a time on."""
+    kept = [end for end in ends_s if end >= after_s]
+    rates, last = [], 0
+    for first, end in enumerate(kept):
+        while last < len(kept) and kept[last] < end + window_s:
+            last += 1
+        if last == len(kept):
+            break
+        rates.append((last - first) / window_s)
+    return min(rates, default=len(kept) / max(kept[-1] - after_s, 1e-9))
+
+
+def compare_training(ends):
+    """Return the numbers of the issue, beside the fixed configuration and the offline tuning."""
+    fixed, live, offline = ends["fixed"], ends["live"], ends["offline"]
+    usual = (len(fixed) - 1) / max(fixed[-1] - fixed[0], 1e-9)
+
+    def rate_at_end(each):
+        late = [end for end in each if end >= each[-1] - 20]
+        return len(late) / max(late[-1] - late[0], 1e-9)
+
+    return {
+        "first step": live[0] / fixed[0],
+        "worst 5 s": worst_rate(live, 5.0, live[min(1, len(live) - 1)]) / usual,
+        "last 20 s beside offline": rate_at_end(live) / rate_at_end(offline),
+        "last 20 s beside fixed": rate_at_end(live) / rate_at_end(fixed),
+        "first step of triton.autotune": ends["triton"][0] / fixed[0] if "triton" in ends else None,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- the server
+
+
+def serve(options, device, wait):
+    """Answer requests of both sides in turn; return the latency of each request after the first minute, by side."""
+    live = autotune(CONFIGS, key=["columns"], bucket=None, policy=LIVE, store=False)(normalise)
+    first = CONFIGS[0].all_kwargs()
+
+    def answer(side, x):
+        out = torch.empty_like(x)
+        if side == "live":
+            live[rows](x, out, x.shape[1])
+        else:
+            normalise[(x.shape[0],)](x, out, x.shape[1], **first)
+        wait()
+
+    pick, began_s = random.Random(1), time.perf_counter()
+    latencies, due_s = {"fixed": [], "live": []}, 0.0
+    for number, x in enumerate(requests(device)):
+        now_s = time.perf_counter() - began_s
+        if now_s > options.server_seconds or number >= options.requests:
+            break
+        due_s += pick.expovariate(options.rate)  # at its own time, whether the last request is answered or not
+        if due_s > now_s:
+            time.sleep(due_s - now_s)
+        side = ("fixed", "live")[number // options.block % 2]
+        answer(side, x)
+        if now_s >= options.settle:
+            latencies[side].append(time.perf_counter() - began_s - due_s)
+    return latencies
+
+
+def compare_serving(latencies):
+    """Return p99 of live tuning beside the fixed configuration's, and slow requests in 1,000."""
+
+    def p99(values):
+        return sorted(values)[int(0.99 * (len(values) - 1))]
+
+    fixed, live = latencies["fixed"], latencies["live"]
+    slow_s = 2 * p99(fixed)
+    return {
+        "p99": p99(live) / p99(fixed),
+        "median": statistics.median(live) / statistics.median(fixed),
+        "slow requests in 1,000": 1000 * sum(each > slow_s for each in live) / len(live),
+        "slow requests in 1,000, fixed": 1000 * sum(each > slow_s for each in fixed) / len(fixed),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+def device_of(options, patches):
+    """Return the torch device, and a function that waits for it; a dry run gets a GPU that does not exist."""
+    if not options.dry_run:
+        return "cuda", torch.cuda.synchronize
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from fake_gpu import FakeGpu, installed  # noqa: PLC0415 - of the tests, for a dry run
+
+    fake = FakeGpu(lambda facts: 1e-5 * (1 + abs(facts["num_warps"] - 4)) * 4096 / facts["BLOCK"])
+    fake.behind = 2
+    patches.enter_context(installed(fake, normalise))
+    return "cpu", lambda: None
+
+
+def work(options):
+    """Do the part of one process, and write its result to standard output."""
+    with contextlib.ExitStack() as patches:
+        device, wait = device_of(options, patches)
+        result = (
+            serve(options, device, wait) if options.side == "server" else train(options.side, options, device, wait)
+        )
+        sys.stdout.write(json.dumps(result))
+
+
+def run_side(side, options):
+    """Run a side in a process with empty caches, and return its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = [str(options.packages.absolute()), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, places)),
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "TUNEBOOK_HOME": f"{folder}/book",
+        }
+        command = [sys.executable, __file__, "--side", side, *options.passed_on]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=Path, default=Path(".compat-packages"))
+    parser.add_argument("--only", choices=("training", "server"))
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of training, for each side")
+    parser.add_argument("--steps", type=int, default=10**9, help="of training, at most")
+    parser.add_argument("--server-seconds", type=float, default=240.0)
+    parser.add_argument("--settle", type=float, default=60.0, help="seconds of the server that are not counted")
+    parser.add_argument("--requests", type=int, default=10**9, help="of the server, at most")
+    parser.add_argument("--rate", type=float, default=2000.0, help="requests per second")
+    parser.add_argument("--block", type=int, default=50, help="requests after which the server switches sides")
+    parser.add_argument("--side", choices=(*SIDES, "server"), help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "no_stall.json")
+    options = parser.parse_args(arguments)
+    if options.dry_run and not options.side:
+        options.results = options.results if options.results.parent != HERE / "results" else None
+    options.passed_on = [*arguments, "--packages", str(options.packages.absolute())]
+    return options
+
+
+def main(arguments):
+    options = parse(arguments)
+    if options.side:
+        work(options)
+        return
+    found = {}
+    if options.only != "server":
+        found |= compare_training({side: run_side(side, options) for side in SIDES})
+    if options.only != "training":
+        found |= compare_serving(run_side("server", options))
+    for name, value in found.items():
+        target = f"   target {TARGETS[name]}" if name in TARGETS else ""
+        sys.stdout.write(f"{name:<32} {value:8.3f}{target}\n" if value is not None else f"{name:<32} not run\n")
+    if options.results is not None:
+        options.results.write_text(json.dumps({"measured": found, "targets": TARGETS}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
