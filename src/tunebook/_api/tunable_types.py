@@ -7,6 +7,7 @@ is. Of a function whose `config` has no default, the result is kept, and its arg
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload, runtime_checkable
 
 from tunebook._api.bound_method import BoundTunable
@@ -53,8 +54,17 @@ else:
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-CHOSEN: Final[Any] = None
-"""The default of a parameter `config`, by which type checkers keep the parameters of a tunable function."""
+
+class _Default(enum.Enum):
+    """The default of a parameter `config`, by which type checkers keep the parameters of a tunable function."""
+
+    CHOSEN = "chosen for each call"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+CHOSEN: Final[Any] = _Default.CHOSEN
 
 
 @runtime_checkable
