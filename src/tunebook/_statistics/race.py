@@ -383,7 +383,9 @@ class Race:
         if stage in QUALIFYING and self._renew(self.finalists):
             self._runs.clear()
             self._left, self._pace_s, self._lasted_s = self._most, math.inf, 0.0  # they were short, and are gone
-        soon = self._most - self._left < SOONEST and self._lasted_s < SOONEST_S
+        taken = self._most - self._left
+        # At the pace of the fastest: rounds that one slow candidate makes long tell no more about the others.
+        soon = taken < SOONEST and not (taken and taken * self._pace_s >= SOONEST_S)
         all_of_them = soon and len(self.finalists) > 1  # a lane alone is judged against none
         return [lane for lane in self.finalists if all_of_them or len(lane.samples_s) < stage.samples]
 
