@@ -182,6 +182,18 @@ def test_an_alias_makes_two_devices_relatives(monkeypatch):
         tb.device_alias("", "NVIDIA H200")
 
 
+def test_an_alias_counts_from_the_next_call_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("tunebook._arrays.device_families._alike", {})
+    asked = {"space": tb.Space(n=[1, 2]), "key": ("rows",), "heuristic": {"n": 1}, "store": tmp_path}
+    there, here = (tb.table("asked", device=f"gpu:{name}", **asked) for name in ("NVIDIA H200", "ACME 1"))
+    there.selector.persistent.put(*there.problem(5), tb.Config(n=2))
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    assert [here(5).n for _ in range(3)] == [1, 1, 1]
+    tb.device_alias("ACME 1", like="NVIDIA H200")
+    with pytest.warns(TunebookWarning, match="trusted as 'family'"):
+        assert here(5).n == 2
+
+
 def test_a_pattern_makes_many_devices_relatives_and_exact_names_go_first(monkeypatch):
     monkeypatch.setattr("tunebook._arrays.device_families._alike", {})
     tb.device_alias("ACME ?00*", like="NVIDIA H200")

@@ -6,6 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Final
 
+from tunebook._base.environment_variables import tell_of_new_setting
 from tunebook._base.errors import DefinitionError
 
 # By names as drivers give them. Members differ in memory, clocks or the number of cores, not in their instructions.
@@ -35,6 +36,7 @@ def device_alias(device: str, like: str) -> None:
             raise DefinitionError(f"invalid device {name!r}: give the name that `tunebook ls` shows")
     _alike.pop(_model(device), None)
     _alike[_model(device)] = _model(like)
+    tell_of_new_setting()
 
 
 def family_of(device: str) -> str:

@@ -119,7 +119,13 @@ class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc] # its class h
 
 
 def _tell_of(name: str) -> None:
-    for listener in _listeners if name in _ANSWERS_DEPEND_ON else ():
+    if name in _ANSWERS_DEPEND_ON:
+        tell_of_new_setting()
+
+
+def tell_of_new_setting() -> None:
+    """Call the functions that `on_new_setting` has been given."""
+    for listener in _listeners:
         listener()
 
 
