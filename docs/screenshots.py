@@ -197,6 +197,8 @@ def reports(camera: Camera, scratch: Path, into: Path, environment: dict[str, st
     camera.take(into / "report-tuning.png", "details[open]", margin=8)
     camera.open(page, 1180, dark=True)
     camera.take(into / "report-dark.png", "details[open] .pair", margin=28)
+    camera.open(page, 390)
+    camera.take(into / "report-phone.png", "header", "main > figure:nth-of-type(1)", margin=0)
 
 
 def model(camera: Camera, scratch: Path, into: Path, environment: dict[str, str]) -> None:

@@ -102,6 +102,10 @@ def book(tmp_path_factory):
     records = [record(size=n, roofline=ROOF, failing=SPACE[2:4]) for n in range(40)]
     records += [record(op="softmax@v1", device="cuda:y", size=n, default=SPACE[7]) for n in range(3)]
     records += [record(op="broken@v1", size=5, failing=SPACE)]
+    long = [{**config, "a_parameter_with_a_very_long_name": 123456} for config in SPACE]
+    records += [
+        record(op="a_package.of_many.modules.and_a_kernel_of_a_long_name@v1", size=7, space=long, default=long[0])
+    ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     report(records, path, title="A book")
     return path
@@ -184,18 +188,18 @@ def test_a_table_is_sorted_by_its_headings_with_the_keyboard(page):
 
 def test_entries_are_turned_over_page_by_page(page):
     count = "return table('entries').querySelector('.count').textContent"
-    assert run(page, count) == "1\u201325 of 44"
+    assert run(page, count) == "1\u201325 of 45"
     assert len(cells(page, "entries", 0)) == 25
     run(page, "table('entries').querySelector('[aria-label=\"Next page\"]').click()")
-    assert run(page, count) == "26\u201344 of 44"
-    assert len(cells(page, "entries", 0)) == 19
+    assert run(page, count) == "26\u201345 of 45"
+    assert len(cells(page, "entries", 0)) == 20
 
 
 def test_entries_are_filtered_by_words_and_by_choice(page):
     box = run(page, "return table('entries').querySelector('input')")
     box.send_keys("SOFTMAX [2,")
     assert cells(page, "entries", 0) == ["softmax@v1"]
-    assert run(page, "return table('entries').querySelector('.count').textContent") == "1 of 44"
+    assert run(page, "return table('entries').querySelector('.count').textContent") == "1 of 45"
     box.clear()
     box.send_keys(" ")
     run(page, PICK)
@@ -272,7 +276,7 @@ def test_commands_are_copied_from_a_page_of_a_file(page):
 
 def test_the_first_lines_name_the_entries_without_a_winner_and_link_to_them(page):
     alarm = run(page, "return document.querySelector('.alarm').textContent")
-    assert alarm == "1 of 44 entries has no winner: broken@v1 a=float32[5,64]."
+    assert alarm == "1 of 45 entries has no winner: broken@v1 a=float32[5,64]."
     for link in run(page, "return [...document.querySelectorAll('main a')]"):
         assert run(page, "return document.querySelector(arguments[0].hash) !== null", link)
 

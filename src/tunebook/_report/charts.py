@@ -118,7 +118,7 @@ class Rows(NamedTuple):
         """Return the name of a row: its kernel, and its device unless that is empty."""
         y = self.y(index)
         if self.width < WIDE:
-            return [TextMark(0, y - 17, f"{op} · {device}" if device else op, "label", most=self.width - 4)]
+            return [TextMark(0, y - 17, f"{op} · {device}" if device else op, "label", most=0.85 * self.width)]
         if not device:
             return [TextMark(0, y + 4, op, "label", most=290)]
         return [TextMark(0, y - 1, op, "label", most=290), TextMark(0, y + 12, device, "tick", most=290)]

@@ -71,7 +71,7 @@ def samples(detail: Detail) -> Chart:
         y = 40.0 * index + 26
         kind = c.role if c.role in ("chosen", "default") else "finalist"
         name = c.config if kind == "finalist" else f"{kind}: {c.config}"
-        marks.append(TextMark(8, y - 11, name, f"small-label of-{kind}", most=HALF - 60))
+        marks.append(TextMark(8, y - 11, name, f"small-label of-{kind}", most=HALF - 110))
         marks += _strip(c, x, y, kind)
     return Chart(HALF, height + 42, "samples of each finalist", marks)
 
