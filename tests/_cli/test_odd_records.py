@@ -69,6 +69,8 @@ ODD = {
     "the longest samples": of("measurement", samples_s=[1.7e308] * 9),
     "samples of both kinds": of("measurement", samples_s=[5e-324, 1.7e308] * 9),
     "no samples": of("measurement", samples_s=[]),
+    "an environment without a number": of("head", environment='{"numpy":NaN}'),
+    "an environment beyond all numbers": of("head", environment='{"numpy":1e999}'),
     "a deep environment": of("head", environment="[" * 100_000),
     "a deep environment of names": of("head", environment='{"a":' * 100_000),
     "a deep version": of("head", environment=f'{{"numpy":{"[" * 400 + "]" * 400}}}'),
@@ -124,6 +126,14 @@ class TestOddRecords(OnABook):
             if words[-1] == "--json" and code in {0, 1}:
                 json.loads(out)
         assert (place / "r.html").stat().st_size > 1000
+
+    @pytest.mark.parametrize("odd", [name for name in ODD if "an environment" in name])
+    def test_versions_that_are_not_json_stay_text(self, odd, place, run, ids):
+        (identifier,) = ids["matmul@v0"]
+        record = replace_record(place, identifier, ODD[odd])
+        code, out, _ = run("ls", "--json", "--kernel", "matmul")
+        (entry,) = json.loads(out)
+        assert (code, entry["environment"]) == (0, record.head.environment)
 
     @pytest.mark.promise("no-control-characters")
     def test_hostile_texts_are_shown_escaped(self, place, run, ids):

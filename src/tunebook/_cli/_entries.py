@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import decode, fingerprint_of, readable
 from tunebook._base.errors import CodecError, clean
+from tunebook._base.record_format import decode_json
 from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
@@ -121,7 +121,7 @@ def named(problem: Problem) -> dict[str, Any]:
 def parsed(text: str) -> Any:
     """Return the value of a text that is JSON, else the text: a kernel's own key builder may make keys of any form."""
     try:
-        return json.loads(text)
+        return decode_json(text)  # strict: JSON for programs has no NaN
     except (ValueError, RecursionError):
         return text
 
