@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
+from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
 from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
 from tunebook._tuning import live_session  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
@@ -226,6 +228,19 @@ def test_a_live_tuning_does_not_replace_an_offline_one_of_meanwhile(gpu):
     gpu.launches.clear()
     kernel[grid](*tensors())
     assert launched(gpu) == [128]
+
+
+def test_a_merge_prefers_the_offline_tuning_of_two_equal_generations(gpu):
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background()
+    problem = kernel.kernel.problem(kernel.kernel.invocation(live.Launch(grid, tensors(), {})))
+    found = kernel.selector.persistent.read(problem)
+    assert found.body.provenance["live"] is True
+    raced = {**found.body.provenance, "when": 0.0}
+    del raced["live"]
+    offline = Record(found.head, replace(found.body, provenance=raced))
+    assert merge(found, offline).body.provenance == merge(offline, found).body.provenance == raced
 
 
 # ------------------------------------------------------------------------------------------------------------- watching

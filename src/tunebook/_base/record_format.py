@@ -336,9 +336,10 @@ def _number(value: Json) -> float:
 def merge(mine: Record, theirs: Record) -> Record:
     """Return a record with the measurements of both, and the head and provenance of the higher generation.
 
-    Of equal generations a decision on a caller's arguments counts before one on made-up arguments, and then the later
-    record. A record with a decision goes before a record without, and a pinned
-    decision before a measured one. Associative and commutative, so that books can be merged in any order.
+    Of equal generations a decision on a caller's arguments counts before one on made-up arguments, one that was raced
+    before one that was found in the calls of a running program, and then the later record. A record with a decision
+    goes before a record without, and a pinned decision before a measured one. Associative and commutative, so that
+    books can be merged in any order.
     """
     both = sorted(
         (*mine.body.measurements, *theirs.body.measurements),
@@ -362,7 +363,7 @@ def identity(m: Measurement) -> tuple[str, str, str, str]:
     return m.fingerprint, m.code, m.policy, m.environment
 
 
-def precedence(record: Record) -> tuple[bool, bool, int, bool, float, str, str]:
+def precedence(record: Record) -> tuple[bool, bool, int, bool, bool, float, str, str]:
     """Return the sort key of a record. With fields that a merge alters, merging twice would change the order."""
     head, provenance = record.head, dict(record.body.provenance)
     when = provenance.get("when")
@@ -372,7 +373,9 @@ def precedence(record: Record) -> tuple[bool, bool, int, bool, float, str, str]:
     generation = 0 if pinned else head.generation
     text = canonical_json(_head_to(replace(head, extra={})))
     on_real = provenance.get("values_from", "call") == "call"
-    return head.decided, pinned, generation, on_real, time, text, canonical_json(provenance)
+    # A race of its own tells more than the calls of a running program do.
+    raced = provenance.get("live") is not True
+    return head.decided, pinned, generation, on_real, raced, time, text, canonical_json(provenance)
 
 
 def _merge_unknown(mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> dict[str, Json]:

@@ -52,6 +52,8 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 """A search strategy: its name, or a class or function called with (space, seed=..., start=...)."""
 
 
+# In a policy: launches between other work of a program, on warm caches, never compare with the samples of a race.
+LIVE: Final = "/live"
 VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 

@@ -53,7 +53,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
     text = "write the calls to this file for `tunebook tune`, and tune nothing now"
     parser.add_argument("--record", metavar="FILE", help=text)
-    text = "tune in the launches of the program, which never stands still; see the page about no stall"
+    text = "tune in the launches of the program, so that it never stands still (default: tune at the first launch)"
     parser.add_argument("--live", action="store_true", help=text)
     parser.add_argument("--quiet", action="store_true", help="print no summary")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
-from tunebook._base.vocabulary import Problem
+from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._space.space import Space
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 from tunebook._tuning.job import History, host_name, is_believed
@@ -218,8 +218,9 @@ class EntryGuard(Generic[C]):
         """Write the result of a tuning, and return the configuration that stands.
 
         The configuration of `entry`, which was there before, stands if it is pinned, if it was chosen on a caller's
-        arguments and this tuning had made-up ones, or if something disturbed this tuning and the earlier one was
-        undisturbed and complete. `verified` is the entry whose choice was found to hold here too.
+        arguments and this tuning had made-up ones, if something disturbed this tuning and the earlier one was
+        undisturbed and complete, or if it was raced and this tuning was found in the calls of a running program.
+        `verified` is the entry whose choice was found to hold here too.
         `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
         so comes out below the next holder, and the store refuses its late record.
         """
@@ -233,7 +234,7 @@ class EntryGuard(Generic[C]):
             beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and not tuned.disturbances.quiet and _is_finished(entry.record.body):
+        if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -311,6 +312,22 @@ def winner_of(body: Body) -> str | None:
     """Return the fingerprint of the configuration that was chosen on these measurements, if that was written down."""
     winner = body.provenance.get("winner")
     return winner if isinstance(winner, str) else None
+
+
+def is_live(body: Body) -> bool:
+    """Return whether the decision was found in the calls of a running program."""
+    return body.provenance.get("live") is True
+
+
+def _says_less(tuned: Tuned[Any], earlier: Body) -> bool:
+    """Whether a tuning was disturbed and the earlier one was not, or was found in calls and the earlier one raced."""
+    if _is_live(tuned) and not is_live(earlier):
+        return True
+    return not tuned.disturbances.quiet and _is_finished(earlier)
+
+
+def _is_live(tuned: Tuned[Any]) -> bool:
+    return tuned.verdict is not None and LIVE in tuned.verdict.winner.measurement.policy
 
 
 def values_of(body: Body) -> str | None:
@@ -445,6 +462,8 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
         amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
         facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
+    if _is_live(tuned):
+        facts["live"] = True
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
     return facts | _decision(tuned)

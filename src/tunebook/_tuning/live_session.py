@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+from tunebook._base.vocabulary import LIVE
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace, SlowdownAccount
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# In the measurement policy: launches between other work of a program, on warm caches, never compare with a race's.
-LIVE: Final = "/live"
 # The part of the program's time that may be spent on loading compiled candidates. With the 2 % of `slowdown`, a program
 # that does nothing else keeps 95 % of its speed. Loading takes 5 to 30 ms per program, and longer on a busy GPU.
 LOADING_SHARE: Final = 0.03

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from triton import TritonError, knobs
@@ -140,8 +140,8 @@ class Engine:
         own = {name: bucket for name, bucket in (more.bucket or {}).items() if name in self.kernel.key}
         self.kernel.buckets = kernel_buckets(own, self.kernel.key)
         self.kernel.representative, self.kernel.output_check = more.representative, more.output_check
-        self.kernel.forks = more.processes
         self.kernel.measure = more.measure
+        self.kernel.make_live = partial(_live_launches, self.kernel, processes=more.processes)
         self.kernel.strategy = None if more.search == "auto" else more.search
         if not self.kernel.interpreted:
             key_ahead.begin()
@@ -445,6 +445,12 @@ class Engine:
     def overlay(self, config: triton.Config) -> Scope:
         """Give this kernel one configuration inside a with-block, in this thread or task."""
         return overlay_op(self.kernel.op_id_v, self.kernel.candidate(config))
+
+
+def _live_launches(kernel: TritonKernel, *, processes: bool) -> object:
+    from tunebook.adapters._triton.live import LiveLaunches  # noqa: PLC0415 - loaded late: few policies try
+
+    return LiveLaunches(kernel, processes=processes)
 
 
 def _own_do_bench(autotuner: Autotuner) -> Callable[..., Any] | None:

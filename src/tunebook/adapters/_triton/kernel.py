@@ -73,8 +73,8 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
     representative = True  # whether a bucket is tuned at its representative size
     output_check: OutputCheck | None = None
     selector: Any = None  # of its engine
-    forks = True  # whether forks may compile
     measures_by_itself = True
+    make_live: Callable[[], Any] | None = None  # makes the `LiveLaunches` of a problem; of its engine too
     checks = False  # `triton.autotune` has no reference, and none of its configurations is more right than the others
 
     def __init__(self, autotuner: Autotuner, heuristic: Any, version: str) -> None:
@@ -287,11 +287,9 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
         None in Triton's interpreter, which has no events, and for outputs that are checked, which takes a second run.
         """
-        if self.interpreted or self.output_check is not None:
+        if self.interpreted or self.output_check is not None or self.make_live is None:
             return None
-        from tunebook.adapters._triton.live import LiveLaunches  # noqa: PLC0415 - loaded late: few policies try
-
-        return LiveLaunches(self, processes=self.forks)
+        return self.make_live()
 
     def aside(self, inv: Invocation[LaunchConfig, Any]) -> AbstractContextManager[object]:
         """Return a stream of its own for a tuning in the background, if there is room for made-up tensors."""
