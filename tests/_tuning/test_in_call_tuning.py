@@ -205,6 +205,19 @@ def test_each_call_runs_one_candidate_until_the_best_is_found(tmp_path):
     assert again.names() == ["cache_hit"], "another process finds it in the book"
 
 
+def test_no_candidate_runs_while_tuning_is_paused():
+    calls = Calls()
+    pause = tb.pause_tuning()
+    try:
+        for _ in range(50):
+            calls.function(X)
+    finally:
+        pause.resume()
+    assert set(calls.runs) == {1}
+    calls.until_found(X)
+    assert calls.runs[-1] == 2
+
+
 @pytest.mark.parametrize("slowdown", [1.1, 1.5, 3.0])
 def test_the_calls_together_take_no_longer_than_stated(slowdown):
     calls = Calls(policy=INCREMENTAL.updated({"incremental_slowdown": slowdown}))

@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +23,7 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
+from tunebook._cli import main  # noqa: E402 - as above
 from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
 from tunebook._tuning import live_session  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
@@ -364,3 +369,48 @@ def test_the_explanation_of_a_winner_says_that_it_is_watched(gpu):
     tb.wait_for_background()
     text = str(kernel.explain(*tensors(), grid=grid))
     assert "watching the winner, which was found after" in text
+
+
+# --------------------------------------------------------------------------------------------------------- tunebook run
+
+PROGRAM = """
+import time
+import recorded_triton_gpu  # a GPU on which fewer warps are faster
+import torch, triton, triton.language as tl
+from triton.runtime import driver
+
+gpu = driver.active
+gpu.behind = 2
+
+@triton.autotune([triton.Config({"BLOCK": 128}, num_warps=warps) for warps in (8, 4, 2, 1)], key=["n"])
+@triton.jit
+def twice(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * 2, at < n)
+
+x, began_s = torch.zeros(256), time.monotonic()
+while time.monotonic() - began_s < 120 and [f["num_warps"] for f in gpu.launches[-300:]] != [1] * 300:
+    twice[(2,)](x, 256)
+print(gpu.launches[0]["num_warps"], gpu.launches[-1]["num_warps"], gpu.waits)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_program_that_nobody_edited_is_tuned_while_it_runs(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "tunebook", "run", "--live", "--book", str(tmp_path / "book"), "--"]
+    places = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["8", "1", "0"], done.stderr
+    assert "1 kernel ran on tunebook" in done.stderr
+
+
+def test_a_budget_and_live_tuning_exclude_each_other(capsys):
+    assert main(["run", "--live", "--budget", "10m", "--", "true"]) == 2
+    assert "--live takes no --budget" in capsys.readouterr().err

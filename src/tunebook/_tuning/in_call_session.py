@@ -28,6 +28,7 @@ from tunebook._statistics.race import (
     typical_s,
 )
 from tunebook._tuning.job import CandidateSet, Conditions
+from tunebook._tuning.pause import is_paused
 
 if TYPE_CHECKING:
     import random
@@ -227,7 +228,7 @@ class InCallSession(Generic[C]):
             try:
                 if self._found is not None:
                     self._hand_over(self._found)
-                elif self._rules.times_served or self._rules.next() is not None:
+                elif not is_paused() and (self._rules.times_served or self._rules.next() is not None):
                     return self._take_turn(args, kwargs)
                 else:  # nearly all calls
                     self._rules.served()
