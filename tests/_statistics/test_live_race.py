@@ -22,6 +22,7 @@ def ranked(land, rank):
 # ------------------------------------------------------------------------------------------------------------ the limit
 
 
+@pytest.mark.promise("live-limit")
 @given(
     costs=st.lists(st.floats(1.0, SURPRISE), min_size=2, max_size=14),
     slowdown=st.floats(1.01, 1.5),
@@ -196,6 +197,7 @@ def calls_until_beaten(calls, most):
     return None
 
 
+@pytest.mark.promise("live-rollback")
 @pytest.mark.parametrize("slower", [1.2, 2.0, 10.0])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_winner_that_becomes_slower_loses_its_place_within_50_calls(seed, slower):
@@ -205,6 +207,7 @@ def test_a_winner_that_becomes_slower_loses_its_place_within_50_calls(seed, slow
     assert calls.race.leader == "second"
 
 
+@pytest.mark.promise("live-rollback")
 @pytest.mark.parametrize("slower", [1.2, 3.0])
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_is_rolled_back_when_the_whole_device_slows_down(seed, slower):

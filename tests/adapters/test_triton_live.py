@@ -133,6 +133,7 @@ def test_each_call_launches_once_so_kernels_that_accumulate_are_safe(gpu):
         assert float(x[0]) == calls
 
 
+@pytest.mark.promise("live-limit")
 def test_any_window_of_launches_keeps_to_the_limit(gpu):
     kernel = live_kernel(heuristic=CONFIGS[2])  # it is the best already: nothing is saved
     for _ in range(3000):
@@ -251,6 +252,7 @@ def test_a_merge_prefers_the_offline_tuning_of_two_equal_generations(gpu):
 # ------------------------------------------------------------------------------------------------------------- watching
 
 
+@pytest.mark.promise("live-rollback")
 def test_a_winner_that_becomes_slower_is_rolled_back_with_an_event_within_50_launches(gpu):
     told = []
     kernel = live_kernel(on_event=lambda event, **data: told.append((event, data)))
