@@ -77,6 +77,15 @@ def test_a_failure_at_the_representative_falls_back_to_the_callers_arguments(tmp
     assert "128 rows are not valid" in said
 
 
+def test_failures_on_the_callers_own_arguments_are_remembered(tmp_path):
+    with pytest.warns(tb.TunebookWarning, match="90 rows are not valid"), pytest.raises(ValueError, match="90 rows"):
+        Rows(tmp_path, valid=lambda _x, _way: False).call(rows(90))
+    again = Rows(tmp_path, valid=lambda _x, _way: False)
+    with pytest.raises(ValueError, match="90 rows are not valid"):
+        again.call(rows(90))
+    assert again.seen == [90], "the next process does not try again, and runs the heuristic's"
+
+
 def test_a_winner_that_is_not_valid_at_the_callers_size_does_not_win(tmp_path):
     kernel = Rows(tmp_path, valid=lambda x, way: way == 0 or x.shape[0] % 64 == 0)
     assert kernel.call(rows(100)) == 0

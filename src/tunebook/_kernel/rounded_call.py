@@ -31,7 +31,7 @@ class RoundedCall(NamedTuple):
     reason: str = ""
 
 
-class _Sizes:
+class _BucketSizes:
     """The sizes in the arguments of a call that have a bucket, and the representatives of their buckets."""
 
     def __init__(self, arguments: Mapping[str, Any], keyed: Collection[str], buckets: Buckets) -> None:
@@ -74,7 +74,7 @@ def rounded_call(
 
     `refused` is a reason for its own sizes.
     """
-    sizes = _Sizes(arguments, keyed, buckets)
+    sizes = _BucketSizes(arguments, keyed, buckets)
     if not sizes.named:
         return None
     own = _text(sizes, arguments, 0)
@@ -87,7 +87,7 @@ def rounded_call(
         return RoundedCall(arguments, own, str(error))
 
 
-def _text(sizes: _Sizes, arguments: Mapping[str, Any], which: int) -> str:
+def _text(sizes: _BucketSizes, arguments: Mapping[str, Any], which: int) -> str:
     """Return the sizes of the arguments with buckets: their own (0), or the representatives (1)."""
     found = []
     for name in sizes.named:
@@ -96,7 +96,7 @@ def _text(sizes: _Sizes, arguments: Mapping[str, Any], which: int) -> str:
     return ",".join(found)
 
 
-def _refuse_the_unsafe(sizes: _Sizes, arguments: Mapping[str, Any]) -> None:
+def _refuse_the_unsafe(sizes: _BucketSizes, arguments: Mapping[str, Any]) -> None:
     """Raise `Unsupported` for a call that would get too large, or whose integers may point outside of its arrays."""
     shrinks = any(min(new) < old for old, new in sizes.becomes.items())
     before = after = 0
@@ -113,7 +113,7 @@ def _refuse_the_unsafe(sizes: _Sizes, arguments: Mapping[str, Any]) -> None:
         raise Unsupported(f"the arrays would take {after >> 20} MiB")
 
 
-def _resized(sizes: _Sizes, arguments: Mapping[str, Any], keyed: Collection[str]) -> dict[str, Any]:
+def _resized(sizes: _BucketSizes, arguments: Mapping[str, Any], keyed: Collection[str]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, argument in arguments.items():
 

@@ -175,7 +175,9 @@ def together(
     mode = f"{first.conditions.mode}{TOGETHER}{blake2b(';'.join(texts).encode(), digest_size=8).hexdigest()}"
     return first._replace(
         parts=[job.parts[0]._replace(weight=weight) for job, weight in zip(jobs, weights, strict=True)],
-        conditions=first.conditions._replace(mode=mode, values_from=made_up),
+        conditions=first.conditions._replace(
+            mode=mode, values_from=made_up, at=";".join(filter(None, (job.conditions.at for job in jobs)))
+        ),
         setup=first.setup._replace(compile=compile_for_all if first.setup.compile else None),
         goal=first.goal._replace(
             roofline=None,
@@ -235,6 +237,7 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
             kernel.environment(inv),
             mode,
             values_for(call),
+            kernel.own_sizes(inv),
             checked_by=lambda: kernel.check_checksum,
         ),
         setup=Setup(
