@@ -9,6 +9,7 @@ from kernels import FakeClock, fake_tuner
 import tunebook as tb
 from tunebook._arrays.describe import describe
 from tunebook._arrays.made_up import resized
+from tunebook._cli import main
 
 
 class Rows:
@@ -63,6 +64,14 @@ def test_the_record_and_explain_say_at_which_size_it_was_measured(tmp_path):
     assert kernel.record(rows(100)).body.provenance["at"] == {"sizes": "x=128x2", "reason": ""}
     assert "  at         x=128x2: the representative of its bucket" in str(kernel.call.explain(rows(100)))
     assert tb.tune(kernel.call, rows(70)).at["sizes"] == "x=128x2"
+
+
+def test_the_command_shows_at_which_size_it_was_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path))
+    Rows(None).call(rows(100))
+    assert main(["show", "rows"]) == 0
+    assert "measured at" in (said := capsys.readouterr().out)
+    assert "x=128x2: the representative of its bucket" in said
 
 
 @pytest.mark.promise("buckets-agree")

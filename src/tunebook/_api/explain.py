@@ -184,8 +184,7 @@ class Explanation:
         if values_from is not None or winner.values_from != "call":  # older records do not say
             yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
         if (at := measured_at(facts)) is not None:
-            why = f"the caller's own size, because {at.reason}" if at.reason else "the representative of its bucket"
-            yield _item("at", f"{at.sizes}: {why}")
+            yield _item("at", str(at))
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body

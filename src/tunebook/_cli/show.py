@@ -12,6 +12,7 @@ from tunebook._cli._filters import FILTERS, book_to_read, count_of, size_text
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
+from tunebook._selection.bucket_tuning import measured_at
 from tunebook._selection.trusted_entries import measured_for_choice, verdict_of
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
@@ -52,6 +53,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
     if (values_from := facts.pop("values_from", None)) is not None:
         pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
+    if (at := measured_at(facts)) is not None:
+        del facts["at"]
+        pairs += [("measured at", str(at))]
     pairs += [("versions", versions or head.environment[:200] or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     if isinstance(before := facts.pop("instead_of", None), dict):

@@ -96,6 +96,10 @@ class MeasuredAt(NamedTuple):
     sizes: str
     reason: str
 
+    def __str__(self) -> str:
+        why = f"the caller's own size, because {self.reason}" if self.reason else "the representative of its bucket"
+        return f"{self.sizes}: {why}"
+
 
 def measured_at(facts: Any) -> MeasuredAt | None:
     """Return the sizes that a record's bucket was measured at; None if it is not of a bucket, or does not say."""

@@ -13,7 +13,7 @@ from tunebook._api.tunable import tunable
 from tunebook._arrays.describe import arrays_in, describe, device_of, is_array, libraries_of, timer_for
 from tunebook._arrays.device_fingerprint import device_fingerprint
 from tunebook._arrays.library import ArraySpec, library_named, library_of
-from tunebook._arrays.made_up import materialise
+from tunebook._arrays.made_up import duplicate, materialise
 from tunebook._base.config_codec import classes_of, decode, encode
 from tunebook._kernel.output_check import difference
 from tunebook._keys.call_key import call_key, fast_key_of
@@ -96,6 +96,18 @@ class ArrayLibraryContract:
                 assert not library.is_same(x, copy), "the copy shares memory with the array"
                 library.put_back(x, copy)
                 assert library.is_same(x, copy)
+
+    def test_a_duplicate_has_the_values_and_the_layout_of_an_array_in_memory_of_its_own(self) -> None:
+        for x in self.arrays():
+            library = library_of(x)
+            if library.duplicate is None and not library.is_writable(x):
+                continue  # such an array is an error of `Measure(inputs=...)`
+            made = duplicate(x)
+            assert made is not x
+            assert describe(made) == describe(x)
+            assert difference(made, x) is None
+            if self.write(made):
+                assert difference(made, x) is not None, "the duplicate shares memory with the array"
 
     def test_an_array_that_a_run_wrote_to_is_restored(self) -> None:
         for x, fresh in zip(self.arrays(), self.arrays(), strict=True):
