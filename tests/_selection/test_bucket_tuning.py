@@ -102,6 +102,16 @@ def test_a_winner_that_is_not_valid_at_the_callers_size_does_not_win(tmp_path):
     assert Rows(tmp_path / "another", valid=lambda x, way: way == 0 or x.shape[0] % 64 == 0).call(rows(128)) == 1
 
 
+def test_a_fault_in_making_the_representative_never_fails_a_call(tmp_path, monkeypatch):
+    def fail(*_args, **_options):
+        raise RuntimeError("an array library that cannot do this")
+
+    monkeypatch.setattr("tunebook._kernel.rounded_call.rounded_call", fail)
+    kernel = Rows(tmp_path)
+    assert kernel.call(rows(90)) == 0
+    assert kernel.record(rows(90)).head.decided
+
+
 def test_without_a_representative_the_first_call_is_measured(tmp_path):
     kernel = Rows(tmp_path, representative=False)
     assert kernel.call(rows(90)) == 0

@@ -78,6 +78,25 @@ def test_the_decorator_and_the_policy_and_a_kernel_class_can_say_how(where):
     assert policies(tuned) == {"host-clock/race/warmup=1/forward/inputs=2"}
 
 
+def test_a_kernel_class_with_a_method_of_that_name_is_measured_as_usual():
+    class Measuring(tb.Kernel):
+        checks = False
+
+        def candidate_cfgs(self, inv):
+            return [1, 2]
+
+        def run(self, x, *, cfg):
+            clock.spend(cfg)
+
+        def measure(self, x):
+            """A method of the user's own."""
+
+    clock, kernel, inv = FakeClock(), Measuring("measuring"), tb.Invocation("measuring", (X,), {})
+    tuned = tb.ConfigSelectorChain(tb.ConfigCache(), None, fake_tuner(clock)).tune(inv, kernel)
+    assert policies(tuned) == {"host-clock/race/warmup=1/forward"}
+    assert kernel.checksum(inv) == Measuring("measuring").checksum(inv)
+
+
 def test_tune_goes_before_the_policy_and_the_policy_before_the_kernel_field_by_field():
     policy = tb.AutotunePolicy(measure=tb.Measure(cache="cold", inputs=4))
     kernel = Runs(measure=tb.Measure(cache="warm", inputs=2, launch="eager"), policy=policy)

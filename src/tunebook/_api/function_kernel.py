@@ -23,6 +23,7 @@ from tunebook._kernel.measure import check_measure
 from tunebook._kernel.output_check import Comparison, as_mismatch, comparison, with_own_arrays
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
+from tunebook._measure.stopwatch import Attempt
 from tunebook._space.choice import Choice
 from tunebook._space.space import Config, Space
 from tunebook._space.written_config import WrittenConfigs
@@ -295,9 +296,11 @@ class FunctionKernel(Kernel[Any, Any]):
         return rounded_call(dict(zip(self.parameters, inv.args, strict=True)), self.names, self.buckets, refused)
 
     def own_sizes(self, inv: Invocation[Any, Any]) -> str:
-        """Return the sizes of a call that have buckets."""
-        found = self._rounded(inv, "its own")
-        return "" if found is None else found.sizes
+        """Return the sizes of a call that have buckets; "" if they are not known."""
+        with Attempt():  # a fault in describing the sizes must not fail the call
+            found = self._rounded(inv, "its own")
+            return "" if found is None else found.sizes
+        return ""
 
     def mutated(self, inv: Invocation[Any, Any]) -> Sequence[object] | None:
         if self.mutates is None:

@@ -21,6 +21,7 @@ from tunebook._base.vocabulary import Problem, ShownByOp, computed_once
 from tunebook._code.checksum import candidates_checksum, members_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._code.values import measured_names
+from tunebook._kernel.measure import measure_of
 from tunebook._kernel.output_check import Comparison, difference
 from tunebook._keys.call_key import call_key, fast_key_of
 from tunebook._statistics.decide import objective_name
@@ -260,7 +261,7 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
     def _checksum_over(self, candidates: Iterable[Cfg]) -> str:
         # The objective is not code: a decision under another one is made from the same measurements.
         objective = "" if self.objective == "typical" else f"-{objective_name(self.objective)}"
-        measure = "" if self.measure is None else f"-{self.measure!r}"  # nor is the way to measure
+        measure = "" if (own := measure_of(self)) is None else f"-{own!r}"  # nor is the way to measure
         return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}{measure}"
 
     @computed_once

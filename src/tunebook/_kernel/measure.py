@@ -62,6 +62,11 @@ def _given(measure: Measure) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def measure_of(kernel: Any) -> Measure | None:
+    """Return how a kernel wants to be measured; a class of a user's may have another attribute of that name."""
+    return kernel.measure if isinstance(kernel.measure, Measure) else None
+
+
 def check_measure(measure: object, option: str = "measure") -> Measure | None:
     """Return the value of an option; `DefinitionError` if it is neither a `Measure` nor None."""
     if measure is None or isinstance(measure, Measure):

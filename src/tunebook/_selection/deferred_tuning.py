@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, text_of, warn_once
+from tunebook._kernel.measure import measure_of
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import EPOCH, MEMO
 from tunebook._selection.recording import (
@@ -457,8 +458,8 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
         return None
     if request.kernel.table is not None:
         return Skipped("its calls run nothing that a candidate could be tried in; use cache_miss_fallback='background'")
-    if request.kernel.measure is not None:
-        how = f"its calls are measured as they are, and not as {request.kernel.measure!r} says"
+    if (measure := measure_of(request.kernel)) is not None:
+        how = f"its calls are measured as they are, and not as {measure!r} says"
         return Skipped(f"{how}; use cache_miss_fallback='background'")
     from tunebook._tuning.in_call_session import why_not_in_calls  # noqa: PLC0415 - loaded late: few policies explore
 

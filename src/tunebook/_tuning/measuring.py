@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunebook._arrays.describe import device_of, libraries_of, platform_of, timer_for
 from tunebook._arrays.library import library_named
 from tunebook._base.errors import DefinitionError
-from tunebook._kernel.measure import Measure
+from tunebook._kernel.measure import Measure, measure_of
 from tunebook._measure.stopwatch import AgainstModel, AmongThemselves, InProcess, Launches, Runner, Stopwatch, TimedPart
 from tunebook._tuning.job import Setup, Timing
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 def measure_for(call: Call[Any], policy: AutotunePolicy) -> Measure:
     """Return how a call is measured: as `tune` was told, else as the policy says, else as the kernel does."""
-    asked = (call.measure or Measure()).over(policy.measure).over(call.kernel.measure)
-    if call.kernel.measures_by_itself and asked != (call.kernel.measure or Measure()):
+    own = measure_of(call.kernel)
+    asked = (call.measure or Measure()).over(policy.measure).over(own)
+    if call.kernel.measures_by_itself and asked != (own or Measure()):
         raise DefinitionError(f"{call.problem.op} is measured as its definition says: give it measure={asked!r} there")
     return asked
 
