@@ -10,7 +10,7 @@ import ejkernel.modules as ej
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ejkernel.modules.operations.pooling import _mean_pooling_executor
+from ejkernel.modules.operations.pooling import MeanPoolingConfig, _mean_pooling_executor
 
 import tunebook as tb
 from tunebook.adapters import ejkernel as adapter
@@ -67,3 +67,24 @@ def test_an_operation_answers_from_the_nearest_size_and_is_measured_behind_the_c
     assert tb.wait_for_background(120)
     made = [record for record in records(selector) if "[1,288,32]" in record.problem.call_key]
     assert [record.body.provenance["values_from"] for record in made] == ["random"]
+
+
+def pooling(book):
+    """Their operation as a kernel whose lengths share entries: ejkernel's own selector makes an entry per length."""
+
+    @tb.tunable(space=tb.Space(block_size=[32, 64, 128]), heuristic={"block_size": 64}, store=book, name="pooling",
+                bucket={"x": {1: tb.pow2}})  # fmt: skip
+    def pool(x, *, config):
+        return ej.mean_pooling(x, cfg=MeanPoolingConfig(block_size=config.block_size))
+
+    return pool
+
+
+@pytest.mark.parametrize("first", [70, 100, 128])
+@pytest.mark.parametrize("way", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_bucket_of_lengths_is_tuned_at_its_representative_whichever_comes_first(tmp_path, first, way):
+    pool, x = pooling(tmp_path), tokens(first)
+    assert np.allclose(way(pool)(x), x.mean(1), atol=1e-5)
+    record = pool.selector.persistent.read(pool.problem(x))
+    assert {m.policy.partition("/at:")[2].partition("/")[0] for m in record.body.measurements} == {"x=1x128x32"}
+    assert "at         x=1x128x32: the representative of its bucket" in str(pool.explain(x))
