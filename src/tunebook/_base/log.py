@@ -18,13 +18,13 @@ WARNED: Final = "tunebook_warned"  # on a record that was a warning too, which a
 
 
 def _logger() -> logging.Logger | None:
-    logging = sys.modules.get("logging")
+    module: Any = sys.modules.get("logging")
     # Another thread may be importing it right now; `captureWarnings` is the last name that it defines.
-    if logging is None or not hasattr(logging, "captureWarnings"):
+    if module is None or not hasattr(module, "captureWarnings"):
         return None
-    logger: logging.Logger = logging.getLogger(NAME)
+    logger: logging.Logger = module.getLogger(NAME)
     if not logger.handlers:
-        logger.addHandler(logging.NullHandler())  # or Python prints warnings of programs that have no handlers
+        logger.addHandler(module.NullHandler())  # or Python prints warnings of programs that have no handlers
     return logger
 
 
