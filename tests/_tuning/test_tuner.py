@@ -33,12 +33,6 @@ def winner(measurements, **options):
 
 class TestDecide:
     @pytest.mark.promise("wrong-never-wins")
-    @pytest.mark.parametrize(
-        ("written", "seconds"), [("1h30m", 5400), ("30 sec", 30), ("5", 5), ("1 hour 5 min", 3900), (".5s", 0.5)]
-    )
-    def test_a_budget_may_be_written_as_people_write_times(self, written, seconds):
-        assert parse_budget(written) == Budget(seconds=seconds)
-
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
     def test_an_invalid_time_never_wins(self, bad):
         for order in ([measured("bad", bad), measured("good", 1.0)], [measured("good", 1.0), measured("bad", bad)]):
@@ -296,6 +290,12 @@ class TestBudget:
         work, ran = job(clock, dict.fromkeys(range(10), 1.0), heuristic=7, budget=Budget(0.5))
         assert fake_tuner(clock).tune(work).config == 7
         assert set(ran) == {7}
+
+    @pytest.mark.parametrize(
+        ("written", "seconds"), [("1h30m", 5400), ("30 sec", 30), ("5", 5), ("1 hour 5 min", 3900), (".5s", 0.5)]
+    )
+    def test_a_budget_may_be_written_as_people_write_times(self, written, seconds):
+        assert parse_budget(written) == Budget(seconds=seconds)
 
     @pytest.mark.parametrize("bad", ["fast", "1.2.3s", "-1s", 0, -2, "", math.nan, [1], "1x"])
     def test_an_invalid_budget_is_refused_with_examples(self, bad):
