@@ -162,7 +162,7 @@ def interrupt_at(call, nth):
 
 def test_an_overlay_that_is_interrupted_while_it_begins_is_not_left_on(kernel):
     kernel(1)
-    scope = kernel.overlay(s=5)
+    scope = kernel.overlay(tb.Config(s=5))
     nth = 0
     while True:
         nth += 1

@@ -117,7 +117,7 @@ class WrittenConfigs:
         has = f"it has {', '.join(map(repr, values[:8]))}{', ...' if len(values) > 8 else ''}"
         raise DefinitionError(
             f"{self._op_id!r}: {given}: {name}={value!r} is not in the space; {near or has}. To try a value outside of "
-            f"the space, pass {given}=tunebook.Config(...)"
+            f"the space, pass a tunebook.Config"
         )
 
     def _member(self, given: str, config: Config) -> Config:
