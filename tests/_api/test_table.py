@@ -18,6 +18,7 @@ from kernels import FakeClock, fake_tuner, note_in
 from limits import HANG_S
 
 import tunebook as tb
+from tunebook._api import table as table_module
 from tunebook._arrays import library as registry
 from tunebook._arrays.library import ArrayLibrary
 from tunebook._cli import main
@@ -214,6 +215,26 @@ class TestNear:
             moe.table.selector.persistent.put(*moe.table.problem(8, 4096, m, "bf16"), tb.Config(block=block))
         assert {m: moe.table(8, 4096, m, "bf16").block for m in asked} == asked
         assert moe.ran == []
+
+    def test_none_is_like_a_number_that_the_entry_lacks(self, tmp_path):
+        moe = Moe(store=tmp_path, near=("M",))
+        problem = moe.table.problem(8, 4096, 64, None)
+        short = json.dumps({n: v for n, v in json.loads(problem.call_key).items() if v is not None})
+        moe.table.selector.persistent.put(problem.device, problem.op, short, tb.Config(block=128))
+        assert moe.table(8, 4096, 64, None).block == 128
+        assert moe.table(8, 4096, 70, None).block == 128
+        assert moe.ran == []
+
+    def test_many_entries_are_taken_apart_once(self, tmp_path, monkeypatch):
+        moe = Moe(store=tmp_path, near=("M",))
+        for m in range(1, 40):
+            moe.table.selector.persistent.put(*moe.table.problem(8, 4096, 100 * m, "bf16"), tb.Config(block=32))
+        taken_apart = []
+        parse = table_module.parsed
+        monkeypatch.setattr(table_module, "parsed", lambda key: taken_apart.append(key) or parse(key))
+        for asked in (150, 250, 350):
+            assert moe.table(8, 4096, asked, "bf16").block == 32
+        assert len(taken_apart) == 39 + 3
 
     def test_a_new_entry_counts_from_the_next_call_on(self, moe):
         assert moe.table(8, 4096, 70, "bf16").block == 128

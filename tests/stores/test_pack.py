@@ -48,7 +48,7 @@ def records(count):
 
 
 def test_a_pack_says_how_many_records_it_has(path):
-    assert write_pack(path, records(3)) == 3
+    assert write_pack(str(path), records(3)) == 3
     assert write_pack(path, iter([])) == 0
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _INPUTS: Final = "inputs"
 _OWN: Final = ("space", "near", "run", "device")
+_SPLIT_KEYS: Final = 65_536  # 20 MB
 _POINTLESS: Final = ("ignore", "layout", "mutates")  # options of `tunable` that are about arrays, or undo `key`
 
 
@@ -86,6 +87,7 @@ class TableKernel(FunctionKernel):
             refuse_deferred(run, name)
         self._measured, self._device = run, device
         self._near = self._nearness(near)
+        self._split: dict[str, tuple[tuple[str, ...], str]] = {}
         # Without `run` no entry can be measured again here.
         own: tuple[Trust, ...] = () if run is not None else ("versions", "candidates", "code")
         self.declared: tuple[Trust, ...] = (*own, "near") if self._near else own
@@ -148,11 +150,23 @@ class TableKernel(FunctionKernel):
         """Return how far an entry is from the numbers asked for; infinite if others than those of `near=` differ."""
         from tunebook.search._warm_start import distance  # noqa: PLC0415 - loaded late: few calls ask
 
-        first, second = parsed(entry) or {}, parsed(asked) or {}
-        if any(first.get(name) != second.get(name) for name in {*first, *second} - self._near.keys()):
+        (near, rest), (near_asked, rest_asked) = self._parts(entry), self._parts(asked)
+        if rest != rest_asked:
             return math.inf
-        parts = ((canonical_json(first.get(name)), canonical_json(second.get(name)), name) for name in self._near)
-        return math.fsum(distance(one, other, self._near[name]) for one, other, name in parts)
+        return math.fsum(map(distance, near, near_asked, self._near.values()))
+
+    def _parts(self, call_key: str) -> tuple[tuple[str, ...], str]:
+        """Return the near numbers of a call key, and the rest; kept, since every miss compares all entries."""
+        known = self._split.get(call_key)
+        if known is None:
+            key = parsed(call_key) or {}
+            near = tuple(canonical_json(key.pop(name, None)) for name in self._near)
+            # None is like a number that is left out: a file without a dtype answers a call with dtype=None.
+            known = near, canonical_json({name: value for name, value in key.items() if value is not None})
+            if len(self._split) >= _SPLIT_KEYS:
+                self._split.clear()
+            self._split[call_key] = known
+        return known
 
     # --------------------------------------------------------------------------------------------------- a tuning
 

@@ -72,12 +72,13 @@ def _answers(
     records = [r for r in book.records(call.problem.op) if r.head.decided]
     family_in_reach: Callable[[str], str] = family_of if "family" in rungs else str
     family = family_in_reach(call.problem.device)
-    relatives = [r for r in records if family_in_reach(r.head.problem.device) == family]
-    for record in sorted(relatives, key=lambda r: _fitness(call, r), reverse=True):
-        there = record.head.problem
-        elsewhere = there.call_key == call.problem.call_key and there.device != call.problem.device
-        if elsewhere and (found := _valid(book, call, record)) is not None:
-            yield "family", found, {"device": there.device}
+    devices = {device for device in {r.problem.device for r in records} if family_in_reach(device) == family}
+    relatives = [r for r in records if r.problem.device in devices]
+    here = call.problem
+    same_call = [r for r in relatives if r.problem.call_key == here.call_key and r.problem.device != here.device]
+    for record in sorted(same_call, key=lambda r: _fitness(call, r), reverse=True):
+        if (found := _valid(book, call, record)) is not None:
+            yield "family", found, {"device": record.problem.device}
     nearby: tuple[tuple[Trust, list[Record]], ...] = ("near", relatives), ("any", records)
     for rung, those in nearby:
         if rung in rungs and (near := book.nearest(call, those)) is not None:

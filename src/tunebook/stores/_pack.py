@@ -56,7 +56,7 @@ _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _NAMES: Final = rb',"device":(%b),"environment":%b,"generation":\d+,"op":(%b),"origin"' % ((_STRING,) * 3)
 
 
-def write_pack(path: Path, records: Iterable[Record], *, key: bytes | None = None) -> int:
+def write_pack(path: str | os.PathLike[str], records: Iterable[Record], *, key: bytes | None = None) -> int:
     """Write a pack, in place of an earlier pack; return how many records it has.
 
     Of two records of a problem it gets the higher generation, then the later. Readers of the earlier pack keep it.
@@ -64,6 +64,7 @@ def write_pack(path: Path, records: Iterable[Record], *, key: bytes | None = Non
     """
     import sqlite3  # noqa: PLC0415 - milliseconds that only packs pay
 
+    path = Path(path)
     temp = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     with writing(str(path)):
         make_directory(path.parent, os.fsync)
