@@ -15,8 +15,8 @@ from tunebook._api.explain import Explanation, _spread, explain_entry
 from tunebook._api.versions import versions_differ
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import Failure, Measurement, Problem
+from tunebook._selection.recorded_decision import measured_for_choice
 from tunebook._selection.selector import NoSelection
-from tunebook._selection.trusted_entries import measured_for_choice
 from tunebook._statistics.decide import Ranked, decide
 from tunebook.stores._listing import Catalogue
 

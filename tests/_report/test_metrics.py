@@ -15,7 +15,7 @@ from limits import HANG_S
 import tunebook as tb
 from tunebook._report import metrics
 from tunebook._report.metrics import Counts
-from tunebook._selection.selector import EVERYWHERE
+from tunebook._selection.listeners import EVERYWHERE
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tunebook._base.config_codec import encode, readable
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._cli import main
 from tunebook._report.entry import entry_of, facts_of
-from tunebook._selection.trusted_entries import verdict_of
+from tunebook._selection.recorded_decision import verdict_of
 from tunebook.stores import DirectoryStore
 
 

@@ -24,7 +24,7 @@ from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
 from tunebook._cli import main  # noqa: E402 - as above
-from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
+from tunebook._selection.listeners import EVERYWHERE  # noqa: E402 - as above
 from tunebook._tuning import live_session  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above

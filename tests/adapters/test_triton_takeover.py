@@ -18,7 +18,7 @@ from test_triton_same_as_triton import ROWS, observe, same  # noqa: E402 - as ab
 from triton.runtime.autotuner import Autotuner, autotune  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
-from tunebook._selection.selector import EVERYWHERE  # noqa: E402 - as above
+from tunebook._selection.listeners import EVERYWHERE  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune as our_autotune  # noqa: E402 - as above
 from tunebook.adapters.triton import install, uninstall  # noqa: E402 - as above
 

@@ -14,9 +14,7 @@ from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.bucket_tuning import measured_at
-from tunebook._selection.selector import NoSelection, Selection, select_offline
-from tunebook._selection.tiers import OfflineEntry
-from tunebook._selection.trusted_entries import (
+from tunebook._selection.recorded_decision import (
     disturbances_of,
     environments_verified,
     is_interrupted,
@@ -24,6 +22,8 @@ from tunebook._selection.trusted_entries import (
     values_of,
     verdict_of,
 )
+from tunebook._selection.selector import NoSelection, Selection, select_offline
+from tunebook._selection.tiers import OfflineEntry
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.progress import day_text, seconds_text
 

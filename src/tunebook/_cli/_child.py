@@ -18,8 +18,8 @@ from tunebook._selection.recording import record
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tunebook._selection.listeners import Everywhere
     from tunebook._selection.recording import Recording
-    from tunebook._selection.selector import Everywhere
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.trusted_entries import verdict_of
+from tunebook._selection.recorded_decision import verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
 

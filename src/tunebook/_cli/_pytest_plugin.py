@@ -15,7 +15,7 @@ from tunebook._base.environment_variables import RunOptions, run_options, settin
 from tunebook._cli.ci import shortfall_lines
 from tunebook._cli.run import STARTUP, folder_of_run, summary
 from tunebook._report.run_log import LOG, RunLog, read_log, shortfalls
-from tunebook._selection.selector import EVERYWHERE
+from tunebook._selection.listeners import EVERYWHERE
 
 if TYPE_CHECKING:
     from tunebook._base.environment_variables import Mode

@@ -19,8 +19,8 @@ from tunebook._cli._filters import FILTERS, book_to_read, filters_of, size_text
 from tunebook._cli._results import add_import, import_modules
 from tunebook._cli._terminal import TextColumn, count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import live_kernel
-from tunebook._selection.trusted_entries import why_undecided
 from tunebook._tuning.progress import day_text
 from tunebook.stores import PackStore, problem_id, write_pack
 from tunebook.stores._listing import Catalogue, measured_s

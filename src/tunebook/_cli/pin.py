@@ -20,8 +20,8 @@ from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.env_pins import fields_of, fits
+from tunebook._selection.recorded_decision import verdict_of
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook._selection.trusted_entries import verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 

@@ -13,7 +13,7 @@ from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
-from tunebook._selection.trusted_entries import measured_for_choice, verdict_of
+from tunebook._selection.recorded_decision import measured_for_choice, verdict_of
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 

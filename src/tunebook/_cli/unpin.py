@@ -13,7 +13,7 @@ from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_to_read
 from tunebook._cli._verb import DONE, NO, Namespace, Terminal, Verb
 from tunebook._cli.pin import DECISION, add_entry, lock_problem
-from tunebook._selection.trusted_entries import verdict_of
+from tunebook._selection.recorded_decision import verdict_of
 from tunebook.stores._listing import Catalogue
 
 # For a decision whose kernel is unknown here. It matches no kernel, so that the next call decides again from the stored

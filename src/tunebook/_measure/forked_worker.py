@@ -29,11 +29,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
 
 from tunebook._base.errors import Unsupported, text_of
 from tunebook._base.vocabulary import Failure
-from tunebook._measure.stopwatch import InProcess, Runner, Trial, failed
+from tunebook._measure.stopwatch import Runner, Trial, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+    from tunebook._measure.in_process import InProcess
 
     Found: TypeAlias = Sequence[float] | Failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._report.entry import config_text, entry_of
-from tunebook._selection.trusted_entries import verdict_of
+from tunebook._selection.recorded_decision import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

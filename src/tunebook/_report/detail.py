@@ -22,7 +22,7 @@ from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
 from tunebook._report.entry import MeasuredRecord, config_text, entry_of
 from tunebook._selection.env_pins import fields_of
-from tunebook._selection.trusted_entries import disturbances_of, environments_verified
+from tunebook._selection.recorded_decision import disturbances_of, environments_verified
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.trusted_entries import verdict_of, winner_of
+from tunebook._selection.recorded_decision import verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:

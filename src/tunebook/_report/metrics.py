@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tunebook._base.errors import DefinitionError, require
-from tunebook._selection.selector import EVERYWHERE
+from tunebook._selection.listeners import EVERYWHERE
 from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ import time
 from contextlib import ExitStack
 from functools import partial, reduce
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
 from tunebook._measure.running_candidate import RunningCandidate
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
+from tunebook._selection.book_lookup import BookLookup
 from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call, ready
 from tunebook._selection.deferred_tuning import DeferredTuning
 from tunebook._selection.foreign_tuner import ForeignTuner
@@ -47,26 +48,6 @@ _LOOK_AGAIN_S: Final = 60.0
 # After so many tunings, the keys of a kernel show whether an argument makes a new one each time.
 _LOOK_AT_KEYS: Final = 8
 WOULD_TUNE: Final = "would tune now"  # in a preview
-
-
-class _BookLookup(Generic[C]):
-    """Reads the entry of a request, and keeps it: under the lease it stays as it is.
-
-    It reads nothing if the book is in the state in which another tier has found the entry.
-    """
-
-    def __init__(self, book: EntryGuard[C], request: Request[C]) -> None:
-        self._book, self._request = book, request
-        unread: Refused[C] = Refused("not read yet")
-        self._state, self.entry = request.looks[-1] if request.looks else (None, unread)
-
-    def __call__(self) -> Found[C] | None:
-        before, self._state = self._state, self._book.state(self._request.problem)
-        if before is None or before != self._state:
-            self.entry = self._book.find(self._request)
-        if isinstance(self.entry, Refused):
-            return None
-        return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)
 
 
 class AutotuneTier(Tier[C]):
@@ -105,7 +86,7 @@ class AutotuneTier(Tier[C]):
         put_off = self.deferred.ask(request) if request.policy.cache_miss_fallback in DEFERRED else None
         if (known := put_off or self._known(request)) is not None:
             return known
-        look = _BookLookup(self._book, request)
+        look = BookLookup(self._book, request)
         try:
             with self._turn(request, look) as turn:
                 if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
@@ -144,7 +125,7 @@ class AutotuneTier(Tier[C]):
 
         `again`: it replaces a result of the same calls, which has become slower.
         """
-        look = _BookLookup(self._book, request)
+        look = BookLookup(self._book, request)
         with self._turn_on_demand(request, "adopt") if again else self._turn(request, look) as turn:
             if turn.leads:
                 if again:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._selection.autotune_tier import AutotuneTier
+from tunebook._selection.listeners import EVERYWHERE
 from tunebook._selection.recording import how_to_give_values
 from tunebook._selection.selector_settings import SelectorSettings, as_policy
 from tunebook._selection.tiers import (
@@ -206,35 +207,6 @@ ORDER: Final[tuple[type[Tier[Any]], ...]] = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------- listeners
-
-
-class Everywhere:
-    """The listeners to the events of every selector of the process. One per process: `EVERYWHERE`."""
-
-    def __init__(self) -> None:
-        self.listeners: Final[list[Callable[..., None]]] = []  # append and remove are atomic
-        self.rare: Final[list[Callable[..., None]]] = []
-
-    def listen_rarely(self, listener: Callable[..., None]) -> None:
-        """Tell one more listener, but not about the answers that warm calls get, which cost nothing that way."""
-        self.rare.append(listener)
-
-    def listen(self, listener: Callable[..., None]) -> None:
-        """Tell one more listener from now on; a listener that is given twice is told once."""
-        if listener not in self.listeners:
-            self.listeners.append(listener)
-        MEMO.invalidate()
-
-    def unlisten(self, listener: Callable[..., None]) -> None:
-        """Stop telling a listener."""
-        for listeners in (self.listeners, self.rare):
-            with suppress(ValueError):
-                listeners.remove(listener)
-        MEMO.invalidate()
-
-
-EVERYWHERE: Final = Everywhere()
 _numbers: Final = itertools.count()
 
 

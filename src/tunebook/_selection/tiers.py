@@ -13,8 +13,9 @@ from tunebook._base.log import listens, log
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict
 from tunebook._memo.context_stack import find_overlay
+from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import Refused, why_undecided
+from tunebook._selection.trusted_entries import Refused
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:

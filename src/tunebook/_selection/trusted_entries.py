@@ -14,8 +14,16 @@ from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import LIVE, Problem
+from tunebook._selection.recorded_decision import (
+    environments_verified,
+    is_finished,
+    is_live,
+    values_of,
+    why_undecided,
+    winner_of,
+)
 from tunebook._space.space import Space
-from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
+from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.job import History, host_name, is_believed
 
 if TYPE_CHECKING:
@@ -144,7 +152,7 @@ class EntryGuard(Generic[C]):
         if record is None:
             return History()
         body = record.body
-        complete = _is_finished(body)
+        complete = is_finished(body)
         known = tuple(filter(is_believed, body.measurements))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
@@ -308,115 +316,15 @@ class EntryGuard(Generic[C]):
         self.persistent.write(record.fitted())
 
 
-def winner_of(body: Body) -> str | None:
-    """Return the fingerprint of the configuration that was chosen on these measurements, if that was written down."""
-    winner = body.provenance.get("winner")
-    return winner if isinstance(winner, str) else None
-
-
-def is_live(body: Body) -> bool:
-    """Return whether the decision was found in the calls of a running program."""
-    return body.provenance.get("live") is True
-
-
 def _says_less(tuned: Tuned[Any], earlier: Body) -> bool:
     """Whether a tuning was disturbed and the earlier one was not, or was found in calls and the earlier one raced."""
     if _is_live(tuned) and not is_live(earlier):
         return True
-    return not tuned.disturbances.quiet and _is_finished(earlier)
+    return not tuned.disturbances.quiet and is_finished(earlier)
 
 
 def _is_live(tuned: Tuned[Any]) -> bool:
     return tuned.verdict is not None and LIVE in tuned.verdict.winner.measurement.policy
-
-
-def values_of(body: Body) -> str | None:
-    """Return where the arguments of the tuning that chose were from; None if that was not written down."""
-    values_from = body.provenance.get("values_from")
-    return values_from if isinstance(values_from, str) else None
-
-
-def is_interrupted(record: Record) -> bool:
-    """Return whether a record holds the measurements of a tuning that was interrupted before it could choose."""
-    return not record.head.decided and record.body.provenance.get("interrupted") is True
-
-
-def why_undecided(record: Record) -> str:
-    """Return why a record holds no configuration."""
-    failed = record.body.measurements
-    if is_interrupted(record):
-        return f"no decision yet: a tuning was interrupted after {len(failed)} measurements, and the next one goes on"
-    made_up = failed and all(m.values_from != "call" for m in failed)
-    return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
-
-
-def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = None) -> list[Measurement]:
-    """Return the measurements under the conditions of the winner, or else of the latest measurement.
-
-    `measured` are the measurements to look at, if not all.
-    """
-    measured = body.measurements if measured is None else measured
-    winner, values_from = winner_of(body), values_of(body) or "call"
-
-    def rank(m: Measurement) -> tuple[bool, bool, float]:
-        return m.fingerprint == winner, m.values_from == values_from, m.when
-
-    newest = max(measured, key=rank, default=None)
-    return [] if newest is None else [m for m in measured if identity(m)[1:] == identity(newest)[1:]]
-
-
-def verdict_of(record: Record, measured: Sequence[Measurement] | None = None) -> Verdict | None:
-    """Return the decision over a record's measurements, by the objective that the record names.
-
-    Explanations, listings and reports take the winner from here. `measured` replaces the measurements of the choice.
-    """
-    body = record.body
-    facts, winner = body.provenance, winner_of(body)
-    measured = measured_for_choice(body) if measured is None else measured
-    objective = OBJECTIVES.get(str(facts.get("objective", "typical")))
-    if objective is None:
-        return _verdict_as_written(facts, measured)
-    default, rule = facts.get("default"), facts.get("rule")
-    heuristic = default if isinstance(default, str) else None
-    verdict = decide(measured, incumbent=winner, heuristic=heuristic, objective=objective)
-    if verdict is None or not isinstance(rule, str) or verdict.winner.measurement.fingerprint != winner:
-        return verdict
-    return verdict._replace(rule=rule)  # the winner is the incumbent of this decision, and was not of the first
-
-
-def _verdict_as_written(facts: Mapping[str, Json], measured: Sequence[Measurement]) -> Verdict | None:
-    """Return the decision by the author's own objective: the function is not in the record, its values are."""
-    values, band = facts.get("values"), facts.get("band")
-    values = values if isinstance(values, dict) else {}
-    valid = [m for m in measured if m.failure is None and m.valid_samples_s]
-    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
-    ranked = [Ranked(m, numbers.get(m.fingerprint, math.inf)) for m in valid]
-    ranked.sort(key=lambda r: (r.measurement.fingerprint != facts.get("winner"), r.measurement.dropped, r.value_s))
-    if not ranked:
-        return None
-    winner, alike = ranked[0], float(band) if isinstance(band, (int, float)) else 0.0
-    limit_s = winner.value_s * (1 + alike)
-    tied = [r for r in ranked if r is winner or (not r.measurement.dropped and r.value_s <= limit_s)]
-    ranked.sort(key=lambda r: (r.measurement.dropped, r.value_s))
-    return Verdict(winner, str(facts.get("rule", "")), alike, tuple(tied), tuple(ranked), str(facts["objective"]))
-
-
-def disturbances_of(body: Body) -> tuple[str, ...]:
-    """Return the disturbances of the tuning that chose; empty if it was quiet."""
-    reasons = body.provenance.get("disturbances")
-    return tuple(map(str, reasons)) if isinstance(reasons, list) else ()
-
-
-def _is_finished(body: Body) -> bool:
-    """Return whether no budget cut the tuning that chose short, and nothing disturbed it."""
-    return body.provenance.get("complete") is not False and not disturbances_of(body)
-
-
-def environments_verified(body: Body) -> tuple[str, ...]:
-    """Return the environments whose choice was found to hold in the record's own."""
-    verified = body.provenance.get("verified")
-    earlier = verified.get("environments") if isinstance(verified, dict) else None
-    return tuple(map(str, earlier)) if isinstance(earlier, list) else ()
 
 
 def _restamped(record: Record, tuned: Tuned[Any], now_s: float) -> dict[str, Json]:

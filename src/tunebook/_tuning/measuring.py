@@ -9,7 +9,8 @@ from tunebook._arrays.describe import device_of, libraries_of, platform_of, time
 from tunebook._arrays.library import library_named
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.measure import Measure, measure_of
-from tunebook._measure.stopwatch import AgainstModel, AmongThemselves, InProcess, Launches, Runner, Stopwatch, TimedPart
+from tunebook._measure.in_process import AgainstModel, AmongThemselves, InProcess, TimedPart
+from tunebook._measure.stopwatch import Launches, Runner, Stopwatch
 from tunebook._tuning.job import Setup, Timing
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._kernel.measure import Measure
-from tunebook._measure.stopwatch import Attempt, combined_s
+from tunebook._measure.in_process import combined_s
+from tunebook._measure.stopwatch import Attempt
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ge
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError, DefinitionError, StoreError
 from tunebook._base.record_format import Record, canonical_json, merge, precedence
+from tunebook._selection.recorded_decision import winner_of
 from tunebook._selection.single_flight import Lease, acquire
-from tunebook._selection.trusted_entries import winner_of
 from tunebook._statistics.race import typical_s
 from tunebook._tuning.plan import TOGETHER
 from tunebook.stores import problem_id

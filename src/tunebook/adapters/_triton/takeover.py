@@ -17,7 +17,7 @@ from triton.runtime.autotuner import Autotuner
 from tunebook._base.errors import DefinitionError, TunebookError, text_of, warn_once
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._report.run_log import TuningTimes
-from tunebook._selection.selector import EVERYWHERE
+from tunebook._selection.listeners import EVERYWHERE
 from tunebook._tuning.job import Budget, parse_budget
 from tunebook.adapters._triton import key_ahead
 from tunebook.adapters._triton.attributes import LAUNCHER, WatchedCache
