@@ -215,15 +215,16 @@ def nearest_entry(
     records: Iterable[Record], problem: Problem, apart: Callable[[str, str], float] = distance
 ) -> Nearest | None:
     """Return the choice of the one entry that is nearest to a problem; of two as near, the one for smaller numbers."""
-    ranked = [(apart(r.problem.call_key, problem.call_key), r) for r in records if r.head.decided]
+    apart_of = ((apart(r.problem.call_key, problem.call_key), r) for r in records if r.head.decided)
+    ranked = [(far, r) for far, r in apart_of if math.isfinite(far)]
 
     def rank(entry: tuple[float, Record]) -> tuple[float, bool, int, str]:
         key = entry[1].problem.call_key
         return entry[0], entry[1].problem.device != problem.device, len(key), key
 
-    far, record = min(ranked, key=rank, default=(math.inf, None))
-    if record is None or math.isinf(far):
+    if not ranked:
         return None
+    _, record = min(ranked, key=rank)
     confidence = 2.0 ** -distance(record.problem.call_key, problem.call_key)
     return Nearest(record.head.config, confidence, record.problem)
 
