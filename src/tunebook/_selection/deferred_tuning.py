@@ -330,17 +330,14 @@ class DeferredTuning(Generic[C]):
             return self._submit(later, stand_in, find, fresh=again)
 
         def rolled_back(beaten: C, better: C) -> None:
-            memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
             self._parts.watched[later.problem] = mine, better
-            memory.remember(later, better)
-            later.tell("rolled_back", cfg=better, beaten=beaten)
-            EPOCH.advance()
+            self._roll_back(later, beaten, better)
 
         mine: LiveSession[C] = LiveSession(
             later,
             configs,
             runs,
-            LiveOutcome(found, rolled_back, later.tell),
+            LiveOutcome(found, rolled_back, partial(_tell_progress, later)),
             slowdown=policy.slowdown,
             window=policy.slowdown_window,
         )
@@ -348,6 +345,12 @@ class DeferredTuning(Generic[C]):
         if exploration is mine:
             request.tell("autotune_start", candidates=mine.candidates, verifying=False)
         return Skipped(str(exploration), exploration=exploration)
+
+    def _roll_back(self, request: Request[C], beaten: C, better: C) -> None:
+        memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
+        memory.remember(request, better)
+        request.tell("rolled_back", cfg=better, beaten=beaten)
+        EPOCH.advance()
 
     def _adopt_live(
         self, session: LiveSession[C], tuned: Tuned[C], request: Request[C], *, again: bool
@@ -420,6 +423,10 @@ def _detach(request: Request[C]) -> Request[C]:
         policy=replace(request.policy, cache_miss_fallback="autotune", validate_backward=backward),
         on_step=BACKGROUND.check_stop,
     )
+
+
+def _tell_progress(request: Request[Any], **data: Any) -> None:
+    request.tell("live_progress", **data)
 
 
 def live_runs_of(request: Request[C], stand_in: C | None = None) -> LiveRuns[C] | None:

@@ -124,11 +124,11 @@ class LiveRuns(ABC, Generic[C]):
 
 
 class LiveOutcome(NamedTuple, Generic[C]):
-    """Where a session reports. `found(tuned, again)` returns False if it must be told again."""
+    """Where a session reports. `found(tuned, again)` returns False if it must be told again; `progress` gets data."""
 
     found: Callable[[Tuned[C], bool], bool]
     rolled_back: Callable[[C, C], object]
-    tell: Callable[..., object]
+    progress: Callable[..., object]
 
 
 class LiveSession(Generic[C]):
@@ -362,4 +362,4 @@ class LiveSession(Generic[C]):
         told_calls, told_s = self._told
         self._told_at, self._told = self._calls, (calls, extra_s)
         since = {"calls": calls - told_calls, "extra_s": extra_s - told_s}
-        self._outcome.tell("live_progress", cfg=self.config, **since, left=self.race.left, phase=self.race.phase)
+        self._outcome.progress(cfg=self.config, **since, left=self.race.left, phase=self.race.phase)
