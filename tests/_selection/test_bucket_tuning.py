@@ -226,6 +226,19 @@ def test_a_bucket_that_is_too_large_is_tuned_at_the_callers_size():
     assert said.reason.startswith("the arrays would take")
 
 
+def test_the_sizes_of_a_thousand_arrays_are_a_short_text_that_still_tells_them_apart():
+    @tunable(bucket={"xs": tb.pow2})
+    def f(xs, *, config):
+        return None
+
+    one, other = ([np.ones(n) for n in (*[3] * 999, last)] for last in (2, 4))
+    texts = {f.kernel.own_sizes(f.kernel.call((xs,), {})) for xs in (one, other)}
+    assert len(texts) == 2
+    assert max(map(len, texts)) < 250
+    made, _ = made_from(f, one)
+    assert [x.shape for x in made["xs"]] == [(4,)] * 999 + [(2,)]
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("layout", ["C", "F", "view"])
 def test_arrays_of_every_library_grow_and_shrink_in_their_layout(library, layout):

@@ -275,11 +275,7 @@ class FunctionKernel(Kernel[Any, Any]):
             return None
         refused = "" if self._representative else "representative=False"
         found = self._rounded(inv, refused)
-        if (
-            found is None
-            or found.reason
-            or all(a is b for a, b in zip(found.arguments.values(), inv.args, strict=True))
-        ):
+        if found is None or not found.changed:
             return None if found is None else (inv, found)
         settings = inv.beside() if is_traced(inv) else inv.surroundings
         made = replace(inv, args=tuple(found.arguments.values()), surroundings=settings)

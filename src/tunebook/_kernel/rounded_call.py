@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import describe, is_array, map_leaves, walk
 from tunebook._arrays.made_up import resized
 from tunebook._base.errors import Unsupported
+from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
 # A bucket is tuned at the caller's size if its arrays would take more than this, and so many times the caller's.
 _MUCH_BYTES: Final = 1 << 30
 _MUCH_MORE: Final = 4
+_LONG: Final = 200  # characters
 
 
 class RoundedCall(NamedTuple):
-    """The arguments of a call at the representative sizes; `sizes` names these. `reason`: why the sizes are its own."""
+    """The arguments of a call at the representative sizes, which `sizes` names; `changed` if these are not its own.
+
+    `reason`: why the sizes are its own, though they are not the representatives.
+    """
 
     arguments: Mapping[str, Any]
     sizes: str
     reason: str = ""
+    changed: bool = False
 
 
 class _BucketSizes:
@@ -82,7 +88,7 @@ def rounded_call(
         return RoundedCall(arguments, own, "" if sizes.is_round else refused)
     try:
         _refuse_the_unsafe(sizes, arguments)
-        return RoundedCall(_resized(sizes, arguments, keyed), _text(sizes, arguments, 1))
+        return RoundedCall(_resized(sizes, arguments, keyed), _text(sizes, arguments, 1), changed=True)
     except Unsupported as error:
         return RoundedCall(arguments, own, str(error))
 
@@ -93,7 +99,9 @@ def _text(sizes: _BucketSizes, arguments: Mapping[str, Any], which: int) -> str:
     for name in sizes.named:
         each = [sizes.of(name, leaf, top=leaf is arguments[name])[which] for leaf in walk(arguments[name])]
         found.append(f"{name}={'+'.join('x'.join(map(str, one)) for one in each if one)}")
-    return ",".join(found)
+    text = ",".join(found)
+    # A container of a thousand arrays must not make a long text of every measurement.
+    return text if len(text) <= _LONG else f"{text[:_LONG]}...{blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def _refuse_the_unsafe(sizes: _BucketSizes, arguments: Mapping[str, Any]) -> None:
