@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tunebook as tb
 
+MINUTE_S = 60  # for all calls of an example together, also on a busy machine
+
 
 def tune_and_show(function, calls, default):
     """Tune calls of a function, and print how far apart its configurations are and why one was chosen.
@@ -13,7 +15,7 @@ def tune_and_show(function, calls, default):
     wide = max(map(len, calls))
     print(f"{'':{wide}}  {'best':>8}  {'default':>16}  {'worst':>16}")
     for title, arguments in calls.items():
-        tuned = tb.tune(function, *arguments)
+        tuned = tb.tune(function, *arguments, budget=MINUTE_S / len(calls))
         times = times_of(tuned)
         print(f"{title:{wide}}  {summary(times[spelled(tuned.config)], times[spelled(default)], max(times.values()))}")
         print(f"    {spelled(tuned.config)}")
