@@ -170,3 +170,17 @@ def test_no_two_modules_of_tests_share_a_name():
     """Pytest imports a test module by its bare name: a second `conftest.py` ends the collection on some machines."""
     names = Counter(path.name for path in Path(__file__).parents[1].rglob("*.py"))
     assert [name for name, times in names.items() if times > 1 and name != "__init__.py"] == []
+
+
+# A wait of a second or more that ends after a number of seconds, which a busy machine may need for anything.
+LIMITED = re.compile(r"(?:\.(?:wait|join|result|wait_for_background)\(|\btimeout=)[1-9][0-9]*(?:\.[0-9]+)?\s*[,)]")
+
+
+def test_waits_of_tests_have_the_one_limit_of_all_tests():
+    tests = sorted(Path(__file__).parents[1].rglob("*.py"))
+    limited = {path.name: LIMITED.findall(path.read_text()) for path in tests if path != Path(__file__)}
+    limited.pop("servers.py")  # each try to reach a server that starts has a limit of its own, and is repeated
+    assert {name: found for name, found in limited.items() if found} == {}, "write HANG_S of tests/limits.py"
+    assert LIMITED.search("done.wait(30)")
+    assert LIMITED.search("subprocess.run(command, check=True, timeout=60)")
+    assert not LIMITED.search("done.wait(0) or done.wait(HANG_S)")
