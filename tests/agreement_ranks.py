@@ -126,7 +126,7 @@ def in_a_trace():
         tuner=Measures(), store=False,
     )  # fmt: skip
     x, jitted = jnp.float32(1.0), jax.jit(lambda x: kernel(x) + 0)
-    with kernel.overlay(b=7):
+    with kernel.overlay(tb.Config(b=7)):
         own = float(jitted(x))
     return [own, float(jitted(x)), float(kernel(x))]
 

@@ -82,7 +82,7 @@ def test_hot_calls_are_recorded_too_and_are_hot_again_afterwards():
         kernel(np.ones(8))
     with tb.record() as calls:
         kernel(np.ones(8))
-        kernel(np.ones(8), config={"block": 7})
+        kernel(np.ones(8), config=tb.Config(block=7))
     assert [call.count for call in calls] == [2]
     assert runs[-1] == 7
     kernel(np.ones(8))

@@ -48,9 +48,9 @@ def test_an_overlay_reaches_a_jitted_function_and_ends_with_its_block():
     k = make()
     f = Traced(k)
     assert f() == 1
-    with k.overlay(b=2):
+    with k.overlay(tb.Config(b=2)):
         assert f() == 2
-        with k.overlay(b=3):
+        with k.overlay(tb.Config(b=3)):
             assert f() == 3
         assert f() == 2
     assert (f(), f.count) == (1, 3)
@@ -60,7 +60,7 @@ def test_equal_content_shares_a_trace():
     k = make()
     f = Traced(k)
     for _ in range(10):
-        with k.overlay(b=2):
+        with k.overlay(tb.Config(b=2)):
             assert f() == 2
         with tb.overlay_cache({k.problem(X): tb.Config(b=3)}):
             assert f() == 3
@@ -86,7 +86,7 @@ def test_functions_outside_of_overlays_are_never_traced_again():
     k, unrelated = make(), Traced(lambda x: x + 1)
     unrelated()
     for i in range(20):
-        with k.overlay(b=i):
+        with k.overlay(tb.Config(b=i)):
             pass
         unrelated()
     assert unrelated.count == 1
@@ -95,7 +95,7 @@ def test_functions_outside_of_overlays_are_never_traced_again():
 def test_an_unrelated_function_is_traced_once_per_content_at_most():
     k, unrelated = make(), Traced(lambda x: x + 1)
     for _ in range(10):
-        with k.overlay(b=2):
+        with k.overlay(tb.Config(b=2)):
             unrelated()
     assert unrelated.count == 1
 
@@ -103,9 +103,9 @@ def test_an_unrelated_function_is_traced_once_per_content_at_most():
 def test_stacks_of_the_same_overlays_in_another_order_differ():
     k = make()
     f = Traced(k)
-    with k.overlay(b=2), k.overlay(b=3):
+    with k.overlay(tb.Config(b=2)), k.overlay(tb.Config(b=3)):
         assert f() == 3
-    with k.overlay(b=3), k.overlay(b=2):
+    with k.overlay(tb.Config(b=3)), k.overlay(tb.Config(b=2)):
         assert f() == 2
 
 
@@ -113,7 +113,7 @@ def test_many_overlays_never_run_a_stale_configuration():
     k = make()
     f = Traced(k)
     for i in range(60):
-        with k.overlay(b=i % 20):
+        with k.overlay(tb.Config(b=i % 20)):
             assert f() == i % 20
     assert f.count == 20
 
@@ -152,7 +152,7 @@ def test_threads_have_overlays_of_their_own():
             if b == 1:
                 found.append(f())
                 continue
-            with k.overlay(b=b):
+            with k.overlay(tb.Config(b=b)):
                 found.append(f())
         return found
 
@@ -166,7 +166,7 @@ async def keep_asking(k, f, b):
             await asyncio.sleep(0)
             assert f() == 1
         return
-    with k.overlay(b=b):
+    with k.overlay(tb.Config(b=b)):
         for _ in range(20):
             await asyncio.sleep(0)
             assert f() == b
@@ -254,7 +254,7 @@ def test_a_task_that_never_leaves_its_overlay_leaves_nothing_behind():
     f = Traced(k)
 
     async def stays():
-        with k.overlay(b=2):
+        with k.overlay(tb.Config(b=2)):
             assert f() == 2
             await asyncio.sleep(3600)
 
@@ -277,7 +277,7 @@ from tunebook.adapters import jax as tbx
 k = make()
 f = Traced(k, tbx.jit)
 async def waits():
-    with k.overlay(b=2):
+    with k.overlay(tb.Config(b=2)):
         await asyncio.sleep(0)
         return f()
 async def main():
@@ -302,7 +302,7 @@ def test_on_other_event_loops_our_jit_is_exact_and_jaxs_is_warned_about(monkeypa
     f = Traced(k, tbx.jit)
     monkeypatch.setattr(asyncio, "get_running_loop", Other)
     other_task = contextvars.copy_context()
-    overlay = k.overlay(b=2)
+    overlay = k.overlay(tb.Config(b=2))
     with pytest.warns(tb.TunebookWarning, match=r"Use tunebook\.adapters\.jax\.jit"):
         overlay.__enter__()
     assert [f(), other_task.run(f), f()] == [2, 1, 2]
@@ -313,12 +313,12 @@ def test_an_overlay_inside_a_jitted_function_is_part_of_it():
     k = make()
 
     def inside(x):
-        with k.overlay(b=2):
+        with k.overlay(tb.Config(b=2)):
             return k(x)
 
     f = Traced(inside)
     assert [f(), f(), f.count] == [2, 2, 1]
-    with k.overlay(b=3):
+    with k.overlay(tb.Config(b=3)):
         assert f() == 2
 
 
@@ -335,14 +335,14 @@ def test_a_running_program_adopts_new_configurations_when_told_to():
 def test_a_refresh_reaches_threads_and_overlays():
     k = make()
     f = Traced(k)
-    with k.overlay(b=2):
+    with k.overlay(tb.Config(b=2)):
         assert f() == 2
     assert f() == 1
     k.selector.cache.put(*k.problem(X), tb.Config(b=3))
     tbx.refresh()
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(f).result() == 3
-    with k.overlay(b=2):
+    with k.overlay(tb.Config(b=2)):
         assert f() == 2
     assert f() == 3
 
@@ -407,7 +407,7 @@ k = tb.tunable(lambda x, *, config: x * config.b, space=tb.Space(b=[1, 2]), heur
 import jax
 f = jax.jit(k)
 assert "tunebook.adapters.jax" not in sys.modules
-with k.overlay(b=2):
+with k.overlay(tb.Config(b=2)):
     print(float(f(1.0)))
 print(float(f(1.0)))
     """)

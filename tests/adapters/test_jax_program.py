@@ -154,7 +154,7 @@ def test_hyperparameters_between_other_arguments_are_left_out_of_calls():
     tuned = tbx.tune(f, hyperparams={"block": [1]}, store=False)
     assert float(tuned(X, 3, flag=True, extra=7)[0, 0]) == 110
     assert float(tuned(X, y=4)[0, 0]) == 4
-    assert float(tuned(X, config={"block": 9})[0, 0]) == 2
+    assert float(tuned(X, config=tb.Config(block=9))[0, 0]) == 2
 
 
 def test_it_works_as_a_decorator_of_a_jitted_function():

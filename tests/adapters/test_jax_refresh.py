@@ -219,7 +219,7 @@ def test_functions_are_left_alone_under_overlays_too():
     k = make()
     f, unrelated = Traced(k), Traced(lambda x: x + 1)
     for b in (2, 3):
-        with k.overlay(b=7):
+        with k.overlay(tb.Config(b=7)):
             assert (f(), unrelated()) == (7, 2)
         adopt(k, b)
         assert (f(), unrelated()) == (b, 2)

@@ -424,6 +424,6 @@ def test_tunable_functions_may_call_each_other():
     assert len(keys(inner)) == 2, "for whole and for halves"
     assert len(keys(outer)) == 1
     seen.clear()
-    with inner.overlay(b=7):
+    with inner.overlay(tb.Config(b=7)):
         jax.jit(outer)(X[:4])
     assert seen == {7}, "also where candidates of the outer one are compiled"

@@ -104,10 +104,10 @@ class TestForwardAndBackward:
 
     @pytest.mark.parametrize("in_thread", [False, True])
     def test_an_overlay_reaches_the_thread_of_its_block_and_what_a_forward_pass_keeps_holds(self, ask, in_thread):
-        config, again = self.passes(ask, in_thread, lambda: ask.overlay(n=7))
+        config, again = self.passes(ask, in_thread, lambda: ask.overlay(tb.Config(n=7)))
         assert config == {"n": 7}
         assert again != {"n": 7}, "the block has ended"
-        with ask.overlay(n=7):
+        with ask.overlay(tb.Config(n=7)):
             config, again = self.passes(ask, in_thread)
         assert config == {"n": 7}
         assert (again == config) == (not in_thread)

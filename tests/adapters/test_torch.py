@@ -640,7 +640,7 @@ def test_a_configuration_given_with_the_call_is_compiled_in(compiled):
 def test_an_overlay_around_the_compilation_is_compiled_in(compiled):
     kernel = multiplying()
     compile_, backend = compiled
-    with kernel.overlay(rows=16):
+    with kernel.overlay(tb.Config(rows=16)):
         compile_(kernel)(*operands())
     assert "split" in str(backend.programs[0].graph)
     assert ", 16" in str(backend.programs[0].graph)

@@ -627,7 +627,7 @@ def test_an_overlay_wins_over_the_agreement_and_leaves_it_unchanged(request):
     request.addfinalizer(lambda: fleet.agree(None))
     (rank,) = ranks(1, b=30)
     fleet.agree(rank.board)
-    with rank.kernel.overlay(b=40):
+    with rank.kernel.overlay(tb.Config(b=40)):
         assert rank.kernel(1)[1] == 40
     assert rank.kernel(1)[1] == 30
     assert rank.kernel.explain(1).selection.source == "agreement"
@@ -645,7 +645,7 @@ def test_a_known_call_sends_no_message(request):
     sent = rank.board.messages
     for _ in range(100):
         rank.kernel(1)
-    with rank.kernel.overlay(b=40):
+    with rank.kernel.overlay(tb.Config(b=40)):
         assert rank.kernel(1)[1] == 40
     assert rank.board.messages == sent
 
