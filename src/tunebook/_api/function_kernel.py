@@ -123,6 +123,7 @@ class FunctionKernel(Kernel[Any, Any]):
         keyed -= self._known_names("ignore", options.get("ignore", ()))
         self.names: Final = tuple(name for name in self.parameters if name in keyed)
         self.buckets: Final[Buckets] = as_buckets(options.get("bucket"), self.names)
+        self.has_buckets = bool(self.buckets.whole or self.buckets.by_dimension)
         self._representative = options.get("representative", True)
         self.layout: Final = options.get("layout", True)
         self.reference: Final = options.get("reference")
@@ -271,7 +272,7 @@ class FunctionKernel(Kernel[Any, Any]):
         return made, {}
 
     def rounded(self, inv: Invocation[Any, Any]) -> tuple[Invocation[Any, Any], RoundedCall] | None:
-        if not (self.buckets.whole or self.buckets.by_dimension):
+        if not self.has_buckets:
             return None
         refused = "" if self._representative else "representative=False"
         found = self._rounded(inv, refused)
@@ -293,6 +294,8 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def own_sizes(self, inv: Invocation[Any, Any]) -> str:
         """Return the sizes of a call that have buckets; "" if they are not known."""
+        if not self.has_buckets:
+            return ""
         with Attempt():  # a fault in describing the sizes must not fail the call
             found = self._rounded(inv, "its own")
             return "" if found is None else found.sizes

@@ -261,7 +261,8 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
     def _checksum_over(self, candidates: Iterable[Cfg]) -> str:
         # The objective is not code: a decision under another one is made from the same measurements.
         objective = "" if self.objective == "typical" else f"-{objective_name(self.objective)}"
-        measure = "" if (own := measure_of(self)) is None else f"-{own!r}"  # nor is the way to measure
+        # Nor is the way to measure.
+        measure = "" if self.measure is None or (own := measure_of(self)) is None else f"-{own!r}"
         return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}{measure}"
 
     @computed_once
@@ -305,6 +306,8 @@ class Kernel(KernelOperations[Cfg, Out]):
     measures_by_itself: bool = False  # its tuner measures as `measure` says, and in no other way
     strategy: StrategyLike | None = None
     """The search strategy. None races all candidates, unless they are a `Space` too big for that."""
+    has_buckets: bool = False
+    """Whether calls of several sizes share an entry, so that `rounded` is asked."""
     prunes: bool = False
     """Whether `prune_cfgs` drops candidates. It then gets the whole list."""
     recorder: CallRecorder | None = None

@@ -375,17 +375,16 @@ class AutotuneTier(Tier[C]):
         step = tell_steps(request, on_step)
         kept: list[Measurement] = []  # by an interrupt
 
-        def tune_on(call: MeasuredCall[C]) -> Verified[C]:
-            return self._tune_on(call, entry, generation, budget, step, history, outdated, kept)
-
+        work = entry, generation, budget, step, history, outdated, kept
         try:
-            call = measured_call(request)
+            plain = request.kernel.table is None and not request.kernel.has_buckets
+            call = MeasuredCall(request, request) if plain else measured_call(request)
             if call.is_rounded:
                 try:
-                    return tune_on(call)
+                    return self._tune_on(call, *work)
                 except TuningFailed as error:  # the caller's own arguments may be valid
                     call = callers_own(call.callers, error)
-            return tune_on(call)
+            return self._tune_on(call, *work)
         except TuningFailed as error:
             self._book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
@@ -421,7 +420,10 @@ class AutotuneTier(Tier[C]):
                 raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
         if call.is_rounded and isinstance(self._tuner, Tuner):
             check_for_caller(self._tuner, request, found.config)
-        tuned = found.tuned._replace(values_from=job.conditions.values_from, at=call.facts())
+        tuned = found.tuned._replace(
+            values_from=job.conditions.values_from,
+            at={"sizes": call.sizes, "reason": call.reason} if call.sizes else {},
+        )
         tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
 
@@ -433,7 +435,8 @@ class AutotuneTier(Tier[C]):
         keep: bool,  # noqa: FBT001 - called in another place, by position
     ) -> Verified[C]:
         if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
-            tuned = self._tell_and_tune(request, job)
+            request.tell("autotune_start", candidates=job.size, verifying=False)
+            tuned: Tuned[C] = self._tuner.tune(job)
             return Verified(held=False, reason="there was no choice to verify", tuned=tuned)
         there_and_then = outdated.record.head.environment
         among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)

@@ -30,15 +30,7 @@ class MeasuredCall(NamedTuple, Generic[C]):
     callers: Request[C]
     sizes: str = ""
     reason: str = ""
-
-    @property
-    def is_rounded(self) -> bool:
-        """Whether candidates run on other arguments than the caller's."""
-        return self.measured is not self.callers
-
-    def facts(self) -> dict[str, str]:
-        """Return the sizes that a bucket was measured at, for its record; empty for other calls."""
-        return {"sizes": self.sizes, "reason": self.reason} if self.sizes else {}
+    is_rounded: bool = False  # whether candidates run on other arguments than the caller's
 
 
 def ready(request: Request[C]) -> Request[C]:
@@ -64,7 +56,7 @@ def measured_call(request: Request[C]) -> MeasuredCall[C]:
             inv = replace(inv, values_from="call" if kernel.makes_inputs else "random")
         elif kernel.makes_inputs:
             inv = with_inputs(kernel, replace(inv, values_from="random"))
-        return MeasuredCall(replace(request, inv=inv), request, rounded.sizes)
+        return MeasuredCall(replace(request, inv=inv), request, rounded.sizes, is_rounded=True)
     return callers_own(request, attempt.trial.error)
 
 

@@ -9,9 +9,11 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
-from tunebook._measure.stopwatch import Batches, Runner, Stopwatch, Trial, failed
+from tunebook._measure.in_process import AgainstModel, AmongThemselves, InProcess, TimedPart
+from tunebook._measure.stopwatch import Batches, Launches, Runner, Stopwatch, Trial, failed
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
@@ -23,7 +25,7 @@ from tunebook._statistics.race import (
     Race,
     typical_s,
 )
-from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
+from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -337,3 +339,48 @@ def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) ->
             if not lane.run_once():
                 lanes.remove(lane)
     return True
+
+
+def stopwatch_for(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatch:
+    """Return a tuner's stopwatch for a job; a `plain` one takes the device's timer, others keep their own clock."""
+    timing = setup.timing
+    if own.timer is not None and timing._replace(inputs=1) != Timing():
+        raise DefinitionError("the tuner has a timer of its own, which measure= cannot change: leave one of them out")
+    watch = own._replace(cold=timing.cold, replayed=timing.graph is not None)
+    if timing.by_host:
+        return watch if setup.timer is None else watch._replace(wait=setup.timer.wait)
+    return watch.by(setup.timer) if plain else watch
+
+
+def runner_for(
+    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]
+) -> Runner:
+    """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
+    if job.setup.runner is not None:
+        return job.setup.runner(configs)
+    total = math.fsum(part.weight for part in job.parts)
+    parts = [
+        TimedPart(
+            Launches(
+                configs, part.make_fn, part.args, part.kwargs, part.mutated,
+                copies=part.copies, graph=job.setup.timing.graph,
+            ),
+            part.check,
+            _model_for(job, stopwatch),
+            part.weight / total,
+        )
+        for part in job.parts
+    ]  # fmt: skip
+    runner = InProcess(parts, stopwatch, job.goal.combine)
+    if not job.setup.isolate:
+        return runner
+    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
+
+    return Isolated(runner, job.setup.timeout_s, quiet)
+
+
+def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
+    """Return the outputs that candidates are compared with: the heuristic's, whose configuration is the first one."""
+    if (compare := job.goal.compare) is None:
+        return None
+    return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)

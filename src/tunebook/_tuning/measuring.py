@@ -1,25 +1,21 @@
-"""The stopwatch and the runner of a job, as the user's `Measure` and the device allow."""
+"""The timing of a job, as the user's `Measure` and the device allow."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from tunebook._arrays.describe import device_of, libraries_of, platform_of, timer_for
 from tunebook._arrays.library import library_named
 from tunebook._base.errors import DefinitionError
 from tunebook._kernel.measure import Measure, measure_of
-from tunebook._measure.in_process import AgainstModel, AmongThemselves, InProcess, TimedPart
-from tunebook._measure.stopwatch import Launches, Runner, Stopwatch
-from tunebook._tuning.job import Setup, Timing
+from tunebook._tuning.job import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Sequence
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.policy import AutotunePolicy
-    from tunebook._tuning.job import Call, Job
+    from tunebook._tuning.job import Call
 
 
 def measure_for(call: Call[Any], policy: AutotunePolicy) -> Measure:
@@ -74,48 +70,3 @@ def _timer_as(libraries: Sequence[Any], arguments: object, *, cold: bool, graph:
 
 def _listed(libraries: Sequence[Any]) -> str:
     return ", ".join(library.name for library in libraries) or "no arrays"
-
-
-def stopwatch_for(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatch:
-    """Return a tuner's stopwatch for a job; a `plain` one takes the device's timer, others keep their own clock."""
-    timing = setup.timing
-    if own.timer is not None and timing._replace(inputs=1) != Timing():
-        raise DefinitionError("the tuner has a timer of its own, which measure= cannot change: leave one of them out")
-    watch = own._replace(cold=timing.cold, replayed=timing.graph is not None)
-    if timing.by_host:
-        return watch if setup.timer is None else watch._replace(wait=setup.timer.wait)
-    return watch.by(setup.timer) if plain else watch
-
-
-def runner_for(
-    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]
-) -> Runner:
-    """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
-    if job.setup.runner is not None:
-        return job.setup.runner(configs)
-    total = math.fsum(part.weight for part in job.parts)
-    parts = [
-        TimedPart(
-            Launches(
-                configs, part.make_fn, part.args, part.kwargs, part.mutated,
-                copies=part.copies, graph=job.setup.timing.graph,
-            ),
-            part.check,
-            _model_for(job, stopwatch),
-            part.weight / total,
-        )
-        for part in job.parts
-    ]  # fmt: skip
-    runner = InProcess(parts, stopwatch, job.goal.combine)
-    if not job.setup.isolate:
-        return runner
-    from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
-
-    return Isolated(runner, job.setup.timeout_s, quiet)
-
-
-def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
-    """Return the outputs that candidates are compared with: the heuristic's, whose configuration is the first one."""
-    if (compare := job.goal.compare) is None:
-        return None
-    return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)

@@ -224,9 +224,11 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
         known = (search.space.decoded(m.config) for m in history.measurements)
         decoded = list(dict.fromkeys(c for c in known if c is not None)) or list(islice(search.space, 1))
         candidates = cast("list[C]", decoded)
-    measure, timer, timing = measure_for(call, policy), None, Timing()
-    if measure != Measure() and not kernel.measures_by_itself:
-        timer, timing = timing_for(measure, (inv.args, inv.kwargs))
+    timer, timing = None, Timing()
+    if any(given is not None for given in (call.measure, policy.measure, kernel.measure)):
+        measure = measure_for(call, policy)
+        if measure != Measure() and not kernel.measures_by_itself:
+            timer, timing = timing_for(measure, (inv.args, inv.kwargs))
     return Job(
         parts=[Part(lambda config: kernel.bind(inv, config, backward=backward), inv.args, inv.kwargs)],
         candidates=candidates,

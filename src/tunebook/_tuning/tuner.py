@@ -14,8 +14,7 @@ from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import probes_for
 from tunebook._measure.stopwatch import Attempt, Stopwatch, mean_s
 from tunebook._tuning.job import Job, Part, Setup, Tuned
-from tunebook._tuning.job_run import JobRun, race
-from tunebook._tuning.measuring import runner_for, stopwatch_for
+from tunebook._tuning.job_run import JobRun, race, runner_for, stopwatch_for
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
