@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from tunebook._statistics.slowdown_account import SlowdownAccount
+
 Phase: TypeAlias = Literal["screening", "final", "decided"]
 
 # A candidate that has not run yet is expected to take this many times as long as the incumbent. The limit is kept
@@ -65,50 +67,11 @@ _UNDER_WAY: Final = 4  # rounds whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
 # The winner is timed at every so manieth call. Two of three such samples that are slower than before begin a duel of
-# so many rounds with the runner-up: 12 + 16 calls, and the time until their events are read.
-WATCH_EVERY: Final = 4
+# so many rounds with the runner-up: 18 + 16 calls, and the time until their events are read.
+WATCH_EVERY: Final = 6
 _SUSPECTS, _SLOWER = 3, 1.08
 _DUEL: Final = 8
 _BEATEN: Final = 1.015  # as far as the tie rule lets candidates differ
-
-
-class SlowdownAccount:
-    """Bounds the extra time of calls: any `window` of them take at most `slowdown` times as long as the incumbent's.
-
-    In units of one call of the incumbent. A debt of half of the limit may be made at once, and the other half is paid
-    off evenly, call by call: so the bound holds for every window, wherever it begins. Calls that are faster than the
-    incumbent's pay off more, but are not saved up.
-    """
-
-    def __init__(self, slowdown: float, window: int) -> None:
-        self._rate: Final = (slowdown - 1) / 2
-        self.most: Final = self._rate * window
-        self._debt = self._reserved = 0.0
-        self.calls, self.extra = 0, 0.0  # of all calls: their number, and how much longer they took
-
-    @property
-    def debt(self) -> float:
-        """The extra time that is not paid off yet."""
-        return self._debt
-
-    def allows(self, extra: float) -> bool:
-        """Whether a launch that takes so much longer keeps to the limit, with all that are under way."""
-        return self._debt + self._reserved + extra <= self.most
-
-    def count(self, extra: float) -> None:
-        """Count a call, with its extra time if it is known by now: negative if the call was faster."""
-        self.calls += 1
-        self.charge(extra - self._rate)
-        self.extra += self._rate
-
-    def reserve(self, extra: float) -> None:
-        """Set aside the expected extra time of a launch, or release it with a negative number."""
-        self._reserved = max(self._reserved + extra, 0.0)
-
-    def charge(self, extra: float) -> None:
-        """Add the extra time of a launch that was counted before."""
-        self.extra += extra
-        self._debt = max(self._debt + extra, 0.0)
 
 
 class Round:
@@ -194,6 +157,16 @@ class LiveRace:
         # The launch of another candidate was reserved, and is charged when its time is known.
         self.account.count(led if turn.name == self.leader else 0.0)
         return turn
+
+    def rest(self) -> int:
+        """Return how many calls the leader serves before it is timed again, and count them; 0 while others run."""
+        if self.phase != "decided" or self._duel is not None or self._open is not None:
+            return 0
+        calls = -self.account.calls % WATCH_EVERY
+        for _ in range(calls):
+            self.account.count(self._values[self.leader] - 1)
+        self.runs[self.leader] += calls
+        return calls
 
     def _continued(self, sizes: Callable[[], Hashable]) -> Turn | None:
         """Return the next launch of the open round, if it is of these sizes."""

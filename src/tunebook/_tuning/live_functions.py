@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.kernel import Invocation, Kernel
-    from tunebook._tuning.live_session import Window
+    from tunebook._tuning.live_session import LaunchWindow
 
 C = TypeVar("C")
 
@@ -75,7 +75,7 @@ class FunctionRuns(LiveRuns[C]):
             known = self._bound[id(config)] = config, self._kernel.bind(self._empty, config)
         return known[1](*args, **kwargs)
 
-    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Window]:
+    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, LaunchWindow]:
         """Run a call between two events."""
         return self._windows.around(partial(self.run, config, args, kwargs))  # type: ignore[no-any-return] # as above
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from tunebook._base.vocabulary import LIVE
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
-from tunebook._statistics.live_race import LiveRace, SlowdownAccount
+from tunebook._statistics.live_race import LiveRace
+from tunebook._statistics.slowdown_account import SlowdownAccount
 from tunebook._tuning.job import CandidateSet, Conditions
 from tunebook._tuning.pause import is_paused
 
@@ -56,7 +57,7 @@ class LoadingShare:
 LOADING: Final = LoadingShare()
 
 
-class Window(Protocol):
+class LaunchWindow(Protocol):
     """One launch between two events. `late`: the device waited for the host inside it."""
 
     late: bool
@@ -101,10 +102,10 @@ class LiveRuns(ABC, Generic[C]):
         """Run a call with a configuration."""
 
     @abstractmethod
-    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Window]:
+    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, LaunchWindow]:
         """Run a call between two events, and wait for neither."""
 
-    def first(self, config: C, leader: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Window]:  # noqa: ARG002 - for checks
+    def first(self, config: C, leader: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, LaunchWindow]:  # noqa: ARG002 - for checks
         """Run a candidate for the first time, as `timed`; it may be checked against the leader."""
         return self.timed(config, args, kwargs)
 
@@ -164,12 +165,13 @@ class LiveSession(Generic[C]):
         self._products: dict[Hashable, str] = {}
         self._same: dict[str, str] = {}
         self._unseen = set(others)
-        self._waiting: deque[tuple[Turn, Window]] = deque()
+        self._waiting: deque[tuple[Turn, LaunchWindow]] = deque()
         self._found: Tuned[C] | None = None
         self._handed_over = self._again = False
-        self._began_s, self._calls, self._told_at = time.monotonic(), 0, 0
+        self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks, self.loaded_s = 0, 0.0
+        self._rest = 0  # calls that the winner serves before it is timed again
         self._turn, self._pid = threading.Lock(), os.getpid()
 
     @property
@@ -192,6 +194,9 @@ class LiveSession(Generic[C]):
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call, with a candidate if it is time for one, and return its result."""
+        if self._rest > 0:  # nearly all calls, once the winner is known
+            self._rest -= 1
+            return self._runs.run(self.config, args, kwargs)
         lock = self._turn
         # Without waiting: the thread that has the turn may be loading a program.
         if lock.acquire(blocking=False):
@@ -218,9 +223,11 @@ class LiveSession(Generic[C]):
                 self._prepare(args, kwargs)
         elif not self._handed_over:
             self._handed_over = self._outcome.found(self._found, self._again)
-        if self._calls - self._told_at >= _TELL_EVERY:
+        if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
         turn = race.next(lambda: self._runs.sizes(args, kwargs))
+        if self._handed_over:
+            self._rest = race.rest()
         if turn.round is None:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
@@ -228,24 +235,25 @@ class LiveSession(Generic[C]):
     def _launch(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         config, name = self._candidates.configs[turn.name], turn.name
         if name not in self._unseen:
+            launched: tuple[Any, LaunchWindow] | None = None
             try:
-                result, window = self._runs.timed(config, args, kwargs)
-            except BaseException:
-                self.race.learn(turn, None)  # the call's own error, as without tuning
-                raise
-            self._waiting.append((turn, window))
-            return result
+                launched = self._runs.timed(config, args, kwargs)
+            finally:
+                if launched is None:
+                    self.race.learn(turn, None)  # the call's own error is raised, as without tuning
+            self._waiting.append((turn, launched[1]))
+            return launched[0]
         self._unseen.discard(name)
-        launched: tuple[Any, Window] | None = None
+        tried: tuple[Any, LaunchWindow] | None = None
         with Attempt() as attempt:
-            launched = self._runs.first(config, self.config, args, kwargs)
-        if launched is None:
+            tried = self._runs.first(config, self.config, args, kwargs)
+        if tried is None:
             self._fail(name, attempt.trial)
             self.race.failed(turn)
             self._runs.recover(args, kwargs)
             # If this raises too, the call is at fault.
             return self._runs.run(self.config, args, kwargs)
-        result, window = launched
+        result, window = tried
         self._waiting.append((turn, window))
         return result
 
@@ -360,6 +368,6 @@ class LiveSession(Generic[C]):
         account = self.race.account
         calls, extra_s = account.calls, account.extra * self.race.unit_s
         told_calls, told_s = self._told
-        self._told_at, self._told = self._calls, (calls, extra_s)
+        self._told = calls, extra_s
         since = {"calls": calls - told_calls, "extra_s": extra_s - told_s}
         self._outcome.progress(cfg=self.config, **since, left=self.race.left, phase=self.race.phase)

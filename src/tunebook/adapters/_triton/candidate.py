@@ -44,6 +44,23 @@ class LaunchConfig:
         return self.meta == self.config.all_kwargs() and self.pre_hook is self.config.pre_hook
 
 
+@final
+class LiveConfig:
+    """Stands for the configuration of launches that a session runs; it has the fields that a launch reads first."""
+
+    __slots__ = ("pre_hook", "session")
+
+    def __init__(self, session: Any) -> None:
+        self.session: Final = session
+        self.pre_hook: Final = session  # anything but None: a launch without a hook looks at nothing else
+
+    @property
+    def config(self) -> triton.Config:
+        """The configuration that leads now."""
+        found: triton.Config = self.session.config.config
+        return found
+
+
 def _encode(candidate: LaunchConfig) -> dict[str, object]:
     plain = {name: _plain(value) for name, value in candidate.meta.items()}
     # Two configurations may differ in nothing but the hook, which changes the effect of a launch.

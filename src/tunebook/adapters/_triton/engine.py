@@ -38,7 +38,7 @@ from tunebook.adapters._triton.attributes import (
     state_without_engine,
 )
 from tunebook.adapters._triton.buckets import fact_readers, kernel_buckets
-from tunebook.adapters._triton.candidate import Launch, LaunchConfig
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig, LiveConfig
 from tunebook.adapters._triton.device import current_device, interface
 from tunebook.adapters._triton.kernel import TritonKernel
 from tunebook.adapters._triton.launch_recorder import LaunchRecorder
@@ -238,10 +238,12 @@ class Engine:
         autotuner, fn, names = self.autotuner, self.kernel.fn, self.kernel.names
 
         # As `TritonKernel.run`, written out: calling it would cost every launch a frame.
-        def launch(call: tuple[Any, ...], facts: object, *, config: LaunchConfig) -> Any:  # noqa: ARG001 - looked up by
+        def launch(call: tuple[Any, ...], facts: object, *, config: Any) -> Any:
             grid, args, kwargs = call
             autotuner.best_config = config.config
             if config.pre_hook is not None:
+                if config.__class__ is LiveConfig:
+                    return config.session.run((call, facts), {})
                 config.pre_hook({**Launch(grid, args, kwargs).named(names), **config.meta})
             return fn.run(*args, grid=grid, warmup=False, **kwargs, **config.meta)
 
@@ -280,7 +282,10 @@ class Engine:
                     self._tell_listener(key, selection.config, cached=True)
             shown.publish(key, selection.config.config)
         key_ahead.finish()
-        return selection
+        if selection.exploration is None:
+            return selection
+        # Under the key of the launch, so that the hot path finds the session as fast as a configuration.
+        return selection._replace(config=cast("LaunchConfig", LiveConfig(selection.exploration)), exploration=None)
 
     def _observe(self, problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:
         if len(self.kernel.configs) <= 1:  # nothing to tune

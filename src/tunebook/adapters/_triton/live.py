@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from tunebook._kernel.kernel import Invocation
-    from tunebook._tuning.live_session import Window
+    from tunebook._tuning.live_session import LaunchWindow
     from tunebook.adapters._triton.kernel import TritonKernel
 
 
@@ -46,7 +46,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         config: LaunchConfig,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],  # noqa: ARG002 - as above
-    ) -> tuple[Any, Window]:
+    ) -> tuple[Any, LaunchWindow]:
         """Launch between two events; the hook of the configuration runs before them."""
         grid, positional, named = args[0]
         self._kernel.show_best(config)

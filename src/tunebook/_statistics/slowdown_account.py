@@ -1,0 +1,44 @@
+"""The account that bounds how much slower the calls of a program are while candidates are tried in them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class SlowdownAccount:
+    """Bounds the extra time of calls: any `window` of them take at most `slowdown` times as long as the incumbent's.
+
+    In units of one call of the incumbent. A debt of half of the limit may be made at once, and the other half is paid
+    off evenly, call by call: so the bound holds for every window, wherever it begins. Calls that are faster than the
+    incumbent's pay off more, but are not saved up.
+    """
+
+    def __init__(self, slowdown: float, window: int) -> None:
+        self._rate: Final = (slowdown - 1) / 2
+        self.most: Final = self._rate * window
+        self._debt = self._reserved = 0.0
+        self.calls, self.extra = 0, 0.0  # of all calls: their number, and how much longer they took
+
+    @property
+    def debt(self) -> float:
+        """The extra time that is not paid off yet."""
+        return self._debt
+
+    def allows(self, extra: float) -> bool:
+        """Whether a launch that takes so much longer keeps to the limit, with all that are under way."""
+        return self._debt + self._reserved + extra <= self.most
+
+    def count(self, extra: float) -> None:
+        """Count a call, with its extra time if it is known by now: negative if the call was faster."""
+        self.calls += 1
+        self.charge(extra - self._rate)
+        self.extra += self._rate
+
+    def reserve(self, extra: float) -> None:
+        """Set aside the expected extra time of a launch, or release it with a negative number."""
+        self._reserved = max(self._reserved + extra, 0.0)
+
+    def charge(self, extra: float) -> None:
+        """Add the extra time of a launch that was counted before."""
+        self.extra += extra
+        self._debt = max(self._debt + extra, 0.0)
