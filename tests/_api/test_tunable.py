@@ -591,5 +591,5 @@ def test_a_config_with_a_default_is_still_chosen():
     def f(x, scale=2, *, config=tb.CHOSEN):
         return x * scale * config.n
 
-    assert (f(3), f(3, 1), f(3, config={"n": 5})) == (6, 3, 30)
+    assert (f(3), f(3, 1), f(3, config=tb.Config(n=5))) == (6, 3, 30)
     assert str(inspect.signature(f)) == "(x, scale=2, *, config=None)"

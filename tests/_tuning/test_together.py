@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels import Costs, FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._measure.in_process import combined_s
+from tunebook._measure.stopwatch import combined_s
 from tunebook._tuning.job import Budget
 
 CONFIGS, CALLS = range(4), range(3)

@@ -95,8 +95,10 @@ def test_a_wait_ends_with_the_value_or_with_the_time(board_of):
     one, other = board_of(0), board_of(1)
     assert one.wait("key", 0.0) is None
     assert one.wait("key", 0.05) is None
-    threading.Timer(0.1, other.first, ("key", "value")).start()
+    later = threading.Timer(0.1, other.first, ("key", "value"))
+    later.start()
     assert one.wait("key", HANG_S) == "value"
+    later.join()  # it reads the answer of a server that ends with the test
 
 
 def test_everything_posted_is_seen_and_counters_lose_nothing(board_of):

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from tunebook._base.vocabulary import StrategyLike
+    from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy, MissFallback
     from tunebook._kernel.rounded_call import RoundedCall
     from tunebook._selection.persistent_cache import PersistentCache
-    from tunebook._selection.selector import ConfigSelectorChain
+    from tunebook._selection.selector import ConfigSelectorChain, Selection
     from tunebook._statistics.roofline import Peak
     from tunebook._tuning.tuner import Tuner
 
@@ -176,6 +176,10 @@ class FunctionKernel(Kernel[Any, Any]):
     def invocation(self, arguments: tuple[Any, ...], override: object = None) -> Invocation[Any, Any]:
         """Return a call with one argument per parameter."""
         return Invocation(self.op_id, arguments, {}, override_cfg=override)
+
+    def select(self, arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
+        """Return the answer of the tiers to a call with one argument per parameter."""
+        return self.selector.select(self.invocation(arguments, override), self, problem)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[Any, Any]:
         """Return a call with these arguments, passed as the function's signature takes them."""

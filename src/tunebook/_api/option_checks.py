@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final, NamedTuple
 
 from tunebook._base.errors import DefinitionError, did_you_mean
-from tunebook._selection.persistent_cache import PersistentCache
 
 
 class _Rule(NamedTuple):
@@ -48,10 +46,6 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "flops": _AMOUNT,
     "bytes": _AMOUNT,
     "keep": _Rule(lambda value: value is None or isinstance(value, Real), "a number of candidates, or a part: 0.25"),
-    "store": _Rule(
-        lambda value: value is None or value is False or isinstance(value, (str, os.PathLike, PersistentCache)),
-        "a path, False for memory only, or None for the user's own book",
-    ),
     "on_event": _Rule(_is_function, "a function on_event(event, **data)"),
 }
 

@@ -50,9 +50,6 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
     policy, tuner, on_event = options.get("policy"), options.get("tuner"), options.get("on_event")
     selector = ConfigSelectorChain[Any](ConfigCache(), policy, tuner, persistent, on_event=on_event)
 
-    def select(arguments: tuple[Any, ...], override: object, problem: Problem | None) -> Selection[Any]:
-        return selector.select(kernel.invocation(arguments, override), kernel, problem)
-
     def observe(problem: Problem, arguments: tuple[Any, ...]) -> Callable[[float], None]:
         return observing(problem, kernel, arguments)
 
@@ -71,7 +68,7 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
 
     dispatcher = Dispatcher(
         kernel.function, names=kernel.names, layout=kernel.layout,
-        select=select, selector=selector, observe=observe, as_config=kernel.override_cfg, refuse=kernel.refuse,
+        select=kernel.select, selector=selector, observe=observe, as_config=kernel.override_cfg, refuse=kernel.refuse,
     )  # fmt: skip
     kernel.runner, kernel.selector = dispatcher.run, selector
 
@@ -79,7 +76,7 @@ def build(kernel: FunctionKernel, options: TunableOptions) -> Tunable[Any]:
         arguments = kernel.call(args, kwargs).args
         config, exploration = dispatcher.choose(arguments)
         # A candidate that is tried in a call of the user's is measured there; anywhere else the usual one serves.
-        return config if exploration is None else select(arguments, None, None).config
+        return config if exploration is None else kernel.select(arguments, None, None).config
 
     signature = inspect.signature(kernel.function)
     given = signature.parameters.values()

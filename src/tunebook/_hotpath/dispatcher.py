@@ -235,9 +235,6 @@ class Dispatcher:
         """Answer a call that the hot path could not, and run it."""
         if is_compiling():
             return self._generated.run(*arguments, getattr(self._constants, self.constant(*flatten(arguments))))
-        return self._answer_and_run(arguments)
-
-    def _answer_and_run(self, arguments: tuple[Any, ...]) -> Any:
         try:
             if MEMO.suspended and recordings():  # a recording suspends the memo
                 return self._run_recorded(None, arguments)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from tunebook._measure.in_process import InProcess
+    from tunebook._measure.stopwatch import InProcess
 
     Found: TypeAlias = Sequence[float] | Failure
 

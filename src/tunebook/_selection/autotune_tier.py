@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
-from tunebook._base.errors import DefinitionError, TuningFailed, as_text, text_of
-from tunebook._measure.running_candidate import RunningCandidate
+from tunebook._base.errors import TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
-from tunebook._selection.book_lookup import BookLookup
 from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call, ready
 from tunebook._selection.deferred_tuning import DeferredTuning
 from tunebook._selection.foreign_tuner import ForeignTuner
 from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
-from tunebook._selection.tiers import DEFERRED, Found, Parts, Request, Skipped, Tier, key_of, off, tell_steps
+from tunebook._selection.tiers import (
+    DEFERRED,
+    BookLookup,
+    Found,
+    Parts,
+    Request,
+    Skipped,
+    Tier,
+    has_log,
+    key_of,
+    off,
+    tell_steps,
+)
 from tunebook._selection.trusted_entries import Refused, Trusted
-from tunebook._selection.tuning_watch import tell_of_interrupt, watched
+from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
-from tunebook._tuning.plan import by_author, job_for, outline, search_for, together, values_for
-from tunebook._tuning.progress import line_of_call
+from tunebook._tuning.job_run import RunningCandidate
+from tunebook._tuning.plan import best_s, by_author, is_without_data, job_for, outline, search_for, together, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner
 from tunebook.stores import problem_id
@@ -92,18 +103,18 @@ class AutotuneTier(Tier[C]):
                 if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
                     turn.result = reason
                 elif turn.leads:
-                    with line_of_call(request.problem.op, request.on_step) as step:
+                    with _line_of(request) as step:
                         tuned = self._tune(request, look.entry, turn.generation, budget, step, beside).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
         except TuningFailed as error:
             answer: Found[C] | Skipped = Skipped(str(error), error)
-            if not _is_without_data(request, error):
+            if not is_without_data(request, error):
                 return self.remember_failure(request, error)
         else:
             answer = self._take(request, turn)
         # Another thread tuned the same problem on made-up arguments: its failure says nothing about a caller's.
         error_of = answer.error if isinstance(answer, Skipped) else None
-        return self.ask(request, budget, beside) if _is_without_data(request, error_of) else answer
+        return self.ask(request, budget, beside) if is_without_data(request, error_of) else answer
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
         put_off = self.deferred.ask(request, silent=True) if request.policy.cache_miss_fallback in DEFERRED else None
@@ -151,13 +162,10 @@ class AutotuneTier(Tier[C]):
         if (obstacle := obstacle_to(request.inv, unseen=request.kernel.table is not None)) is not None:
             # It may be gone when the same call comes again: a CUDA graph is captured once, and then not any more.
             return Skipped(f"off: {obstacle}", transient=True)
-        return self._failed_before(request, made_up=values_for(request) != "call")
+        return self.failed_before(request, made_up=values_for(request) != "call")
 
-    def failed_behind(self, request: Request[C]) -> Skipped | None:
-        """Return the remembered failure of a call on made-up arguments, which only another such tuning asks for."""
-        return self._failed_before(request, made_up=True)
-
-    def _failed_before(self, request: Request[C], *, made_up: bool) -> Skipped | None:
+    def failed_before(self, request: Request[C], *, made_up: bool) -> Skipped | None:
+        """Return the remembered failure of a call, on its own arguments or on made-up ones."""
         error, expires = self._failed.get((*key_of(request), made_up), (None, 0.0))
         return Skipped(f"failed before: {error}", error) if error is not None and expires > self._clock_s() else None
 
@@ -296,8 +304,8 @@ class AutotuneTier(Tier[C]):
                 if combine in ("max", "relative"):
                     part = jobs[-1]._replace(budget=budget.split(len(requests) + 1))
                     alone.append(there(self._tuner.tune, part))
-            best_s = [_best_s(each) for each in alone] or [1.0] * len(requests)
-            scaled = [weight / seconds for weight, seconds in zip(weights, best_s, strict=True)]
+            fastest_s = [best_s(each) for each in alone] or [1.0] * len(requests)
+            scaled = [weight / seconds for weight, seconds in zip(weights, fastest_s, strict=True)]
             job = together([request.problem for request in requests], jobs, scaled, combine)
             job = job._replace(budget=reduce(Budget.less, alone, budget))
             tuned: Tuned[C] = there(self._tuner.tune, job)._replace(values_from=job.conditions.values_from)
@@ -414,7 +422,11 @@ class AutotuneTier(Tier[C]):
                 job = job._replace(search=self._book.start_for(request, job.search))
             keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
-                found: Verified[C] = there(self._measure, request, job, outdated, keep)
+                if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
+                    tuned: Tuned[C] = there(self._tell_and_tune, request, job)
+                    found = Verified(held=False, reason="there was no choice to verify", tuned=tuned)
+                else:
+                    found = there(self._verify_finalists, request, job, outdated, keep)
             except TuningFailed as error:
                 inv = measured.inv if site is None else site.inv
                 raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
@@ -427,24 +439,26 @@ class AutotuneTier(Tier[C]):
         tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
         return found._replace(tuned=tuned)
 
-    def _measure(
+    def _verify_finalists(
         self,
         request: Request[C],
         job: Job[C],
-        outdated: Trusted[C] | None,
+        outdated: Trusted[C],
         keep: bool,  # noqa: FBT001 - called in another place, by position
     ) -> Verified[C]:
-        if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
-            request.tell("autotune_start", candidates=job.size, verifying=False)
-            tuned: Tuned[C] = self._tuner.tune(job)
-            return Verified(held=False, reason="there was no choice to verify", tuned=tuned)
         there_and_then = outdated.record.head.environment
-        among = finalists(job.known, code=job.code, environment=there_and_then, winner=job.incumbent)
+        winner = cast("str", job.incumbent)
+        among = finalists(job.known, code=job.code, environment=there_and_then, winner=winner)
         return verify(job, partial(self._tell_and_tune, request), among, keep=keep)
 
     def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
         request.tell("autotune_start", candidates=job.size, verifying=verifying)
-        return watched(request.problem, job, self._tuner.tune, verifying=verifying)
+        if job.died is not None or has_log():
+            return watched(request.problem, job, self._tuner.tune, verifying=verifying)
+        tuned: Tuned[C] = self._tuner.tune(job)
+        if any(m.failure is not None for m in tuned.measurements):
+            tell_of_failures(request.problem, job, tuned)
+        return tuned
 
     def _publish(
         self,
@@ -469,22 +483,18 @@ class AutotuneTier(Tier[C]):
         return tuned._replace(config=config)
 
 
+def _line_of(request: Request[Any]) -> AbstractContextManager[Callable[[Step], None] | None]:
+    """Return a block that shows the progress of a call's tuning on a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return nullcontext(request.on_step)
+    from tunebook._tuning.progress import line_of_call  # noqa: PLC0415 - loaded late: for terminals only
+
+    return line_of_call(request.problem.op, request.on_step)
+
+
 def _may_guess(request: Request[Any]) -> bool:
     return request.policy.allow_heuristics and request.kernel.heuristic(request.inv) is not None
 
 
-def _is_without_data(request: Request[Any], error: Exception | None) -> bool:
-    """Whether a failure was met on made-up arguments, and a call has its caller's."""
-    return isinstance(error, TuningFailed) and error.on_made_up and values_for(request) == "call"
-
-
 def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
     return 0 if entry.record is None else entry.record.head.generation
-
-
-def _best_s(tuned: Tuned[Any]) -> float:
-    """Return the best time of a problem that was tuned alone."""
-    best_s = tuned.ranking[0][1] if tuned.ranking else 0.0
-    if not 0.0 < best_s < math.inf:
-        raise DefinitionError(f'combine="max" and "relative" need a positive time for each call, not {best_s!r}')
-    return best_s

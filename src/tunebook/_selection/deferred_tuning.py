@@ -62,7 +62,7 @@ class TunesNow(Protocol[C]):
 
     def known(self, request: Request[C]) -> Found[C] | Skipped | None: ...
 
-    def failed_behind(self, request: Request[C]) -> Skipped | None: ...
+    def failed_before(self, request: Request[C], *, made_up: bool) -> Skipped | None: ...
 
     def adopt(self, request: Request[C], tuned: Tuned[C], *, again: bool = False) -> Found[C] | Skipped: ...
 
@@ -236,7 +236,7 @@ class DeferredTuning(Generic[C]):
         if stand_in is None or _has_to_wait(request):
             return known
         behind = request.policy.cache_miss_fallback == "background"
-        if behind and (failed := self._autotune.failed_behind(request)) is not None:
+        if behind and (failed := self._autotune.failed_before(request, made_up=True)) is not None:
             return failed
         if not silent:
             return self._defer(request, stand_in)
@@ -248,7 +248,7 @@ class DeferredTuning(Generic[C]):
         key = self._key(request)
         if (state := self.queue.state(key)) is not None:
             return f"{state} in the background"
-        known = self._autotune.failed_behind(request) or self._autotune.known(request)
+        known = self._autotune.failed_before(request, made_up=True) or self._autotune.known(request)
         later = _detach(request)
         if (obstacle := known if isinstance(known, Skipped) else _obstacle(later)) is not None:
             said = f"not measured behind the call: {obstacle.reason}"

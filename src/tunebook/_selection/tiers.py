@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -94,6 +95,11 @@ def listener_failed(error: Exception) -> None:
     warn_once("listener", said, f"a listener to events failed: {said}{place}. The call goes on. {advice}")
 
 
+def has_log() -> bool:
+    """Whether the program may have a log: without `logging` nothing listens, and its module is not even entered."""
+    return "logging" in sys.modules
+
+
 class Teller:
     """Tells the listeners the events of a request. Left by an error, it ends the tuning that has begun and not ended.
 
@@ -116,7 +122,7 @@ class Teller:
                     listener(event, **told)
                 except Exception as error:  # noqa: BLE001 - a listener may raise anything
                     listener_failed(error)
-        if event != "autotune_progress" and listens("debug"):
+        if has_log() and event != "autotune_progress" and listens("debug"):
             facts = " ".join(f"{name}={value!r}" for name, value in data.items())
             log("debug", f"{self._problem.op}: {event} {facts}")
         self._began = self._began and event != "autotune_finish"
@@ -464,3 +470,23 @@ class AnyCandidate(Tier[C]):
         if request.kernel.heuristic(request.inv) is not None:
             return Skipped("the kernel has a heuristic")
         return _first_candidate(request)
+
+
+class BookLookup(Generic[C]):
+    """Reads the entry of a request, and keeps it: under the lease it stays as it is.
+
+    It reads nothing if the book is in the state in which another tier has found the entry.
+    """
+
+    def __init__(self, book: EntryGuard[C], request: Request[C]) -> None:
+        self._book, self._request = book, request
+        unread: Refused[C] = Refused("not read yet")
+        self._state, self.entry = request.looks[-1] if request.looks else (None, unread)
+
+    def __call__(self) -> Found[C] | None:
+        before, self._state = self._state, self._book.state(self._request.problem)
+        if before is None or before != self._state:
+            self.entry = self._book.find(self._request)
+        if isinstance(self.entry, Refused):
+            return None
+        return Found(config=self.entry.config, event="cache_hit", level="persistent", remember=True)

@@ -37,7 +37,7 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
         _warn_of_a_death(problem, job)
     if not listens("info"):
         tuned = tune(job)
-        _tell_of_failures(problem, job, tuned)
+        tell_of_failures(problem, job, tuned)
         return tuned
     arguments = "; ".join(spell_out(problem.call_key))
     call = f"{problem.op} ({arguments if len(arguments) <= _LONGEST else f'{arguments[:_LONGEST]} ...'})"
@@ -53,7 +53,7 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
         log("info", f"interrupted: {call}")
         raise
     log("info", f"chose {tuned.config!r} for {call}: {tuned.summary}")
-    _tell_of_failures(problem, job, tuned)
+    tell_of_failures(problem, job, tuned)
     return tuned
 
 
@@ -91,7 +91,7 @@ def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
                 return
 
 
-def _tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
+def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
     """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel."""
     known = {m.fingerprint for m in job.known}
     new = [m for m in tuned.measurements if m.failure is not None and m.fingerprint not in known]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._arrays.describe import arrays_in, timer_for
 from tunebook._arrays.library import library_of
-from tunebook._measure.in_process import AgainstModel
-from tunebook._measure.stopwatch import Attempt, Launches, Stopwatch, Trial, first_trial, sample
+from tunebook._measure.stopwatch import AgainstModel, Attempt, Launches, Stopwatch, Trial, first_trial, sample
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.race import (
     HOPELESS,

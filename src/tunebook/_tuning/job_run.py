@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import mmap
+import os
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
-from tunebook._measure.in_process import AgainstModel, AmongThemselves, InProcess, TimedPart
-from tunebook._measure.stopwatch import Batches, Launches, Runner, Stopwatch, Trial, failed
+from tunebook._measure.stopwatch import (
+    AgainstModel,
+    AmongThemselves,
+    Batches,
+    InProcess,
+    Launches,
+    Runner,
+    Stopwatch,
+    TimedPart,
+    Trial,
+    failed,
+)
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
@@ -26,10 +40,12 @@ from tunebook._statistics.race import (
     typical_s,
 )
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
+from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -138,6 +154,16 @@ class JobRun(Generic[Cfg]):
         """Keep other processes of this host from measuring on the same device inside the block, if possible."""
         # For at most half of the rest of a budget: a longer wait would leave too little of it to measure in.
         return nullcontext() if self._turn is None else self._turn.taken(self.left_s() / 2)
+
+    @contextmanager
+    def handing_on(self) -> Iterator[None]:
+        """Hand the measurements so far to the job's `on_interrupt` if the block is interrupted."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.job.on_interrupt is not None:
+                self.job.on_interrupt(self.so_far())
+            raise
 
     def tell(
         self, doing: Doing, done: int, total: int, latest: Measurement | None = None, since_s: float | None = None
@@ -384,3 +410,83 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
+
+
+# -------------------------------------------------------------------------- the candidate that runs when a process dies
+
+_SIZE: Final = 512
+_NAME: Final = 64  # bytes of a fingerprint
+_open: Final[set[RunningCandidate]] = set()
+
+
+class RunningCandidate:
+    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
+
+    It is memory shared with the operating system, so that writing it takes less than a microsecond and needs no call.
+    It is removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
+    when the last one died, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path: Final[Path] = lock_root() / f"running-{name}"
+        self._map: mmap.mmap | None = None
+        self._maker: Maker | None = None
+        self.died: str | None = None
+
+    def __enter__(self) -> Self:
+        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
+        with suppress(OSError, ValueError):
+            known = _read(self._path)
+            if known is not None and known[0] != this_process() and not known[0].is_gone():
+                return self  # another process tunes the same, without a book
+            self.died = None if known is None or known[0] == this_process() else known[1]
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        maker = self._maker = this_process()
+        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME))
+            self._map = mmap.mmap(descriptor, _SIZE)
+        finally:
+            os.close(descriptor)
+        if not _open:
+            atexit.register(_forget_all)
+        _open.add(self)
+
+    def note(self, fingerprint: str) -> None:
+        """Note the candidate that runs from now on."""
+        written = self._map
+        if written is not None:
+            written[:_NAME] = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
+        _open.discard(self)
+        if self._map is not None and self._maker == this_process():
+            self._map = None  # not closed: a thread that the end of the process left behind may write to it
+            with suppress(OSError):
+                self._path.unlink()
+
+
+def _forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
+    for note in list(_open):
+        note.forget()
+
+
+def _read(path: Path) -> tuple[Maker, str | None] | None:
+    """Return the process that made a note, and the candidate in it; None without a note."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
+    host, pid, started = head.split()
+    return Maker(host, int(pid), started), name or None

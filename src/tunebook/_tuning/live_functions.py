@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tunebook._arrays.describe import arrays_in, is_array, map_leaves, obstacle_to, timer_for
 from tunebook._arrays.library import library_of
-from tunebook._measure.in_process import AgainstModel
-from tunebook._measure.stopwatch import Launches, Stopwatch, first_trial
+from tunebook._measure.stopwatch import AgainstModel, Launches, Stopwatch, first_trial
 from tunebook._tuning.live_session import LiveRuns
 
 if TYPE_CHECKING:

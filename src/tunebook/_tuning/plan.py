@@ -12,8 +12,7 @@ from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._kernel.measure import Measure
-from tunebook._measure.in_process import combined_s
-from tunebook._measure.stopwatch import Attempt
+from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
 from tunebook._statistics.decide import objective_for
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Combine, Problem, StrategyLike, ValuesFrom
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._kernel.policy import AutotunePolicy
-    from tunebook._tuning.job import Budget, Call, History, Step
+    from tunebook._tuning.job import Budget, Call, History, Step, Tuned
     from tunebook.search._by_name import Search
 
 C = TypeVar("C")
@@ -260,3 +259,16 @@ def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C
         error = DefinitionError("let prune keep at least one")
         raise TuningFailed(f"prune left none of {len(candidates)} candidates", [error])
     return left
+
+
+def is_without_data(call: Call[Any], error: Exception | None) -> bool:
+    """Whether a failure was met on made-up arguments, and a call has its caller's."""
+    return isinstance(error, TuningFailed) and error.on_made_up and values_for(call) == "call"
+
+
+def best_s(tuned: Tuned[Any]) -> float:
+    """Return the best time of a problem that was tuned alone."""
+    best_s = tuned.ranking[0][1] if tuned.ranking else 0.0
+    if not 0.0 < best_s < math.inf:
+        raise DefinitionError(f'combine="max" and "relative" need a positive time for each call, not {best_s!r}')
+    return best_s

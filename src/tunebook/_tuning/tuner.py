@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import ExitStack, nullcontext
@@ -12,7 +13,7 @@ from tunebook._arrays.describe import at_tuning_site, timer_for
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import probes_for
-from tunebook._measure.stopwatch import Attempt, Stopwatch, mean_s
+from tunebook._measure.stopwatch import Attempt, Batches, Stopwatch, first_trial, sample
 from tunebook._tuning.job import Job, Part, Setup, Tuned
 from tunebook._tuning.job_run import JobRun, race, runner_for, stopwatch_for
 from tunebook._tuning.plan import is_forward_only
@@ -96,9 +97,9 @@ class Tuner(Generic[AnyCfg]):
         def measure(site: TuningSite | None) -> float:
             stopwatch = self._stopwatch_for(Setup(timer=timer_for((args, kwargs))))
             if site is None:
-                return mean_s(partial(fn, *args, **kwargs), stopwatch)
+                return _mean_s(partial(fn, *args, **kwargs), stopwatch)
             make_fn, _ = site.programs(lambda _config: fn, _has_gradient(lambda _config: fn, None, site))
-            return mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
+            return _mean_s(partial(make_fn(None), *site.args, **site.kwargs), stopwatch)
 
         return at_tuning_site(Invocation("measured", args, kwargs), measure)
 
@@ -157,16 +158,9 @@ class Tuner(Generic[AnyCfg]):
         run = JobRun(job, stopwatch, self._clock_s, self._now_s, turn)
         if not run.candidates.configs:
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
-        try:
-            return self._run(job, run, stopwatch, probes)
-        except KeyboardInterrupt:
-            if job.on_interrupt is not None:
-                job.on_interrupt(run.so_far())
-            raise
-
-    def _run(self, job: Job[Cfg], run: JobRun[Cfg], stopwatch: Stopwatch, probes: Iterable[Probe]) -> Tuned[Cfg]:
         todo = run.todo()
         with ExitStack() as stack:
+            stack.enter_context(run.handing_on())
             if job.setup.compile is not None:
                 from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of `import tunebook`
 
@@ -217,3 +211,17 @@ def _has_gradient(make_fn: Callable[[Cfg], Callable[..., object]], config: Cfg, 
     """Whether the function of a configuration asks for its gradient to be measured, and has one."""
     asks = bool(getattr(make_fn(config), "_ejk_validate_backward", False)) and not is_forward_only()
     return asks and site.differentiable(make_fn, config)
+
+
+def _mean_s(launch: Callable[[], object], stopwatch: Stopwatch) -> float:
+    """Return the mean seconds of `iters` samples of a function; its error is raised."""
+    trial, batches = first_trial(launch, stopwatch), Batches(stopwatch.shortest_s)
+    samples: list[float] = []
+    while trial.error is None and len(samples) < stopwatch.iters:
+        trial = batches.take(launch, partial(sample, launch, stopwatch))
+        samples.append(trial.sample_s)
+        if batches.renew([launch]):
+            samples.clear()
+    if trial.error is not None:
+        raise trial.error
+    return math.fsum(samples) / len(samples)
