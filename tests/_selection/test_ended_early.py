@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernels import Costs, FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 
@@ -22,7 +23,7 @@ def start(*arguments):
 
 def run(*arguments):
     process = start(*arguments)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=HANG_S)
     return process.returncode, out, err
 
 
@@ -34,7 +35,7 @@ def interrupt_when(process, line):
         if printed.strip() == line:
             process.send_signal(signal.SIGINT)
             break
-    rest, err = process.communicate(timeout=100)
+    rest, err = process.communicate(timeout=HANG_S)
     return "".join(out) + rest, err
 
 

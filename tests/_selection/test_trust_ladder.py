@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kernels import Costs, FakeClock, fake_tuner
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._api.explain import explain_entry
@@ -282,7 +283,7 @@ def test_an_entry_of_a_lower_rung_answers_at_once_and_is_measured_behind_the_cal
     kernel, x = Scale(book, reverify="behind"), np.ones(size)
     with pytest.warns(TunebookWarning, match="It is measured behind this call"):
         assert kernel.call(x) == BEST
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert {*kernel.ran_in} == {threading.current_thread().name, "tunebook background"}
     assert kernel.call(x) == 2
     record = kernel.call.selector.persistent.read(kernel.call.problem(x))
@@ -300,7 +301,7 @@ def test_explain_says_how_far_the_measurement_behind_the_call_is(book):
     assert kernel.ran_in == []
     with pytest.warns(TunebookWarning):
         kernel.call(x)
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert "trusted" not in str(kernel.call.explain(x))
 
 
@@ -315,7 +316,7 @@ def test_a_failure_behind_the_call_leaves_the_trusted_answer_and_is_told_once(bo
 
     kernel.call.kernel.runner = fail
     with pytest.warns(TunebookWarning) as told:
-        answers = [kernel.call(x), tb.wait_for_background(30), kernel.call(x), tb.wait_for_background(30)]
+        answers = [kernel.call(x), tb.wait_for_background(HANG_S), kernel.call(x), tb.wait_for_background(HANG_S)]
     assert answers == [BEST, True, BEST, True]
     assert ["not on made-up arguments" in str(warning.message) for warning in told] == [False, True]
 
@@ -351,7 +352,7 @@ def test_in_frozen_mode_nothing_is_measured_behind_a_call(book, monkeypatch):
     kernel = Scale(book, reverify="behind")
     with pytest.warns(TunebookWarning, match="run `tunebook verify`"):
         assert kernel.call(np.ones(8)) == BEST
-    assert tb.wait_for_background(30)
+    assert tb.wait_for_background(HANG_S)
     assert len(kernel.ran_in) == 1
     assert "not measured behind the call: off: TUNEBOOK_MODE is frozen" in str(kernel.call.explain(np.ones(8)))
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook._tuning import live_functions, live_session
@@ -62,7 +63,7 @@ def call(function, stream, times):
     x = np.ones(8)
     for _ in range(times):
         assert float(function(x)[0]) == 2.0
-        tb.wait_for_background(10)
+        tb.wait_for_background(HANG_S)
     stream.runs.clear()
     for _ in range(20):
         function(x)

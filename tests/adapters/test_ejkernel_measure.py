@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from ejkernel.modules.operations.pooling import MeanPoolingConfig, _mean_pooling_executor
+from limits import HANG_S
 
 import tunebook as tb
 from tunebook.adapters import ejkernel as adapter
@@ -64,7 +65,7 @@ def test_an_operation_answers_from_the_nearest_size_and_is_measured_behind_the_c
     with tb.policy_override(selector, trust="near", reverify="behind"):
         ej.mean_pooling(tokens(288))
     assert heard[0] == ("cache_hit", "near"), "the call did not wait"
-    assert tb.wait_for_background(120)
+    assert tb.wait_for_background(HANG_S)
     made = [record for record in records(selector) if "[1,288,32]" in record.problem.call_key]
     assert [record.body.provenance["values_from"] for record in made] == ["random"]
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from limits import HANG_S
 
 import tunebook as tb
 
@@ -131,7 +132,7 @@ def test_the_nearest_convolution_answers_at_once_and_is_measured_behind_the_call
     convolve.selector.listen(lambda event, **data: heard.append((event, data.get("trust"))))
     assert np.allclose(convolve(x, h), signal.oaconvolve(x, h))
     assert heard[0] == ("cache_hit", "near"), "the call did not wait"
-    assert tb.wait_for_background(60)
+    assert tb.wait_for_background(HANG_S)
     record = convolve.selector.persistent.read(convolve.problem(x, h))
     assert record.body.provenance["values_from"] == "random"
     assert convolve.explain(x, h).selection.trust is None

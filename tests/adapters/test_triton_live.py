@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -84,7 +85,7 @@ def launched(gpu):
 def call_until_decided(kernel, *arguments, most=2000):
     for _ in range(most):
         kernel[grid](*arguments)
-        tb.wait_for_background(10)
+        tb.wait_for_background(HANG_S)
         if any(found for *_, found in [(s, s.is_finished) for s in sessions(kernel)]):
             return
     raise AssertionError("\n".join(map(str, kernel.selector.pending)))
@@ -319,7 +320,7 @@ def test_the_background_tunes_on_made_up_tensors_and_leaves_the_callers_alone(gp
     policy = tb.AutotunePolicy(cache_miss_fallback="background")
     kernel, x = autotune(CONFIGS, key=["n"], policy=policy, processes=False)(count), torch.zeros(1024)
     kernel[grid](x, 1024)
-    assert tb.wait_for_background(60)
+    assert tb.wait_for_background(HANG_S)
     assert float(x[0]) == 1
     kernel[grid](x, 1024)
     assert float(x[0]) == 2
@@ -335,7 +336,7 @@ def test_the_background_takes_no_more_than_a_quarter_of_the_free_memory(gpu):
 
     def call_and_wait():
         kernel[grid](torch.zeros(1024), 1024)
-        assert tb.wait_for_background(60)
+        assert tb.wait_for_background(HANG_S)
 
     with pytest.warns(tb.TunebookWarning, match="more than a quarter of the .* use cache_miss_fallback='incremental'"):
         call_and_wait()

@@ -100,7 +100,7 @@ def _record_of(listed: Listed) -> Record:
 def config_text(config: Json) -> str:
     """Return a stored configuration as people write it."""
     if config is None:
-        return "none: all failed"
+        return "no winner"
     try:
         return clean(readable(config))
     except CodecError as error:

@@ -270,6 +270,26 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
         return members_checksum(self, _names_below_kernel, version=self.version)
 
+    def whole_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> Cfg:
+        """Return the configuration of an overlay for a call, completed if it is a part; by default it is whole."""
+        return cfg
+
+    def rounded(self, inv: Invocation[Cfg, Out]) -> tuple[Invocation[Cfg, Out], RoundedCall] | None:
+        """Return a call at the representative sizes of its buckets; None if the kernel has no buckets."""
+        return None
+
+    def own_sizes(self, inv: Invocation[Cfg, Out]) -> str:
+        """Return the sizes of a call that have buckets."""
+        return ""
+
+    def aside(self, inv: Invocation[Cfg, Out]) -> AbstractContextManager[object]:
+        """Return the context of a tuning in the background; `Unsupported` if there is no room for its arguments."""
+        return nullcontext()
+
+    def live_runs(self, inv: Invocation[Cfg, Out]) -> Any:
+        """Return the `LiveRuns` that try candidates in the calls of a running program; None if the core makes them."""
+        return None
+
 
 def _names_below_kernel(kernel: object, _: None) -> tuple[str, ...]:
     return measured_names(kernel, Kernel)
@@ -363,10 +383,6 @@ class Kernel(KernelOperations[Cfg, Out]):
         differ on axes that are set at launch (`Space.at_launch`).
         """
 
-    def whole_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> Cfg:
-        """Return the configuration of an overlay for a call, completed if it is a part; by default it is whole."""
-        return cfg
-
     def prune_cfgs(self, inv: Invocation[Cfg, Out], cfgs: Sequence[Cfg]) -> Iterable[Cfg]:
         """Return the candidates that are worth a try; the others are not compiled. By default all are."""
         return cfgs
@@ -386,14 +402,6 @@ class Kernel(KernelOperations[Cfg, Out]):
     def roofline(self, inv: Invocation[Cfg, Out]) -> Roofline | None:
         """Return the work of a call and the peak of its device, for reports; None if they are not known."""
         return None
-
-    def rounded(self, inv: Invocation[Cfg, Out]) -> tuple[Invocation[Cfg, Out], RoundedCall] | None:
-        """Return a call at the representative sizes of its buckets; None if the kernel has no buckets."""
-        return None
-
-    def own_sizes(self, inv: Invocation[Cfg, Out]) -> str:
-        """Return the sizes of a call that have buckets."""
-        return ""
 
     def mutated(self, inv: Invocation[Cfg, Out]) -> Sequence[object] | None:
         """Return arguments that runs write to, which are put back between runs; the others are compared with copies."""
@@ -422,12 +430,4 @@ class Kernel(KernelOperations[Cfg, Out]):
         Called once per tuning, before any candidate can write to the arguments. The function is called once per
         candidate, outside the timed window.
         """
-        return None
-
-    def aside(self, inv: Invocation[Cfg, Out]) -> AbstractContextManager[object]:
-        """Return the context of a tuning in the background; `Unsupported` if there is no room for its arguments."""
-        return nullcontext()
-
-    def live_runs(self, inv: Invocation[Cfg, Out]) -> Any:
-        """Return the `LiveRuns` that try candidates in the calls of a running program; None if the core makes them."""
         return None
