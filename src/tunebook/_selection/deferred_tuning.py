@@ -287,15 +287,21 @@ class DeferredTuning(Generic[C]):
             return Skipped("queued to be tuned in the background")
         return Skipped("the background takes no more for now", transient=True)
 
-    def _explore(self, request: Request[C], stand_in: C) -> Skipped:
-        from tunebook._tuning.in_call_session import InCallSession  # noqa: PLC0415 - loaded late: few policies explore
-
+    def _configs_to_try(self, request: Request[C], stand_in: C) -> list[C] | Skipped:
+        """Return the configurations of a new session, for which the oldest one makes room."""
         for oldest in list(self.explorations)[: 1 - _EXPLORATIONS]:
             self.explorations.pop(oldest, None)
         try:
-            configs = [stand_in, *_first_group(request)]
+            return [stand_in, *_first_group(request)]
         except TuningFailed as error:
             return self._autotune.remember_failure(request, error)
+
+    def _explore(self, request: Request[C], stand_in: C) -> Skipped:
+        from tunebook._tuning.in_call_session import InCallSession  # noqa: PLC0415 - loaded late: few policies explore
+
+        configs = self._configs_to_try(request, stand_in)
+        if isinstance(configs, Skipped):
+            return configs
         later = _detach(request)
         tuner = self._parts.tuner
         mine = InCallSession(
@@ -315,12 +321,9 @@ class DeferredTuning(Generic[C]):
         """Try candidates in calls that nothing waits for, and go on watching the winner."""
         from tunebook._tuning.live_session import LiveOutcome, LiveSession  # noqa: PLC0415 - loaded late: as above
 
-        for oldest in list(self.explorations)[: 1 - _EXPLORATIONS]:
-            self.explorations.pop(oldest, None)
-        try:
-            configs = [stand_in, *_first_group(request)]
-        except TuningFailed as error:
-            return self._autotune.remember_failure(request, error)
+        configs = self._configs_to_try(request, stand_in)
+        if isinstance(configs, Skipped):
+            return configs
         policy = replace(request.policy, cache_miss_fallback="autotune")
         # The functions below hold this one, and not the request: the caller's arrays must not be kept.
         later = replace(request, inv=runs.detached(request.inv), policy=policy, looks=[])

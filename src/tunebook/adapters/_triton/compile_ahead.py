@@ -68,6 +68,18 @@ def longest_first(candidates: Iterable[LaunchConfig]) -> list[LaunchConfig]:
     return sorted(candidates, key=work, reverse=True)
 
 
+def driver_for_forks() -> SimpleNamespace:
+    """Return a driver to put in the place of Triton's in forks: it knows the target, and cannot touch the GPU."""
+    device, target = driver.active.get_current_device(), driver.active.get_current_target()
+    # Worked out once per process: in each fork they would take longer than many a candidate.
+    key_ahead.finish()
+    triton_key()
+    make_backend(target).hash()
+    return SimpleNamespace(
+        get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
+    )
+
+
 @contextmanager
 def compile_forks(
     compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig], *, ahead: bool = True
@@ -77,15 +89,7 @@ def compile_forks(
     The candidates come in the order in which they are needed. If the first one is done in a moment, the programs are on
     disk already, and no further forks are made.
     """
-    device, target = driver.active.get_current_device(), driver.active.get_current_target()
-    # Worked out once per process: in each fork they would take longer than many a candidate.
-    key_ahead.finish()
-    triton_key()
-    make_backend(target).hash()
-    # Replaces Triton's driver in a fork: it knows the target to compile for, and cannot touch the GPU.
-    stand_in = SimpleNamespace(
-        get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
-    )
+    stand_in = driver_for_forks()
 
     def first(index: int) -> tuple[float, ...]:
         driver.set_active(stand_in)

@@ -11,18 +11,14 @@ import os
 import threading
 import time
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-from triton.compiler.compiler import make_backend
 from triton.runtime import driver
-from triton.runtime.cache import triton_key
 
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 from tunebook._tuning.live_session import Build
-from tunebook.adapters._triton import key_ahead
-from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, longest_first, may_fork
+from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, longest_first, may_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,19 +100,12 @@ class CompileBeside:
         return done
 
     def _fork(self, call: Any) -> None:
-        device, target = driver.active.get_current_device(), driver.active.get_current_target()
-        # Worked out once per process: in each fork they would take longer than many a candidate.
-        key_ahead.finish()
-        triton_key()
-        make_backend(target).hash()
-        stand_in = SimpleNamespace(
-            get_current_device=lambda: device, get_current_stream=lambda _device: 0, get_current_target=lambda: target
-        )
+        stand_in = driver_for_forks()
         held, cpu, began_s = [call], _current_cpu(), self._loading.clock_s()
 
         def first(index: int) -> tuple[float, ...]:
             _step_aside(cpu)
-            driver.set_active(stand_in)  # it cannot touch the GPU
+            driver.set_active(stand_in)
             made = self._compile_one(self._candidates[index], held[0])
             return () if made is None else (float(int(hashlib.sha256(made).hexdigest()[:_DIGITS], 16)),)
 
