@@ -252,7 +252,7 @@ def test_the_function_looks_like_the_authors():
 
 
 def test_a_store_of_another_kind_is_one_clear_error():
-    with pytest.raises(tb.DefinitionError, match=r"store= takes a path, an address.*found a list"):
+    with pytest.raises(tb.DefinitionError, match=r"store= takes a path, an address.*found the list"):
         tb.tunable(space=[{"b": 1}], store=["a", "b"])(lambda x, *, config: x)
 
 

@@ -134,7 +134,7 @@ def test_a_heuristic_has_the_names_of_the_space_and_may_have_other_values():
         ({"ignore": 5}, "ignore=5: give a tuple of names"),
         ({"mutates": 5}, "mutates=5: give a tuple of names"),
         ({"bucket": 5}, "bucket=5 must say which argument"),
-        ({"store": 5}, "store=5: give a path"),
+        ({"store": 5}, "store= takes a path, an address.*found the int 5"),
         ({"on_event": 5}, "on_event=5: give a function on_event"),
         ({"tolerance": "1e-3"}, "tolerance='1e-3': write a number"),
         ({"check": "yes"}, "check='yes': write True"),

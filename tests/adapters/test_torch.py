@@ -632,9 +632,9 @@ def test_a_configuration_given_with_the_call_is_compiled_in(compiled):
     kernel = multiplying()
     compile_, backend = compiled
     x, y = operands()
-    assert torch.allclose(compile_(lambda x, y: kernel(x, y, config={"rows": 2}))(x, y), x @ y, atol=1e-5)
+    assert torch.allclose(compile_(lambda x, y: kernel(x, y, config={"rows": 4}))(x, y), x @ y, atol=1e-5)
     (split,) = [node for node in backend.programs[0].graph.nodes if "split" in str(node.target)]
-    assert split.args[1] == 2
+    assert split.args[1] == 4
 
 
 def test_an_overlay_around_the_compilation_is_compiled_in(compiled):

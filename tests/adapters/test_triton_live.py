@@ -289,7 +289,6 @@ def test_nothing_is_rolled_back_when_the_whole_device_slows_down(gpu):
 @pytest.mark.timeout(300)
 def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(compile_beside, "may_fork_beside", lambda: True)
     monkeypatch.setattr(live, "may_fork_beside", lambda: True)
     builds = []

@@ -323,5 +323,6 @@ class TestPinnedRecords:
         store = spender.selector.persistent.store
         head = Head(problem=problem, config=encode(tb.Config(block=9)), checksum="", origin="pinned")
         store.put(Record(head, Body()))
-        spender(8)
+        with pytest.warns(tb.TunebookWarning, match="is pinned to block=9, which is none of its candidates now"):
+            spender(8)
         assert store.get(problem).head.origin == "tuned"

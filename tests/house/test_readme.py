@@ -33,6 +33,12 @@ PRESUMED = {
         "assert matmul.config_for(8).block_m == 64\n"
         "softmax(8)\n"
     },
+    "events": {
+        "train.py": "import tunebook as tb\n"
+        "@tb.tunable(space=tb.Space(rows=[2, 4]), heuristic={'rows': 2}, name='softmax')\n"
+        "def softmax(n, *, config): return n\n"
+        "softmax(8)\n"
+    },
     "ship-defaults": {
         "kernels/attention.py": "import tunebook as tb\n"
         "@tb.tunable(space=tb.Space(rows=[2, 4]), heuristic={'rows': 2})\n"
@@ -54,8 +60,10 @@ NOT_RUN = {
     ("fleet-tuning", "mpiexec"): "the same",
     ("formats", "tunebook import --format vllm"): "needs vLLM's files: tests/formats read recorded ones",
     ("formats", "tunebook export --format vllm moe_configs --kernel fused_moe"): "needs their entries",
+    ("no-stall", "tunebook run"): "needs a GPU and a program: tests/adapters/test_triton_live.py runs one without",
     ("report", "tunebook report"): "opens a browser: tests/_report/test_report_page.py drives one",
     ("triton", "tunebook run"): "needs a GPU and a program: tests/_cli/test_run.py runs one without",
+    ("triton", "tunebook ci"): "needs the sources of a released package: tests/_cli/test_ci.py",
     ("tune-offline", "tunebook tune calls.json --target"): "needs kernels of Triton: test_triton_recording.py",
     ("without-a-gpu", "TUNEBOOK_HOME=tests/book pytest"): "needs a project: tests/_cli/test_pytest_plugin.py makes one",
 }  # fmt: skip

@@ -38,9 +38,10 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     path = Path(options.file).expanduser()
-    if path.is_dir() or options.file.endswith("/"):
-        raise UsageError(f"{options.file} is a directory; name a file in it, e.g. {path / 'tuned.bundle.gz'}")
     name = format_of(options.format, path)
+    # Some tools have a directory of tables.
+    if (path.is_dir() or options.file.endswith("/")) and name in OWN:
+        raise UsageError(f"{options.file} is a directory; name a file in it, e.g. {path / 'tuned.bundle.gz'}")
     key = dict(_named(text) for text in options.map)
     if key and name in OWN:
         raise UsageError(f"--map is for the formats of other tools, and {path} is a {name}; add --format")

@@ -301,8 +301,8 @@ def open_persistent(op_id: str, store: Any) -> PersistentCache[Any] | None:
     if store is False or isinstance(store, PersistentCache):
         return store or None
     if store is not None and not isinstance(store, (str, os.PathLike)):
-        kind = type(store).__name__
-        raise DefinitionError(f"{op_id!r}: store= takes a path, an address, a PersistentCache or False; found a {kind}")
+        found = f"the {type(store).__name__} {store!r}"
+        raise DefinitionError(f"{op_id!r}: store= takes a path, an address, a PersistentCache or False; found {found}")
     cache: PersistentCache[Any] = PersistentCache("kernel", store)
     cache.opname = op_id  # set here, because the name of a kernel may look like a path
     return cache
