@@ -410,8 +410,17 @@ def warm_and_choosing(name, ways, rounds):
     }
 
 
+def warm_of(raw, name, ways):
+    """Return the same from the last file of results."""
+    kept = {way: {part: raw[f"{name}, {way}"][part] for part in ("warm", "chose", "work")} for way in ways}
+    return {"ways": kept, "choosing": raw.get(f"{name}, choosing")}
+
+
 def measure(names, rounds, samples, kept):
-    """Return rows and raw times; with `kept`, the content of the last file of results, cold times are taken from it."""
+    """Return rows and raw times. With `kept`, the content of the last file of results, cold times are taken from it.
+
+    So are the warm times of operations that are not among `names`.
+    """
     raw, rows, ratios = ({"import": import_s(samples)} if kept is None else kept["raw"]), [], []
     decided = []
     took_ms = statistics.median(raw["import"]) * 1e3
@@ -419,11 +428,11 @@ def measure(names, rounds, samples, kept):
     show(rows)
     for (name, way), outcomes in (measure_cold(names, samples) if kept is None else {}).items():
         raw[f"{name}, {way}"] = {"cold": outcomes, "same": same_result(outcomes)}
-    for name in names:
+    for name in names if kept is None else operations():
         worked = [way for way in WAYS if not failures(raw[f"{name}, {way}"]["cold"])]
         first = [row for way in WAYS for row in cold_rows(f"{name}, {way}", **raw[f"{name}, {way}"])]
         # A process of its own: XLA's programs are never unloaded, and a process may map 65,530 pieces of memory.
-        found = in_a_fork(warm_and_choosing, name, worked, rounds)
+        found = in_a_fork(warm_and_choosing, name, worked, rounds) if name in names else warm_of(raw, name, worked)
         if "error" in found:
             print(f"{name}: warm calls: {found['error']}")
             first.append(Row(what=f"{name}: warm calls measured", measured=0.0, unit="", at_least=1.0))
@@ -458,7 +467,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--ops", nargs="+")
     parser.add_argument("--samples", type=int, default=5, help="cold calls of each kind")
-    parser.add_argument("--keep-cold", action="store_true", help="take the cold times of the last run")
+    parser.add_argument(
+        "--keep-cold", action="store_true", help="take cold times, and with --ops the others' too, from the last run"
+    )
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -470,7 +481,7 @@ def main():
         os.environ |= caches_in(folder)
         kept = json.loads((RESULTS / "ejkernel_ops.json").read_text()) if given.keep_cold else None
         rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples, kept)
-    if not given.ops:
+    if given.keep_cold or not given.ops:
         save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
         (RESULTS / "summary.md").write_text(tables.summary(tables.read()))
 
