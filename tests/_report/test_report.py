@@ -160,12 +160,13 @@ class TestEntries:
         assert entry == model(now).entries[0]
         assert "18 measurements under other versions" in model(both).details[0].notes[0]
 
-    def test_a_pinned_configuration_is_the_chosen_one_though_another_won(self):
+    def test_a_pinned_configuration_is_in_use_though_another_won(self):
         won = record()
         pinned = Head(problem=won.problem, config=encode(SPACE[0]), checksum="", origin="pinned", environment="here")
         (entry,) = model(won.replace(head=pinned)).entries
         assert entry.config == "block=16, stages=1, order='ij'"
-        assert entry.speedup == 1.0
+        assert entry.best_s == entry.default_s
+        assert entry.speedup is None
 
     def test_an_imported_entry_without_measurements_is_a_line_without_times(self):
         head = Head(problem=Problem("cpu:x", "op", "key"), config={"a": 1}, checksum="", origin="imported")

@@ -15,11 +15,12 @@ import tunebook as tb
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.record_format import Body
 from tunebook._cli import main
-from tunebook._cli.pin import choose
+from tunebook._cli.pin import choose, pin
 from tunebook._report import report
 from tunebook._report.detail import QUARTER, importances, quarter_importances
 from tunebook._report.model import cause_of, short_names
 from tunebook._report.tables import pin_command
+from tunebook._report.tuning_charts import of_tuning
 from tunebook.stores import DirectoryStore
 
 CPU = "cpu:AuthenticAMD AMD EPYC 25/17/1 x86_64 2 cores isa-0edc9f61"
@@ -55,6 +56,96 @@ class TestNoWinner:
         assert "no winner" not in made.html
         assert 'id="no-winner"' not in made.html
         assert '<a href="#failures">2</a>' in made.html
+
+
+def interrupted(size=7, tried=5):
+    """Return a record as an interrupted tuning leaves it: some measurements, and no configuration."""
+    whole = record(size=size)
+    facts = {"when": 1100.0, "complete": False, "interrupted": True}
+    body = Body(measurements=whole.body.measurements[:tried], provenance=facts)
+    return whole.replace(head=replace(whole.head, config=None), body=body)
+
+
+class TestInterrupted:
+    def test_an_interrupted_tuning_is_not_told_as_failed_nor_as_cut_short_by_its_budget(self):
+        made = report([record(), interrupted(tried=5)])
+        assert "All candidates of these entries failed" not in made.html
+        assert "The budget ended this tuning" not in made.html
+        assert "no winner" not in made.html
+        assert "1 entry has no decision yet: a tuning was interrupted, and the next one goes on." in made.html
+        assert "No decision yet: a tuning was interrupted after 5 measurements, and the next one goes on." in made.html
+        tables = data_in(made.html)
+        assert column(tables["interrupted"], "Call") == ["a=float32[7,64]"]
+        assert "interrupted" in column(tables["entries"], "Configuration")
+        assert sorted(column(tables["entries"], "Origin")) == ["interrupted", "tuned"]
+        assert "undecided" in tables
+        assert column(tables["undecided"], "Kernel") == []
+
+    def test_it_has_no_finalists(self):
+        (detail,) = report([interrupted()]).model.details
+        assert not [c for c in detail.candidates if c.role in ("finalist", "chosen")]
+        assert "Samples of the finalists" not in report([interrupted()]).html
+
+    def test_the_picture_says_it_too(self, tmp_path, monkeypatch):
+        pytest.importorskip("matplotlib")
+        from matplotlib.axes import Axes  # noqa: PLC0415 - an optional package
+
+        written, real = [], Axes.text
+
+        def text(self, x, y, s, **settings):
+            written.append(s)
+            return real(self, x, y, s, **settings)
+
+        monkeypatch.setattr(Axes, "text", text)
+        report([interrupted()], tmp_path / "made.png")
+        assert "1 entry has no decision yet: a tuning was interrupted, and the next one goes on." in written
+
+
+class TestPinned:
+    def test_a_pin_is_named_as_one_beside_the_measured_winner(self):
+        won = record(size=7)
+        page = report([pin(won, won.body.measurements[2].config)]).html
+        about = page[page.index('<dl class="about">') :].partition("</dl>")[0]
+        assert "<dt>pinned by hand</dt><dd><code>block=16, stages=2, order=&#x27;ij&#x27;</code></dd>" in about
+        assert "<dt>measured winner</dt><dd><code>block=64" in about
+        assert "faster than the default; fastest" in about
+        assert "<dt>chosen</dt>" not in about
+        assert "<dt>because</dt>" not in about
+        assert "tunebook unpin " in about
+        table = data_in(page)["detail0"]
+        pinned = [config for config, remark in zip(column(table, "block"), column(table, "Remark"), strict=True)
+                  if "pinned by hand" in remark]  # fmt: skip
+        assert pinned == [16]
+
+    def test_a_pin_is_no_gain_of_a_tuning_and_the_page_says_so(self):
+        others = [record(size=3), record(size=5)]
+        won = record(size=7)
+        made = report([*others, pin(won, won.body.measurements[2].config)])
+        assert made.model.speedups == report(others).model.speedups
+        assert "1 entry is pinned by hand, and left out of the gains" in made.html
+        assert "pinned by hand" in column(data_in(made.html)["entries"], "Doubt")
+
+    @pytest.mark.parametrize("at", [0, 2, -1])  # the default, another, and a finalist
+    def test_the_charts_of_the_tuning_stay_as_they_were_before_the_pin(self, at):
+        won = record(size=7)
+        (before,) = report([won]).model.details
+        (after,) = report([pin(won, won.body.measurements[at].config)]).model.details
+        assert after.best_so_far == before.best_so_far
+        assert dict(of_tuning(after)) == dict(of_tuning(before))
+
+    def test_a_pin_on_an_interrupted_tuning_claims_no_winner(self):
+        page = report([pin(interrupted(), interrupted().body.measurements[0].config)]).html
+        assert "pinned by hand" in page
+        assert "measured winner" not in page
+        assert "The budget ended" not in page
+
+
+def test_candidates_that_left_the_race_are_marked():
+    made = record()
+    table = data_in(report([made]).html)["detail0"]
+    dropped = [m for m in made.body.measurements if m.dropped]
+    marked = [remark for remark in column(table, "Remark") if remark]
+    assert marked == [f"left early, {len(m.samples_s)} samples" for m in dropped]
 
 
 class TestFailures:
@@ -117,13 +208,6 @@ class TestGains:
         assert (drifted.speedup, drifted.best_s, drifted.default_s) == (None, 1e-3, 0.8e-3)
         assert "1 entry is left out: its default left the race early" in made.html
         assert "drift" in column(data_in(made.html)["entries"], "Doubt")
-
-    def test_a_pinned_configuration_may_be_slower_than_the_default(self):
-        slow = record(default=SPACE[-1])
-        pinned = slow.replace(head=replace(slow.head, config=SPACE[0], origin="pinned"))
-        (entry,) = report([pinned]).model.entries
-        assert entry.speedup < 1
-        assert "slower than the default" in report([pinned]).html
 
     def test_disturbed_gains_are_marked(self):
         made = report([record(disturbances=["other processes used 90% of the CPU"]), record(size=3)])

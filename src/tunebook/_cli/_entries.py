@@ -13,7 +13,7 @@ from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import verdict_of
+from tunebook._selection.recorded_decision import is_interrupted, origin_of, verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
 
@@ -107,6 +107,11 @@ def config_text(config: Json) -> str:
         return f"unreadable: {error}"
 
 
+def decision_text(record: Record) -> str:
+    """Return the configuration of a record as people write it, or why it has none."""
+    return origin_of(record) if is_interrupted(record) else config_text(record.head.config)
+
+
 def key_text(call_key: str) -> str:
     """Return a call key on one line, safe to print."""
     return clean(in_short(call_key))
@@ -132,7 +137,7 @@ def entry_json(listed: Listed, record: Record | None) -> dict[str, Any]:
     found |= {"bytes": listed.size_bytes, "where": listed.where}
     if record is not None:
         head = record.head
-        found |= {"call_key": parsed(head.problem.call_key), "config": plain(head.config), "origin": head.origin}
+        found |= {"call_key": parsed(head.problem.call_key), "config": plain(head.config), "origin": origin_of(record)}
         found |= {"environment": parsed(head.environment), "seconds": seconds_of(record)}
     return found
 

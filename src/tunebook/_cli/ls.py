@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import clean
-from tunebook._cli._entries import ID, KERNEL, SHORT_ID, config_text, entry_json, key_text, seconds_of
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_json, key_text, seconds_of
 from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
 from tunebook._cli._terminal import TextColumn, count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._selection.recorded_decision import origin_of
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
 
@@ -75,9 +76,9 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
             seconds = seconds_of(record)
             took = "" if seconds is None else seconds_text(seconds)
             config, call, origin = (
-                config_text(record.head.config),
+                decision_text(record),
                 key_text(record.problem.call_key),
-                record.head.origin,
+                origin_of(record),
             )
         age = age_text(now_s - listed.written_s) if listed.written_s else ""
         # The name of a device is long, and nearly every book has only one: then the line below the table names it.

@@ -20,15 +20,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from tunebook._base.config_codec import decode
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
-from tunebook._report.entry import MeasuredRecord, config_text, entry_of
+from tunebook._report.entry import PINNED, MeasuredRecord, config_text, entry_of
 from tunebook._selection.env_pins import fields_of
-from tunebook._selection.recorded_decision import disturbances_of, environments_verified
+from tunebook._selection.recorded_decision import (
+    disturbances_of,
+    environments_verified,
+    is_interrupted,
+    left_early,
+    why_undecided,
+)
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Json
+    from tunebook._base.vocabulary import Json, Measurement
     from tunebook._report.entry import ReportEntry
 
 Axes: TypeAlias = "Mapping[str, object]"
@@ -53,7 +59,8 @@ CANDIDATES: Final = 500  # listed for each tuning, the fastest first
 class CandidateRow(NamedTuple):
     """One candidate. `tried_s` counts from the beginning of the tuning; 0 if it was measured before.
 
-    `fields` are its values as `tunebook pin` takes them.
+    `fields` are its values as `tunebook pin` takes them. `remark` says if it is pinned, and if it left the race early:
+    its few samples are of another moment.
     """
 
     config: str
@@ -65,6 +72,7 @@ class CandidateRow(NamedTuple):
     failure: str
     fields: dict[str, str]
     role: str  # "chosen", "default", "finalist" or ""
+    remark: str
 
 
 class HeatMap(NamedTuple):
@@ -148,7 +156,7 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
         samples = () if failure else m.valid_samples_s
-        finalist = "" if m.dropped or failure else "finalist"
+        finalist = "" if m.dropped or failure or not entry.decided else "finalist"
         yield CandidateRow(
             config=config_text(m.config),
             axes=axes_of(m.config),
@@ -159,7 +167,15 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
             failure=failure,
             fields=_pinnable(m.config),
             role={facts.default: "default", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
+            remark=", ".join(_remarks(m, pinned=entry.origin == PINNED and m.fingerprint == facts.in_use)),
         )
+
+
+def _remarks(m: Measurement, *, pinned: bool) -> Iterable[str]:
+    if pinned:
+        yield "pinned by hand"
+    if m.dropped and m.failure is None:
+        yield left_early(m)
 
 
 def _pinnable(config: Json) -> dict[str, str]:
@@ -179,7 +195,10 @@ def _began(facts: MeasuredRecord, entry: ReportEntry) -> float:
 
 def _notes(facts: MeasuredRecord) -> Iterable[str]:
     others = len(facts.body.measurements) - len(facts.current)
-    if facts.body.provenance.get("complete") is False:
+    if is_interrupted(facts.record):
+        said = why_undecided(facts.record)
+        yield f"{said[0].upper()}{said[1:]}."
+    elif facts.body.provenance.get("complete") is False and facts.record.head.decided and facts.chosen:
         yield "The budget ended this tuning; the best candidate until then was chosen."
     for reason in disturbances_of(facts.body):
         yield f"Disturbed during measuring: {reason}."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import verdict_of, winner_of
+from tunebook._selection.recorded_decision import is_interrupted, verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 NONE_WORKED: Final = "none worked"
+INTERRUPTED: Final = "interrupted"
+PINNED: Final = "pinned"
 _LARGEST: Final = 1e30  # a larger number in a record is a mistake, and sums of larger numbers may overflow
 
 
@@ -30,7 +32,7 @@ class ReportEntry(NamedTuple):
     reached part of the roofline. They are fields, not properties: 100,000 entries are asked several times each. With
     `drift` there is no speedup: the default seems faster than the winner, because it left the race before the machine
     became slower. `disturbed`: other work ran meanwhile, so that the times may be wrong. `flops_per_s` and
-    `bytes_per_s` are the rates of the stated work.
+    `bytes_per_s` are the rates of the stated work. A pinned entry has no speedup: no tuning chose its configuration.
     """
 
     problem: Problem
@@ -56,15 +58,19 @@ class ReportEntry(NamedTuple):
     @property
     def decided(self) -> bool:
         """Whether the entry has a configuration."""
-        return self.origin != NONE_WORKED
+        return self.origin not in (NONE_WORKED, INTERRUPTED)
 
 
 class MeasuredRecord(NamedTuple):
-    """A record with the measurements that were taken under the conditions of its decision."""
+    """A record with the measurements that were taken under the conditions of its decision.
+
+    `chosen` is the choice of the tuning; `in_use` differs from it if the record was pinned by hand.
+    """
 
     record: Record
     body: Body
     chosen: str
+    in_use: str
     default: str | None
     current: Sequence[Measurement]
 
@@ -79,11 +85,13 @@ def facts_of(record: Record) -> MeasuredRecord:
     """Return the decision of a record and the measurements that it rests on."""
     body = record.body
     winner = winner_of(body)
-    # A configuration that was pinned or imported later need not be the winner.
-    chosen = winner if winner and record.head.origin == "tuned" else fingerprint_of(record.head.config)
+    in_use, origin = fingerprint_of(record.head.config), record.head.origin
+    # A configuration that was imported later need not be the winner; a pin leaves the tuning as it was.
+    chosen = winner or "" if origin == PINNED else winner if winner and origin == "tuned" else in_use
+    in_use = in_use if origin == PINNED else chosen
     default = body.provenance.get("default")
     current = _current(record, body.measurements, chosen)
-    return MeasuredRecord(record, body, chosen, default if isinstance(default, str) else None, current)
+    return MeasuredRecord(record, body, chosen, in_use, default if isinstance(default, str) else None, current)
 
 
 def _current(record: Record, measured: Sequence[Measurement], chosen: str) -> Sequence[Measurement]:
@@ -111,7 +119,7 @@ def _numbers(record: Record, provenance: Mapping[str, Json]) -> dict[str, Any]:
     facts = facts_of(record)
     times = facts.values_s()
     return {
-        "best_s": times.get(facts.chosen),
+        "best_s": times.get(facts.in_use),
         "default_s": times.get(facts.default or ""),
         "measured": len(facts.current),
         "failed": Counter(m.failure.kind for m in facts.current if m.failure is not None),
@@ -142,15 +150,16 @@ def entry_of(record: Record) -> ReportEntry:
         peak = Peak(amounts.get("flops_per_s"), amounts.get("bytes_per_s"))
         roofline = Roofline(amounts.get("flops"), amounts.get("bytes"), peak)
     least_s = 0.0 if roofline is None else roofline.least_s
-    speedup = _ratio(default_s, best_s)
+    speedup = None if head.origin == PINNED else _ratio(default_s, best_s)
     # No rule lets a slower candidate win a race: these two times are not of the same minutes.
     drift = speedup is not None and speedup < 1 and head.origin == "tuned"
     return ReportEntry(
         problem=head.problem,
         call=in_short(head.problem.call_key),
         config=config_text(head.config) if head.decided else "",
-        origin=head.origin if head.decided else NONE_WORKED,
-        when=_positive(provenance, "when") or 0.0,
+        origin=head.origin if head.decided else INTERRUPTED if is_interrupted(record) else NONE_WORKED,
+        # The time of a pin is not the time of the tuning.
+        when=(head.origin == PINNED and _positive(provenance, "measured")) or _positive(provenance, "when") or 0.0,
         seconds=_positive(provenance, "seconds") or 0.0,
         waiting_s=_positive(provenance, "waiting_s") or 0.0,
         roofline=roofline,

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tunebook._report.detail import Detail, detail_of
-from tunebook._report.entry import ReportEntry, config_text, entry_of, facts_of
+from tunebook._report.entry import INTERRUPTED, PINNED, ReportEntry, config_text, entry_of, facts_of
 from tunebook._report.sizes import lines_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ReportModel(NamedTuple):
     `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
     failures of at most `READ_FAILURES` entries: messages that differ only in numbers are one cause, and the first is
     shown. `with_failures` is the number of entries that have failed candidates. `undecided` has the entries without a
-    winner, with a message of their candidates. `devices` has the short name of each device by its fingerprint.
+    winner, because all candidates failed, with a message of their candidates. `devices` has the short name of each device by its fingerprint.
     """
 
     title: str
@@ -87,6 +87,23 @@ class ReportModel(NamedTuple):
     def speedups(self) -> list[float]:
         """How many times faster than its default each entry is, where both times are known."""
         return [speedup for group in self.groups for speedup in group.speedups]
+
+    @property
+    def interrupted(self) -> list[ReportEntry]:
+        """The entries whose tuning was interrupted before it could choose."""
+        return [entry for entry in self.entries if entry.origin == INTERRUPTED]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the sums leave out: interrupted tunings, and entries that were pinned by hand."""
+        interrupted, pinned = len(self.interrupted), sum(entry.origin == PINNED for entry in self.entries)
+        one, many = "1 entry has", f"{interrupted:,} entries have"
+        said = "no decision yet: a tuning was interrupted, and the next one goes on."
+        found = [f"{one if interrupted == 1 else many} {said}"] if interrupted else []
+        if pinned:
+            left_out = "1 entry is" if pinned == 1 else f"{pinned:,} entries are"
+            found.append(f"{left_out} pinned by hand, and left out of the gains: no tuning chose the configuration.")
+        return found
 
 
 def model_of(records: Iterable[Record], *, title: str, where: str, made: float) -> ReportModel:
@@ -111,7 +128,7 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
             with_failures += 1
             if with_failures <= READ_FAILURES:
                 _count(facts_of(record), failures)
-        if not entry.decided:
+        if not entry.decided and entry.origin != INTERRUPTED:
             undecided.append((entry, _first_failure(record) if len(undecided) < FAILURES else ""))
     entries.sort(key=lambda entry: entry.problem)
     listed = sorted(failures.items(), key=lambda item: -item[1].count)[:FAILURES]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tunebook._report import charts
 from tunebook._report.colours import STEPS, style_sheet
+from tunebook._report.entry import INTERRUPTED, PINNED
 from tunebook._report.marks import TIMES, BarMark, DotMark, StrokeMark, TextMark, quantile, ratio_text, time_text
 from tunebook._report.model import DETAILS, READ_FAILURES
 from tunebook._report.size_chart import winners_by_size
@@ -111,6 +112,7 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
     several = len(model.entries) > 1
     if model.undecided:
         yield _alarm(model)
+    yield from map(_note, model.remarks)
     if model.comparison is not None:
         yield from _comparison(model.comparison)
     if several and model.speedups:
@@ -133,6 +135,10 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
         yield tag("h2", "No winner", id="no-winner")
         yield _note("All candidates of these entries failed, so calls run with the default.")
         yield _table("undecided", "entries without a winner")
+    if model.interrupted:
+        yield tag("h2", "Interrupted", id="interrupted")
+        yield _note("No decision yet: these tunings were interrupted, and the next one goes on where they stopped.")
+        yield _table("interrupted", "interrupted tunings")
     if model.failures:
         yield from _failures(model)
     if model.details:
@@ -268,6 +274,7 @@ def _details(model: ReportModel) -> Iterable[Markup]:
 def _detail(number: int, detail: Detail, device: str) -> Markup:
     entry = detail.entry
     gain = ratio_text(entry.speedup) if entry.speedup else time_text(entry.best_s) if entry.best_s else ""
+    gain = {INTERRUPTED: "interrupted", PINNED: "pinned by hand"}.get(entry.origin, gain)
     summary = tag(
         "summary",
         tag("span", entry.problem.op, class_="name"),
@@ -291,15 +298,30 @@ def _about(detail: Detail, device: str) -> Markup:
     rate = ", ".join(charts.amount_text(amount, unit) for amount, unit in rates if amount)
     facts = {
         "call": "; ".join(detail.call),
-        "chosen": entry.config and tag("code", entry.config),
+        **_chosen(detail),
         "time": f"{time_text(entry.best_s)}{_against(entry)}" if entry.best_s else "",
         "rate": rate,
-        "because": detail.rule,
+        "because": detail.rule if entry.origin == "tuned" else "",
         "device": device,
         **{name: _copied(command) for name, command in _commands(detail).items()},
     }
     shown = [join(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value]
     return tag("dl", *shown, class_="about")
+
+
+def _chosen(detail: Detail) -> dict[str, str]:
+    """Return the configuration of an entry by the word for it; beside a pin, the choice of the tuning."""
+    entry = detail.entry
+    if entry.origin != PINNED:
+        return {"chosen": entry.config and tag("code", entry.config)}
+    winner = next((c for c in detail.candidates if c.role == "chosen"), None)
+    found: dict[str, str] = {"pinned by hand": tag("code", entry.config)}
+    if winner is not None and winner.value_s:
+        won = entry._replace(speedup=(entry.default_s or 0.0) / winner.value_s or None)
+        because = f"; {detail.rule}" if detail.rule else ""
+        took = f" {time_text(winner.value_s)}{_against(won)}{because}"
+        found["measured winner"] = join(tag("code", winner.config), took)
+    return found
 
 
 def _against(entry: ReportEntry) -> str:
@@ -317,8 +339,8 @@ def _commands(detail: Detail) -> dict[str, str]:
     """Return the commands that pin the choice, try it in one run, and explain it."""
     op = detail.entry.problem.op
     chosen = next((c for c in detail.candidates if c.role == "chosen"), None)
-    found = {}
-    if chosen is not None and (command := pin_command(detail, chosen)) is not None:
+    found = {"unpin": f"tunebook unpin {detail.identifier[:ID_DIGITS]}"} if detail.entry.origin == PINNED else {}
+    if chosen is not None and not found and (command := pin_command(detail, chosen)) is not None:
         found["pin"] = command
         values = ",".join(f"{name}={value}" for name, value in chosen.fields.items())
         if op.isprintable() and not set(op) & set(";:"):

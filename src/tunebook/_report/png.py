@@ -38,16 +38,20 @@ def draw(model: ReportModel, path: Path) -> None:
         else:
             rows.append([(heading, chart)])
     heights = [max(chart.height for _, chart in row) + 56 for row in rows]
-    height = 110 + sum(heights)
+    remarks = model.remarks
+    top = 110.0 + 18 * len(remarks)
+    height = top + sum(heights)
     figure = figures.Figure(figsize=(_INCHES, _INCHES * height / _WIDTH), facecolor=themes()[0]["paper"])
     canvas.FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-40, _WIDTH - 40), ylim=(height, 0))
     axes.set_axis_off()
     pen = _Pen(axes)
     pen.text(0, 44, TextMark(0, 0, model.title, "", most=500), fontsize=15, fontweight="bold")
-    if not rows:
+    if not model.entries:
         pen.text(0, 90, TextMark(0, 0, "This book has no entries yet.", "tick"))
-    y = 110.0
+    for at, remark in enumerate(remarks):
+        pen.text(0, 70 + 18 * at, TextMark(0, 0, remark, "tick"))
+    y = top
     for row, tall in zip(rows, heights, strict=True):
         for x, (heading, chart) in zip((0.0, charts.WIDE - charts.HALF), row, strict=False):
             pen.text(x, y - 14, TextMark(0, 0, heading, ""), fontsize=10.5, fontweight="bold")

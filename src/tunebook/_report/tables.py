@@ -5,6 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from tunebook._report.entry import INTERRUPTED, NONE_WORKED, PINNED
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tunebook._report.model import ReportModel
 
 ID_DIGITS: Final = 8  # as `tunebook ls` prints them
-NO_WINNER: Final = "no winner"
+NO_WINNER: Final = {NONE_WORKED: "no winner", INTERRUPTED: INTERRUPTED}
 
 Kind: TypeAlias = Literal[
     "text", "code", "count", "time", "ratio", "part", "date", "flops", "bytes", "id", "command"
@@ -52,7 +53,7 @@ class TableColumn(NamedTuple):
 def tables_of(model: ReportModel) -> dict[str, Json]:
     """Return every table by its name, without empty columns. The page's script sorts, filters and formats them."""
     tables = {"entries": _entries(model), "groups": _groups(model), "failures": _failed(model)}
-    tables |= {"undecided": _undecided(model), "winners": _winners(model)}
+    tables |= {"undecided": _undecided(model), "interrupted": _interrupted(model), "winners": _winners(model)}
     if model.comparison is not None:
         tables["changes"] = _changes(model, model.comparison)
     tables |= {f"detail{number}": _candidates(detail) for number, detail in enumerate(model.details)}
@@ -68,10 +69,10 @@ def _entries(model: ReportModel) -> list[TableColumn]:
         TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True),
         *_device_column(model, [e.problem.device for e in entries]),
         TableColumn("Call", "text", [e.call for e in entries], wide=True),
-        TableColumn("Configuration", "code", [e.config or NO_WINNER for e in entries], wide=True, marks=True),
+        TableColumn("Configuration", "code", [e.config or NO_WINNER.get(e.origin) for e in entries], wide=True, marks=True),
         TableColumn("Time", "time", [e.best_s for e in entries], "typical time per run"),
         TableColumn("Gain", "ratio", [e.speedup for e in entries], "times faster than the default", down=True),
-        TableColumn("Doubt", "text", [_doubt(e) for e in entries], "why a gain may be wrong"),
+        TableColumn("Doubt", "text", [_doubt(e) for e in entries], "why a gain may be wrong or is missing"),
         TableColumn("Operations", "flops", [e.flops_per_s for e in entries], "operations per second", down=True),
         TableColumn("Bytes", "bytes", [e.bytes_per_s for e in entries], "bytes moved per second", down=True),
         TableColumn("Of roof", "part", [e.reached for e in entries], "part of the device's peak", down=True),
@@ -84,6 +85,8 @@ def _entries(model: ReportModel) -> list[TableColumn]:
 
 
 def _doubt(entry: ReportEntry) -> str:
+    if entry.origin == PINNED:
+        return "pinned by hand"
     return "drift" if entry.drift else "disturbed" if entry.disturbed else ""
 
 
@@ -101,6 +104,18 @@ def _undecided(model: ReportModel) -> list[TableColumn]:
         TableColumn("Call", "text", [e.call for e in entries], wide=True),
         TableColumn("Tried", "count", [e.measured for e in entries], down=True),
         TableColumn("First failure", "text", [said for _, said in model.undecided], wide=True),
+        TableColumn("Id", "id", [problem_id(e.problem)[:ID_DIGITS] for e in entries], "copies a command"),
+    ]
+
+
+def _interrupted(model: ReportModel) -> list[TableColumn]:
+    entries = model.interrupted
+    return [
+        TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True),
+        *_device_column(model, [e.problem.device for e in entries]),
+        TableColumn("Call", "text", [e.call for e in entries], wide=True),
+        TableColumn("Tried", "count", [e.measured for e in entries], "candidates, failed ones too", down=True),
+        TableColumn("Interrupted (UTC)", "date", [int(e.when) or None for e in entries], down=True),
         TableColumn("Id", "id", [problem_id(e.problem)[:ID_DIGITS] for e in entries], "copies a command"),
     ]
 
@@ -171,6 +186,7 @@ def _candidates(detail: Detail) -> list[TableColumn]:
             parameters.append(TableColumn(name, "text", ["" if v is None else str(v) for v in values]))
     return [
         TableColumn("Role", "text", [c.role for c in shown], marks=True),
+        TableColumn("Remark", "text", [c.remark for c in shown], "times of candidates that left early may not compare"),
         *parameters,
         TableColumn("Time", "time", [c.value_s for c in shown], "typical time per run"),
         TableColumn("Of best", "ratio", [c.value_s / best if c.value_s and best else None for c in shown]),

@@ -23,7 +23,7 @@ def of_tuning(detail: Detail) -> Iterable[tuple[str, Chart]]:
     """Yield the charts of a tuning with their headings, without its heat maps."""
     if detail.best_so_far:
         yield "Best so far", best_so_far(detail)
-    if detail.finalists:
+    if detail.finalists and detail.entry.decided:
         yield "Samples of the finalists", samples(detail)
     if detail.importances:
         yield "Importance of the parameters", importance(detail)

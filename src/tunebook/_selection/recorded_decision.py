@@ -36,6 +36,17 @@ def is_interrupted(record: Record) -> bool:
     return not record.head.decided and record.body.provenance.get("interrupted") is True
 
 
+def origin_of(record: Record) -> str:
+    """Return where the configuration of a record is from; "interrupted" if a tuning could not choose one yet."""
+    return "interrupted" if is_interrupted(record) else record.head.origin
+
+
+def left_early(m: Measurement) -> str:
+    """Return the words for a candidate that left the race: its few samples are of another moment than the winner's."""
+    count = len(m.valid_samples_s)
+    return f"left early, {count} sample{'' if count == 1 else 's'}"
+
+
 def why_undecided(record: Record) -> str:
     """Return why a record holds no configuration."""
     failed = record.body.measurements
