@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -274,3 +275,15 @@ def test_drawings_are_as_wide_as_their_scale_for_any_samples(mine, theirs):
     assert len(lines) in (0, 3)
     assert all(line.role == "drawing" for line in lines)
     assert all(len(line.text.partition("  ")[0]) == 24 for line in lines[:2])
+
+
+def test_a_candidate_that_left_early_with_a_lower_time_than_the_runner_up_is_told(tmp_path):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    told = kernel.explain(np.ones(8))
+    winner, runner_up, slowest = told.verdict.ranking
+    assert "left early" not in str(told)
+    runner_up = runner_up._replace(measurement=runner_up.measurement._replace(dropped=False))
+    early = slowest._replace(measurement=slowest.measurement._replace(dropped=True), value_s=1.5)
+    told = replace(told, verdict=told.verdict._replace(ranking=(winner, runner_up, early)))
+    assert re.search(r"but +1\.5 s  block=4  left early, 3 samples: .* its time is of that moment", str(told))

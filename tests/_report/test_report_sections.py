@@ -88,7 +88,7 @@ class TestInterrupted:
 
     def test_the_picture_says_it_too(self, tmp_path, monkeypatch):
         pytest.importorskip("matplotlib")
-        from matplotlib.axes import Axes  # noqa: PLC0415 - an optional package
+        from matplotlib.axes import Axes
 
         written, real = [], Axes.text
 

@@ -18,6 +18,7 @@ from tunebook._selection.recorded_decision import (
     disturbances_of,
     environments_verified,
     is_interrupted,
+    left_early,
     measured_for_choice,
     values_of,
     verdict_of,
@@ -193,6 +194,7 @@ class Explanation:
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
             yield _item("runner-up", f"{_ranked(others[0])}  {_beside(others[0], verdict.winner, 2)}")
+            yield from _seemingly_faster(others)
             # Not the last one: times of candidates that left early are early ones, in no order.
             slowest = max(others, key=lambda ranked: ranked.value_s)
             if slowest is not others[0]:
@@ -259,6 +261,16 @@ def _beside(other: Ranked, winner: Ranked, digits: int) -> str:
     factor = other.value_s / winner.value_s
     early = other.measurement.dropped and factor < 1
     return f"{factor:.{digits}f} x{', but it left early: the machine became slower after that' if early else ''}"
+
+
+def _seemingly_faster(others: Sequence[Ranked]) -> Iterator[ExplanationLine]:
+    """Yield a line on candidates that left the race with a lower time than the runner-up, the lowest first."""
+    early = [r for r in others if r.measurement.dropped and r.value_s < others[0].value_s]
+    if early and not others[0].measurement.dropped:
+        best = min(early, key=lambda ranked: ranked.value_s)
+        more = f"; {len(early) - 1} more like it" if len(early) > 1 else ""
+        said = f"{seconds_text(best.value_s)}  {_readable(best.measurement.config)}  {left_early(best.measurement)}"
+        yield _item("but", f"{said}: it was clearly slower than the best by then, and its time is of that moment{more}")
 
 
 def _ranked(ranked: Ranked) -> str:

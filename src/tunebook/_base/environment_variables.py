@@ -253,6 +253,12 @@ def settings_given() -> dict[str, str]:
     return {setting.name: os.environ[setting.name] for setting in SETTINGS if os.environ.get(setting.name)}
 
 
+def unknown_settings() -> list[str]:
+    """Return the names of variables that look like settings and are none."""
+    known = {setting.name for setting in SETTINGS}
+    return sorted(name for name in os.environ if name.startswith("TUNEBOOK_") and name not in known)
+
+
 def book_root() -> Path | None:
     """Return the directory of the user's book, which need not exist; None where the user has no home."""
     home = os.environ.get(HOME_VARIABLE)

@@ -1,4 +1,4 @@
-"""Tune a sieve of Eratosthenes in plain Python, show all candidates, and explain the choice.
+"""Tune a sieve of Eratosthenes in plain Python, show its best candidates, and explain the choice.
 
 A second process then finds the answer in the book. Takes a few seconds, needs no other package, and does not touch your
 own book.
@@ -18,6 +18,7 @@ from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._cli.explain import write
+from tunebook._selection.recorded_decision import left_early
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from tunebook._tuning.job import Tuned
 
 LIMIT: Final = 2_000_000
+_SHOWN: Final = 6  # candidates, beside the chosen one and the default
+_EARLY: Final = (
+    "A candidate that left early was clearly slower than the best by then, and was not timed any more: its time is "
+    "of that moment, and stands below the times of the candidates that stayed."
+)
 DEFAULT: Final = {"segment": 16384, "skip_even": False}
 _ABOUT: Final = (
     "A sieve in plain Python with 10 configurations: the length of its segments, and whether it skips even numbers. "
@@ -37,9 +43,9 @@ _SECOND: Final = "import sys; from tunebook._cli.demo import answer; answer(sys.
 _COLUMNS: Final = (
     TextColumn("#", "right", style="dim"),
     TextColumn("time", "right", style="bold"),
-    TextColumn("", style="green", from_width=60),
+    TextColumn("", style="green", from_width=100),
     TextColumn("configuration"),
-    TextColumn("", style="cyan"),
+    TextColumn("", style="cyan", give=1),
 )
 
 
@@ -103,17 +109,24 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
     ranking = () if tuned.verdict is None else tuned.verdict.ranking
-    rows = []
+    rows, left_out = [], 0
     for rank, ranked in enumerate(ranking, 1):
         factor = ranked.value_s / ranking[0].value_s
         config = readable(ranked.measurement.config)
         notes = ["chosen"] if config == readable({**tuned.config}) else []
         notes += [f"default, {factor:.1f} x"] if config == readable({**DEFAULT}) else []
-        bar = "━" * max(1, round(14 / factor))  # the table has 80 columns
-        if rank <= 6 or notes:
+        bar = "━" * max(1, min(round(14 / factor), 20))
+        if rank <= _SHOWN or notes:
             shown = (config, "bold" if notes else "")
+            notes += [left_early(ranked.measurement)] if ranked.measurement.dropped else []
             rows.append((str(rank), seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
+        else:
+            left_out += 1
     terminal.table(_COLUMNS, rows, "  ")
+    if left_out:
+        terminal.line(f"  ... {left_out} more", "dim")
+    if any(ranked.measurement.dropped for ranked in ranking):
+        terminal.lines(["", *wrapped(_EARLY, min(terminal.width, 90))])
 
 
 def answer(book: str) -> None:

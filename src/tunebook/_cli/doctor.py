@@ -1,7 +1,7 @@
 """Check that the book can be read and written and is safe to use, and check everything around it.
 
-Prints quarantined records, packs, leases, the shared book, settings, the accelerator, and the frameworks and devices of
-this machine. Imports no framework. Exits with 1 if something is wrong.
+Prints quarantined records, packs, leases, the shared book, settings, the C accelerator, and the frameworks and devices
+of this machine. Imports no framework. Exits with 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from tunebook._api.versions import installed_version
 from tunebook._arrays.device_fingerprint import gpu_driver, host_cpu
 from tunebook._base import environment_variables as settings
-from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean
+from tunebook._base.errors import DefinitionError, MissingDependency, StoreError, clean, did_you_mean
 from tunebook._cli._filters import Filters, age_text, open_book, size_text
 from tunebook._cli._terminal import count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
-from tunebook._selection.env_pins import parse_pins
+from tunebook._selection.env_pins import names_of, parse_pins
 from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
 from tunebook.stores._files import distrust, locked, maker_of, opened, write_file
 from tunebook.stores._listing import Catalogue
@@ -84,7 +84,7 @@ def examine(store: Store, *, full: bool) -> Iterator[Finding]:
     if isinstance(front, DirectoryStore):
         yield from _quarantine(Path(front.where, "v1", "quarantine"))
         yield from _leases(Path(front.where, "v1", "leases"))
-    yield from _settings()
+    yield from _settings(store)
     yield from _shared()
     yield from _machine()
 
@@ -191,11 +191,13 @@ def _leases(place: Path) -> Iterator[Finding]:
     yield Finding("note" if stale else "good", "leases", said + left)
 
 
-def _settings() -> Iterator[Finding]:
+def _settings(store: Store) -> Iterator[Finding]:
     checks: dict[str, Callable[[], object]] = {
         "TUNEBOOK_MODE": settings.mode,
         "TUNEBOOK_PIN": lambda: parse_pins(settings.pins_text()),
         "TUNEBOOK_SIGNING_KEY": settings.signing_key,
+        "TUNEBOOK_TRUST": settings.trust_setting,
+        "TUNEBOOK_LOG": settings.log_setting,
         "TUNEBOOK_RUN": settings.run_options,
     }
     given = settings.settings_given()
@@ -205,9 +207,25 @@ def _settings() -> Iterator[Finding]:
         except DefinitionError as error:
             yield Finding("bad", "setting", str(error))
         else:
-            yield Finding("good", "setting", f"{name}={_shown(name, value)}")
+            doubt = _doubtful_pins(store) if name == "TUNEBOOK_PIN" else ""
+            yield Finding("warning" if doubt else "good", "setting", f"{name}={_shown(name, value)}", doubt)
+    for name in settings.unknown_settings():
+        said = did_you_mean("variable", name, [setting.name for setting in settings.SETTINGS])
+        yield Finding("warning", "setting", f"{name} has no effect: {said}")
     if not given:
         yield Finding("note", "settings", "no TUNEBOOK_* variable is set")
+
+
+def _doubtful_pins(store: Store) -> str:
+    """Return a remark on pins of kernels that have no entry; empty if there are none."""
+    with suppress(StoreError):  # the check of the entries says so
+        ops = sorted({entry.op for entry in Filters().pick(Catalogue(store))})
+        known = {name for op in ops for name in names_of(op)}
+        unknown = [pin for pin in parse_pins(settings.pins_text()) if pin not in known]
+        plain = list(dict.fromkeys(names_of(op)[-1] for op in ops))
+        said = "; ".join(did_you_mean("kernel", pin, plain) for pin in unknown if plain)
+        return f"{said}. A kernel without an entry may be pinned all the same." if said else ""
+    return ""
 
 
 def _shown(name: str, value: str) -> str:
@@ -234,7 +252,7 @@ def _shared() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     built = find_pack(layout=True) is not None
     why = "in use" if built else "not built" if settings.accelerator_wanted() else "switched off by TUNEBOOK_PURE"
-    yield Finding("good" if built else "note", "accelerator", why)
+    yield Finding("good" if built else "note", "accelerator", f"C accelerator of the hot path: {why}")
     found = [f"{name} {version}" for name in _FRAMEWORKS if (version := installed_version(name)) is not None]
     yield Finding("good", "frameworks", ", ".join([f"Python {platform.python_version()}", *found]))
     yield Finding("good", "device", host_cpu())

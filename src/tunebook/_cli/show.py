@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tunebook._api.versions import versions_of
 from tunebook._base.errors import clean
 from tunebook._base.vocabulary import MADE_UP
-from tunebook._cli._entries import config_text, entry_json, find_newest, parsed, plain
+from tunebook._cli._entries import config_text, decision_text, entry_json, find_newest, parsed, plain
 from tunebook._cli._filters import FILTERS, book_to_read, count_of, size_text
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
-from tunebook._selection.recorded_decision import measured_for_choice, verdict_of
+from tunebook._selection.recorded_decision import left_early, measured_for_choice, origin_of, verdict_of
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
@@ -50,7 +50,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in versions_of(head.environment).items())
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
-    pairs += [("config", config_text(head.config)), ("origin", f"{head.origin}{_tuning(facts)}")]
+    pairs += [("config", decision_text(record)), ("origin", f"{origin_of(record)}{_tuning(facts)}")]
     if (values_from := facts.pop("values_from", None)) is not None:
         pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
     if (at := measured_at(facts)) is not None:
@@ -62,10 +62,21 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         pairs += [("instead of", f"{config_text(before.get('config'))}, {before.get('origin', '')}")]
     if isinstance(measured := facts.pop("measured", None), (int, float)):
         pairs += [("measured", day_text(measured))]
-    pairs += [(name, str(value)) for name, value in facts.items()]
+    pairs += [(name, _plain_text(value)) for name, value in facts.items()]
     terminal.fields(((name, clean(text)) for name, text in pairs), "  ")
     _candidates(record, options.limit, terminal)
     return DONE
+
+
+def _plain_text(value: Any) -> str:
+    """Return a fact of a record as people write it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "; ".join(map(_plain_text, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain_text(item)}" for name, item in value.items()) or "none"
+    return str(value)
 
 
 def _rest_as_json(record: Record) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def _rest_as_json(record: Record) -> dict[str, Any]:
 def _tuning(facts: dict[str, Any]) -> str:
     """Return when, where and how the decision was made; removes facts that are shown elsewhere."""
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
-    for shown_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band"):
+    for shown_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band", "interrupted"):
         facts.pop(shown_elsewhere, None)
     if facts.get("objective") == "typical":
         del facts["objective"]
@@ -120,7 +131,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
     for rank, ranked in enumerate(ranking, 1):
         m = ranked.measurement
         notes = ["chosen"] if m.config == record.head.config else []
-        notes += ["dropped early"] if m.dropped else []
+        notes += [left_early(m)] if m.dropped else []
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
         yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config_text(m.config), ", ".join(notes)

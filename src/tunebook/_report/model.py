@@ -66,7 +66,8 @@ class ReportModel(NamedTuple):
     `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
     failures of at most `READ_FAILURES` entries: messages that differ only in numbers are one cause, and the first is
     shown. `with_failures` is the number of entries that have failed candidates. `undecided` has the entries without a
-    winner, because all candidates failed, with a message of their candidates. `devices` has the short name of each device by its fingerprint.
+    winner, because all candidates failed, with a message of their candidates. `devices` has the short name of each
+    device by its fingerprint.
     """
 
     title: str

@@ -131,6 +131,17 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
         yield _wide(partial(charts.tuning_time, model.groups))
     if model.by_size:
         yield from _by_size(model)
+    yield from _no_winner(model)
+    if model.failures:
+        yield from _failures(model)
+    if model.details:
+        yield from _details(model)
+    yield tag("h2", "All entries", id="entries")
+    yield _note("A click on an id copies the command that explains the entry.")
+    yield _table("entries", "all entries")
+
+
+def _no_winner(model: ReportModel) -> Iterable[Markup]:
     if model.undecided:
         yield tag("h2", "No winner", id="no-winner")
         yield _note("All candidates of these entries failed, so calls run with the default.")
@@ -139,13 +150,6 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
         yield tag("h2", "Interrupted", id="interrupted")
         yield _note("No decision yet: these tunings were interrupted, and the next one goes on where they stopped.")
         yield _table("interrupted", "interrupted tunings")
-    if model.failures:
-        yield from _failures(model)
-    if model.details:
-        yield from _details(model)
-    yield tag("h2", "All entries", id="entries")
-    yield _note("A click on an id copies the command that explains the entry.")
-    yield _table("entries", "all entries")
 
 
 def _alarm(model: ReportModel) -> Markup:

@@ -65,11 +65,12 @@ def tables_of(model: ReportModel) -> dict[str, Json]:
 
 def _entries(model: ReportModel) -> list[TableColumn]:
     entries = model.entries
+    configs = [e.config or NO_WINNER.get(e.origin) for e in entries]
     return [
         TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True),
         *_device_column(model, [e.problem.device for e in entries]),
         TableColumn("Call", "text", [e.call for e in entries], wide=True),
-        TableColumn("Configuration", "code", [e.config or NO_WINNER.get(e.origin) for e in entries], wide=True, marks=True),
+        TableColumn("Configuration", "code", configs, wide=True, marks=True),
         TableColumn("Time", "time", [e.best_s for e in entries], "typical time per run"),
         TableColumn("Gain", "ratio", [e.speedup for e in entries], "times faster than the default", down=True),
         TableColumn("Doubt", "text", [_doubt(e) for e in entries], "why a gain may be wrong or is missing"),
