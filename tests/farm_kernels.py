@@ -35,6 +35,13 @@ def quick(x, *, config):
     return sum(range(config.n))
 
 
+@tb.tunable(space=tb.Space(n=[10, 11, 12, 13]), heuristic={"n": 10}, name="farm.half_wrong")
+def half_wrong(x, *, config):
+    if config.n == 12:
+        raise ValueError("it does not run")
+    return 2 * x if config.n == 13 else x
+
+
 @tb.tunable(space=tb.Space(n=[10, 1000]), name="farm.lazy", check=False)
 def lazy(x, *, config):
     note("lazy", x.shape[0])

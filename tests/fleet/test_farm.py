@@ -125,7 +125,10 @@ def test_a_problem_that_cannot_be_tuned_says_why_and_does_not_stop_the_rest(tmp_
     assert results["farm.broken@v0"].status == "failed"
     assert "it does not work" in results["farm.broken@v0"].detail
     for module, said in (
-        ("no_such_module", "cannot be imported on the worker: No module named 'no_such_module'.*--import"),
+        (
+            "no_such_module",
+            "cannot be imported: No module named 'no_such_module'.*in the directory of no_such_module.py",
+        ),
         ("__main__", "recorded in a script.*--import"),
         ("json", "json does not define farm.elsewhere@v0"),
     ):

@@ -145,6 +145,25 @@ def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
     assert "all 2 candidates failed" in out
 
 
+def test_a_module_that_is_not_here_is_told_once_with_the_directory_to_run_in(tmp_path, run):
+    calls = recorded(tmp_path / "calls.json", sizes=[1, 2, 3])
+    calls.write_text(calls.read_text().replace('"module": "farm_kernels"', '"module": "conv"'))
+    code, out, _ = run(calls)
+    assert code == 1
+    assert out.count("Run the command in the directory of conv.py, or set PYTHONPATH") == 1
+    assert out.count("as above") == 2
+    assert "on the worker" not in out
+
+
+def test_failed_candidates_are_counted_beside_the_measured_ones(tmp_path, run):
+    with tb.record() as calls:
+        farm_kernels.half_wrong(np.ones(1))
+    calls.save("calls.json")
+    code, out, _ = run("calls.json")
+    assert code == 0
+    assert "4 measured, 2 of them failed (1 with a wrong output)" in out
+
+
 def test_patterns_that_fit_nothing_and_files_that_are_none(tmp_path, run):
     recorded(tmp_path / "calls.json", sizes=[1])
     assert run("calls.json", "--kernel", "other*") == (1, "", "no call of the recording matches\n")

@@ -180,7 +180,9 @@ class Explanation:
         ran, seconds = facts.get("ran"), facts.get("seconds")
         count = f"; {ran} measured" if isinstance(ran, int) else ""
         took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
-        yield _item("how", f"{winner.policy or 'unknown'}{count}{took}")
+        failed = sum(m.values_from == winner.values_from for m in self.failures)
+        lost = f"; {failed} failed" if failed else ""
+        yield _item("how", f"{winner.policy or 'unknown'}{count}{took}{lost}")
         values_from = values_of(record.body)
         if values_from is not None or winner.values_from != "call":  # older records do not say
             yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))

@@ -309,7 +309,7 @@ def tune_recorded(
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
     except TunebookError as error:
         return Outcome(call, "failed", _reason(error, kernel))
-    return Outcome(call, "tuned", f"{tuned.ran} measured", tuned, tuned.config)
+    return Outcome(call, "tuned", tuned.tally, tuned, tuned.config)
 
 
 def _same_problem(call: RecordedCall, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:

@@ -43,11 +43,15 @@ _COLUMNS: Final = (
 
 def write_table(results: Iterable[tuple[Problem, str, float, str]], summary: str, terminal: Terminal) -> None:
     """Write a table of problems with their status, seconds and detail."""
-    rows = []
+    rows, told = [], set[str]()
     for problem, status, seconds, detail in results:
         names = problem_id(problem)[:SHORT_ID], clean(problem.op), key_text(problem.call_key)
         took = seconds_text(seconds) if seconds else ""
-        rows.append((*names, (status, STYLES[status]), took, clean(detail.partition("\n")[0])))
+        said = clean(detail.partition("\n")[0])
+        # Many calls may fail for one reason, and it is long.
+        again = status == "failed" and said in told
+        told.add(said)
+        rows.append((*names, (status, STYLES[status]), took, "as above" if again else said))
     terminal.table(_COLUMNS, rows)
     terminal.line(f"\n{summary}", "dim")
 

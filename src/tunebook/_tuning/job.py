@@ -313,6 +313,17 @@ class Tuned(NamedTuple, Generic[Cfg]):
         return f"<Tuned {self.config!r}: {self.summary}>"
 
     @property
+    def tally(self) -> str:
+        """How many candidates were measured, and how many failed or gave a wrong output, in a few words."""
+        kinds = [m.failure.kind for m in self.measurements if m.failure is not None]
+        if not kinds:
+            return f"{self.ran} measured"
+        # Some may have failed in an earlier tuning: then the numbers are of different sets.
+        of_them = " of them" if self.ran == len(self.measurements) else ""
+        wrong = sum(kind in _REJECTED for kind in kinds)
+        return f"{self.ran} measured, {len(kinds)}{of_them} failed{f' ({wrong} with a wrong output)' if wrong else ''}"
+
+    @property
     def summary(self) -> str:
         """The time of the winner, why it won, and how much was measured, in one line."""
         best = "" if self.verdict is None else f"{seconds_text(self.verdict.winner.value_s)}, {self.verdict.rule}, "

@@ -118,11 +118,13 @@ def tune_recording(
         book = open_store(Path(path))
     store = default_book() if book is None else book
     known = _known_records(store, calls)
-    tasks = [Task(call, tuple(modules), known[call.problem[1:]], book=path, dry=dry_run) for call in calls]
+    local = over in {None, "local"}
+    task = Task(calls[0], tuple(modules), book=path, dry=dry_run, local=local)
+    tasks = [task._replace(call=call, records=known[call.problem[1:]]) for call in calls]
     limit = parse_budget(budget)
     compilation = Compilation()
     unknown = [task for task in tasks if task.call.finder and not task.records]
-    if unknown and over in {None, "local"} and not dry_run:  # the workers of a cluster compile on their own machines
+    if unknown and local and not dry_run:  # the workers of a cluster compile on their own machines
         compilation = compile_ahead(unknown, limit_s=limit.seconds)
     if limit.seconds is not None:
         limit = limit._replace(seconds=max(limit.seconds - compilation.seconds, 0.0))
@@ -142,7 +144,7 @@ def compile_recording(
 
     This fills Triton's cache on disk, and measures nothing. The other arguments are as for `tune_recording`.
     """
-    tasks = [Task(call, tuple(modules)) for call in _matching(recording, kernel, device)]
+    tasks = [Task(call, tuple(modules), local=True) for call in _matching(recording, kernel, device)]
     if not tasks:
         return FarmReport((), 0.0)
     compilation = compile_ahead(tasks, target)

@@ -39,7 +39,8 @@ class Task(NamedTuple):
     """One call to tune. `records` are the sender's records of it; kernels without a book of their own write to `book`.
 
     The worker imports `modules` first. A `dry` task only finds out whether the call needs tuning. `attempt` makes a
-    second try another task: Dask returns the old result of a task that it has seen.
+    second try another task: Dask returns the old result of a task that it has seen. `local`: the worker is a process of
+    the sender's machine, with its directory and path.
     """
 
     call: SavedCall
@@ -49,6 +50,7 @@ class Task(NamedTuple):
     book: str | None = None
     dry: bool = False
     attempt: int = 1
+    local: bool = False
 
 
 class TaskOutcome(NamedTuple):
@@ -110,10 +112,10 @@ def find_task_kernel(task: Task) -> Kernel[Any, Any]:
     """Import the modules of a task, and return its kernel."""
     op, module, finder = task.call.problem.op, task.call.module, task.call.finder
     for name in task.modules:
-        _import(name, op)
+        _import(name, op, local=task.local)
     kernel = live_kernel(op, module, finder)
     if kernel is None and module != "__main__":
-        _import(module, op)
+        _import(module, op, local=task.local)
         kernel = live_kernel(op, module, finder)
     if kernel is not None:
         return kernel
@@ -126,13 +128,22 @@ def find_task_kernel(task: Task) -> Kernel[Any, Any]:
     raise Unsupported(f"{module} does not define {op}: was it renamed, or given another version, after the recording?")
 
 
-def _import(module: str, op: str) -> None:
+def _import(module: str, op: str, *, local: bool) -> None:
     try:
         import_module(module)
     except ImportError as error:
+        if not local:
+            raise Unsupported(
+                f"{op} needs the module {module}, which cannot be imported on the worker: {error}. Install it where "
+                "workers run, or name another with --import."
+            ) from error
+        top = module.partition(".")[0]
+        remedy = f"Install {error.name}" if error.name else "Mend the module"
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            place = f"{top}.py" if top == module else f"the package {top}"
+            remedy = f"Run the command in the directory of {place}, or set PYTHONPATH to it"
         raise Unsupported(
-            f"{op} needs the module {module}, which cannot be imported on the worker: {error}. Install it where "
-            "workers run, or name another with --import."
+            f"the module {module} cannot be imported: {error}. {remedy}, or name another module with --import."
         ) from error
 
 
