@@ -239,6 +239,11 @@ def phone(page):
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_on_a_phone_the_names_stand_in_the_rows_and_not_above_them_too(phone):
+    assert run(phone, "return [...document.querySelectorAll('th')].filter(e => e.getClientRects().length).length") == 0
+    assert run(phone, "return document.querySelectorAll('td[data-name]').length") > 0
+
+
 def test_on_a_phone_nothing_is_outside_and_no_text_is_tiny(phone):
     assert run(phone, "return document.documentElement.scrollWidth") == 390
     assert run(phone, OUTSIDE) == []

@@ -140,6 +140,12 @@ class TestPinned:
         assert "The budget ended" not in page
 
 
+def test_the_importance_of_the_only_parameter_is_not_a_share():
+    made = report([record(space=[{"block": 2**n} for n in range(9)], default={"block": 1})])
+    assert "block: the only parameter, so it explains every difference" in made.html
+    assert "block: 0% of all" not in made.html
+
+
 def test_candidates_that_left_the_race_are_marked():
     made = record()
     table = data_in(report([made]).html)["detail0"]

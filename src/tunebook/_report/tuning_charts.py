@@ -109,6 +109,9 @@ def importance(detail: Detail) -> Chart:
     tall = 34.0 if detail.in_quarter else 26.0
     bottom = tall * len(shown) + 4
     marks = axis_below(x, 4, bottom, "{:.0%}".format, "part that a parameter explains alone")
+    if len(shown) == 1:  # each value may have a single candidate, so that chance cannot be told from the parameter
+        marks = [TextMark(8, 21, f"{shown[0][0]}: the only parameter, so it explains every difference", "label")]
+        return Chart(HALF, 40, "importance of the parameters", marks)
     for index, (name, share) in enumerate(shown):
         y = tall * index + 21
         marks += [TextMark(122, y, name, "label", "end", 118), bar(x, share, y, "half", f"{name}: {share:.0%} of all")]
