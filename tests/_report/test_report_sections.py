@@ -106,7 +106,8 @@ class TestPinned:
         won = record(size=7)
         page = report([pin(won, won.body.measurements[2].config)]).html
         about = page[page.index('<dl class="about">') :].partition("</dl>")[0]
-        assert "<dt>pinned by hand</dt><dd><code>block=16, stages=2, order=&#x27;ij&#x27;</code></dd>" in about
+        assert "<dt>pinned by hand</dt><dd><code>block=16, stages=2, order=&#x27;ij&#x27;</code> " in about
+        assert "<dt>time</dt>" not in about
         assert "<dt>measured winner</dt><dd><code>block=64" in about
         assert "faster than the default; fastest" in about
         assert "<dt>chosen</dt>" not in about

@@ -69,14 +69,16 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _plain_text(value: Any) -> str:
-    """Return a fact of a record as people write it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    """Return a fact of a record as people write it; values deep inside it as Python does."""
     if isinstance(value, list):
-        return "; ".join(map(_plain_text, value)) or "none"
+        return "; ".join(map(_scalar_text, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain_text(item)}" for name, item in value.items()) or "none"
-    return str(value)
+        return ", ".join(f"{name} {_scalar_text(item)}" for name, item in value.items()) or "none"
+    return _scalar_text(value)
+
+
+def _scalar_text(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _rest_as_json(record: Record) -> dict[str, Any]:

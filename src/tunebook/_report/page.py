@@ -303,7 +303,7 @@ def _about(detail: Detail, device: str) -> Markup:
     facts = {
         "call": "; ".join(detail.call),
         **_chosen(detail),
-        "time": f"{time_text(entry.best_s)}{_against(entry)}" if entry.best_s else "",
+        "time": f"{time_text(entry.best_s)}{_against(entry)}" if entry.best_s and entry.origin != PINNED else "",
         "rate": rate,
         "because": detail.rule if entry.origin == "tuned" else "",
         "device": device,
@@ -319,7 +319,8 @@ def _chosen(detail: Detail) -> dict[str, str]:
     if entry.origin != PINNED:
         return {"chosen": entry.config and tag("code", entry.config)}
     winner = next((c for c in detail.candidates if c.role == "chosen"), None)
-    found: dict[str, str] = {"pinned by hand": tag("code", entry.config)}
+    took = f" {time_text(entry.best_s)}" if entry.best_s else ", which was not measured"
+    found: dict[str, str] = {"pinned by hand": join(tag("code", entry.config), took)}
     if winner is not None and winner.value_s:
         won = entry._replace(speedup=(entry.default_s or 0.0) / winner.value_s or None)
         because = f"; {detail.rule}" if detail.rule else ""
