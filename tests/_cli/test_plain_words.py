@@ -51,6 +51,12 @@ class TestListings(OnABook):
         assert re.search(r"^  disturbances +other work ran; the clock was slow$", out, re.MULTILINE)
         assert re.search(r"^  complete +yes$", out, re.MULTILINE)
 
+    def test_a_pin_is_not_shown_as_chosen(self, place, run):
+        run("pin", "matmul", "block=32")
+        _, out, _ = run("show", "matmul")
+        assert re.search(r"block=32 +pinned by hand", out)
+        assert "chosen" not in out
+
 
 def ranked(*times):
     """Return the result of a tuning: a configuration, its samples, and whether it left the race."""
@@ -102,6 +108,8 @@ class TestDoctor(OnABook):
         assert code == 0
         assert re.search(r"^! setting +TUNEBOOK_PINN", out, re.MULTILINE)
         assert "TUNEBOOK_PIN" in out.replace("TUNEBOOK_PINN", "")
+        monkeypatch.delenv("TUNEBOOK_HOME")
+        assert "no TUNEBOOK_* variable is set" not in run("doctor", "--book", str(place / "home"))[1]
 
     def test_the_accelerator_is_not_taken_for_a_gpu(self, place, run):
         assert re.search(r"^. accelerator +C accelerator of the hot path: ", run("doctor")[1], re.MULTILINE)

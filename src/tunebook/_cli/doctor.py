@@ -209,10 +209,11 @@ def _settings(store: Store) -> Iterator[Finding]:
         else:
             doubt = _doubtful_pins(store) if name == "TUNEBOOK_PIN" else ""
             yield Finding("warning" if doubt else "good", "setting", f"{name}={_shown(name, value)}", doubt)
-    for name in settings.unknown_settings():
+    unknown = settings.unknown_settings()
+    for name in unknown:
         said = did_you_mean("variable", name, [setting.name for setting in settings.SETTINGS])
         yield Finding("warning", "setting", f"{name} has no effect: {said}")
-    if not given:
+    if not given and not unknown:
         yield Finding("note", "settings", "no TUNEBOOK_* variable is set")
 
 

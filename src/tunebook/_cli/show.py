@@ -132,7 +132,8 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
     ranking = () if verdict is None else verdict.ranking
     for rank, ranked in enumerate(ranking, 1):
         m = ranked.measurement
-        notes = ["chosen"] if m.config == record.head.config else []
+        in_use = "pinned by hand" if record.head.origin == "pinned" else "chosen"
+        notes = [in_use] if m.config == record.head.config else []
         notes += [left_early(m)] if m.dropped else []
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
