@@ -195,7 +195,7 @@ class TestLineOfACall:
 
         return opened
 
-    def test_it_appears_after_a_moment_and_ends_its_line(self, open_terminal):
+    def test_it_appears_after_a_moment_and_goes_at_the_end(self, open_terminal):
         terminal = open_terminal()
         with line_of_call("mm", None, after_s=-1.0) as show:
             show(Step("trying", 1, 4, 2.0, left_s=9.0))
@@ -203,7 +203,7 @@ class TestLineOfACall:
         text = terminal.getvalue()
         assert "mm trying" in text
         assert "1/4  2 s  up to 9 s left" in text
-        assert text.endswith("100/100  3 s\n")
+        assert text.endswith("left\r\x1b[2K")
 
     def test_a_short_tuning_shows_nothing(self, open_terminal):
         terminal = open_terminal()

@@ -475,7 +475,17 @@ class TestWatching:
         clock, steps = FakeClock(), []
         work, _ = job(clock, dict.fromkeys(range(100), 0.1), budget=Budget(2.0), on_step=steps.append)
         tuned_by(clock, work)
-        assert all(step.left_s <= 2.0 for step in steps)
+        trying = [step.left_s for step in steps if step.doing == "trying"]
+        assert trying
+        assert all(left_s <= 2.0 for left_s in trying)
+
+    def test_a_race_guesses_no_time_left_before_its_end(self):
+        clock, steps = FakeClock(), []
+        work, _ = job(clock, dict.fromkeys(range(4), 0.1), on_step=steps.append)
+        tuned_by(clock, work)
+        racing = [step.left_s for step in steps if step.doing == "racing"]
+        assert racing == [None] * (len(racing) - 1) + [0.0]
+        assert len(racing) > 1
 
     def test_listeners_are_told_the_same_through_events(self):
         told = []

@@ -140,7 +140,7 @@ class Step(NamedTuple):
     Candidates are tried one by one, as they are compiled, and then race each other; they are compiled before only if
     they cannot be compiled meanwhile. `done` of `total` counts candidates, and percent in a race, which may end early.
     The last step of a job has its race at 100 percent. `left_s` is a high estimate, with the race to come in
-    it, or None if it is too early for one.
+    it. It is None if it is too early for one, and in a race, which ends as soon as its times are certain.
     """
 
     doing: Doing

@@ -165,24 +165,20 @@ class JobRun(Generic[Cfg]):
                 self.job.on_interrupt(self.so_far())
             raise
 
-    def tell(
-        self, doing: Doing, done: int, total: int, latest: Measurement | None = None, since_s: float | None = None
-    ) -> None:
-        """Report progress; `since_s` is the start of the phase, if it is not the start of the job."""
+    def tell(self, doing: Doing, done: int, total: int, latest: Measurement | None = None) -> None:
+        """Report progress."""
         if self.job.on_step is None:
             return
         now_s = self.clock_s()
         raced = {lane.name: lane.value_s for lane in self.lanes if lane.samples_s}
         name = min(raced, key=raced.__getitem__, default=None)
         best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
-        spent_s = now_s - (self.started_s if since_s is None else since_s)
         left_s = None
-        if done:
-            left_s = spent_s * (total - done) / done
-            # The end of a race takes no longer than everything before it.
-            most_s = max(now_s - self.started_s, LEAST_FINAL_S)
-            left_s = min(left_s, most_s) if doing == "racing" else left_s + self._race_s(done, total)
-            left_s = min(left_s, max(self.left_s(), 0.0))
+        if doing == "racing":  # it ends when its times are certain, which nobody knows before
+            left_s = 0.0 if done == total else None
+        elif done:
+            spent_s = now_s - self.started_s
+            left_s = min(spent_s * (total - done) / done + self._race_s(done, total), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
         self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
 
@@ -314,13 +310,12 @@ def race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]
     """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
     job, results = run.job, run.candidates.results
     ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
-    since_s = run.clock_s()
     racing = Race(
         run.lanes,
         run.rng,
         run.clock_s,
         ends_s=ends_s,
-        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100, since_s=since_s),
+        on_round=lambda done: run.tell("racing", min(int(100 * done), 99), 100),
         is_good=run.is_good,
         renew=run.renew,
         objective=job.goal.objective,
@@ -341,7 +336,7 @@ def race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]
     for name, twin in run.twins.items():
         run.candidates.copy(twin, name, results[name].compile_s)
     if run.ran:
-        run.tell("racing", 100, 100, since_s=since_s)
+        run.tell("racing", 100, 100)
     return finished, disturbances
 
 

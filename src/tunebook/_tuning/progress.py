@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 import sys
 import threading
 import time
@@ -87,14 +90,14 @@ class _LineOfCall:
         with self._lock:
             if self._draw is None:
                 self._draw = progress_for(None, self._title, self._stream)
-            if self._draw is not None and (self._is_open or not is_last(step)):
+            if self._draw is not None and not is_last(step):  # the line goes when the tuning ends
                 self._draw(step)
-                self._is_open = not is_last(step)
+                self._is_open = True
 
     def _announce(self) -> None:
         with self._lock:
             if not self._is_open and self._draw is None and not self._timer.finished.is_set():
-                self._stream.write(f"\r\x1b[2K{self._title} tuning ...")
+                self._stream.write("\r\x1b[2K" + _cut(f"{self._title} tuning ...", _width(self._stream)))
                 self._stream.flush()
                 self._is_open = True
 
@@ -102,12 +105,14 @@ class _LineOfCall:
         with suppress(RuntimeError):  # at interpreter exit no thread can be started
             self._timer.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._timer.cancel()
-        if self._is_open:  # an error or an interrupt came first: its traceback begins on a line of its own
-            self._is_open = False
-            self._stream.write("\n")
-            self._stream.flush()
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                # The traceback of an error or an interrupt begins on a line of its own.
+                self._stream.write("\r\x1b[2K" if kind is None else "\n")
+                self._stream.flush()
 
 
 def is_last(step: Step) -> bool:
@@ -129,10 +134,11 @@ def _paced(draw: Progress, every_s: float, clock_s: Callable[[], float], *, at_o
 
 
 def progress_line(title: str, stream: TextIO) -> Progress:
-    """Return a function that draws `title racing ━━━━     40/100  best 1.24 ms  2 wrong  3 s` in place."""
+    """Return a function that draws `title trying ━━━━     40/100  best 1.24 ms  2 wrong  3 s` in place."""
 
     def draw(step: Step) -> None:
-        stream.write(f"\r\x1b[2K{progress_text(title, step)}" + ("\n" if is_last(step) else ""))
+        line = progress_text(title, step, _width(stream))
+        stream.write(f"\r\x1b[2K{line}" + ("\n" if is_last(step) else ""))
         stream.flush()
 
     return draw
@@ -181,7 +187,8 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     console = Console(file=stream, highlight=False)
 
     def draw(step: Step) -> None:
-        line = Text("  ").join(Text(text, style) for text, style in _parts(title, step, _BAR))
+        console.width = _width(stream)
+        line = Text("  ").join(Text(text, style) for text, style in _fitted(title, step, console.width))
         stream.write("\r\x1b[2K")
         console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
         stream.flush()
@@ -189,11 +196,22 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     return _paced(draw, _DRAWN_S, time.monotonic)
 
 
+def _width(stream: TextIO) -> int:
+    """Return the number of columns that a line may have on a terminal: in the last one, some begin a new row."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        columns = 0
+    return (columns or shutil.get_terminal_size().columns) - 1
+
+
+def _cut(text: str, width: float) -> str:
+    return text if len(text) <= width else text[: int(max(width - 1, 0))] + "…"
+
+
 def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
     """Return the parts of the line for one step, each with its style; `bar` is the length of a bar in it."""
-    drawn = ("━" * (bar * step.done // max(step.total, 1))).ljust(bar)
-    heading = " ".join(filter(None, (title, step.doing, drawn, f"{step.done}/{step.total}")))
-    parts = [(heading, "bold" if is_last(step) else "")]
+    parts = [(" ".join([title, *_stage(step, bar)]), "bold" if is_last(step) else "")]
     if step.best_s is not None:
         parts.append((f"best {seconds_text(step.best_s)}", "green"))
     parts.extend((f"{count} {FAILED.get(kind, kind)}", "red") for kind, count in sorted(step.failures.items()))
@@ -203,6 +221,30 @@ def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
     return parts
 
 
-def progress_text(title: str, step: Step) -> str:
-    """Return the line for one step."""
-    return "  ".join(text for text, _ in _parts(title, step, _BAR))
+def _stage(step: Step, bar: int) -> list[str]:
+    """Return the words for the stage of a job. A race has no bar: it ends as soon as its times are certain."""
+    if is_last(step):
+        return ["tuned"]
+    if step.doing == "racing":
+        return ["racing the fastest"]
+    drawn = ("━" * (bar * step.done // max(step.total, 1))).ljust(bar)
+    return list(filter(None, (step.doing, drawn, f"{step.done}/{step.total}")))
+
+
+def _fitted(title: str, step: Step, width: float) -> list[tuple[str, str]]:
+    """Return the parts of a line that has a width: its bar becomes shorter, then its last parts are left out."""
+    bar = _BAR
+    while _length(parts := _parts(title, step, bar)) > width and bar:
+        bar -= 1
+    while _length(parts) > width and len(parts) > 1:
+        parts.pop()
+    return [(_cut(text, width), style) for text, style in parts]
+
+
+def _length(parts: list[tuple[str, str]]) -> int:
+    return len("  ".join(text for text, _ in parts))
+
+
+def progress_text(title: str, step: Step, width: float = math.inf) -> str:
+    """Return the line for one step, in at most so many characters."""
+    return "  ".join(text for text, _ in _fitted(title, step, width))
