@@ -63,7 +63,7 @@ def test_after_tuning_it_shows_winner_runner_up_failures_and_tiers(tmp_path):
     assert "runner-up  2 s (to 2 s in 3 samples)  block=2  2.00 x" in said
     assert "slowest    4 s (to 4 s in 3 samples)  block=4  4.0 x" in said
     assert "chosen as  fastest" in said
-    assert "failed     block=3  launch: ValueError: no such tile" in said
+    assert "failed     block=3  raised ValueError: no such tile" in said
     assert explanation.verdict.winner.value_s == 1.0
 
 
@@ -179,7 +179,7 @@ def test_failures_of_all_candidates_are_explained_in_another_process(tmp_path):
     assert "answer: Config(b=2) from heuristics" in said
     assert "persistent  no decision, because every candidate failed" in said
     assert "autotune    failed before: all 2 candidates failed" in said
-    assert "failed     2 with launch: ValueError: no such tile (remembered until 2" in said
+    assert "failed     2 that raised ValueError: no such tile (remembered until 2" in said
     assert said.endswith("): b=1; b=2")
     assert make_failing().explain(2).near_misses == (), "there is no configuration in it"
 
@@ -287,3 +287,21 @@ def test_a_candidate_that_left_early_with_a_lower_time_than_the_runner_up_is_tol
     early = slowest._replace(measurement=slowest.measurement._replace(dropped=True), value_s=1.5)
     told = replace(told, verdict=told.verdict._replace(ranking=(winner, runner_up, early)))
     assert re.search(r"but +1\.5 s  block=4  left early, 3 samples: .* its time is of that moment", str(told))
+
+
+def test_every_line_has_the_names_in_the_order_of_the_space(tmp_path):
+    clock = FakeClock()
+
+    @tb.tunable(space=tb.Space(way=["view", "copy"], inner=[1, 2], bi=[1]), store=tmp_path, tuner=fake_tuner(clock))
+    def conv(n, *, config):
+        if config.inner == 2:
+            raise ValueError("no such tile")
+        clock.spend(1e-3 if config.way == "view" else 3e-3)
+        return n
+
+    conv(1)
+    said = str(conv.explain(1))
+    assert "Config(way='view', inner=1, bi=1)" in said
+    assert "way='view', inner=1, bi=1" in said.replace("Config(way='view', inner=1, bi=1)", "")
+    assert "way='copy', inner=2, bi=1" in said
+    assert "bi=1, inner" not in said

@@ -88,7 +88,7 @@ class TestPin(OnABook):
     def test_a_value_that_no_candidate_has_is_refused_with_the_candidates(self, place, run):
         code, _, err = run("pin", "matmul", "block=48")
         assert code == 2
-        assert "no working candidate has block=48" in err
+        assert "no working candidate has block=48: block=48 is not in the space; it has " in err
         assert "block=64" in err
         assert "block=128" not in err, "it failed"
         assert run("pin", "matmul", "block=128")[0] == 2
@@ -99,6 +99,36 @@ class TestPin(OnABook):
         code, _, err = run("pin", "matmul", "blok=32", *force)
         assert code == 2
         assert "unknown axis 'blok'; did you mean 'block'? Valid: block" in err
+
+    def test_a_value_that_is_given_twice_is_an_error(self, place, run):
+        code, _, err = run("pin", "matmul", "block=32", "block=16")
+        assert code == 2
+        assert "block is given twice, as 32 and as 16" in err
+
+    def test_a_candidate_that_raised_is_refused_with_its_error(self, tmp_path, run):
+        @tb.tunable(space=tb.Space(b=[1, 2]), heuristic={"b": 1}, store=tmp_path, name="mm")
+        def mm(n, *, config):
+            if config.b == 2:
+                raise ValueError("no room")
+            return n
+
+        mm(1)
+        code, _, err = run("pin", "mm", "b=2", "--book", str(tmp_path))
+        assert code == 2
+        assert "no working candidate has b=2: it raised ValueError: no room" in err
+
+    def test_an_entry_without_a_choice_has_no_winner_to_compare_with(self, tmp_path, run):
+        @tb.tunable(space=tb.Space(b=[1, 2, 3]), heuristic={"b": 1}, store=tmp_path, name="mm")
+        def mm(n, *, config):
+            if config.b == 3:
+                raise KeyboardInterrupt
+            return n
+
+        with pytest.raises(KeyboardInterrupt):
+            mm(1)
+        code, out, _ = run("pin", "mm", "b=2", "--book", str(tmp_path))
+        assert code == 0
+        assert "before: nothing was chosen yet\n" in out
 
     def test_a_candidate_that_was_rejected_is_not_pinned_by_force(self, tmp_path, run):
         @tb.tunable(space=tb.Space(b=[1, 2]), heuristic={"b": 1}, store=tmp_path, name="mm")

@@ -60,6 +60,16 @@ class TestListeners:
             assert matmul(1) == 1
         assert [matmul(1) for _ in range(3)] == [1, 1, 1]
 
+    def test_a_listener_that_cannot_be_called_is_named_with_its_own_line(self):
+        def hears(event):
+            pass
+
+        line = hears.__code__.co_firstlineno
+        with pytest.warns(
+            tb.TunebookWarning, match=rf"TypeError.*\(test_watching\..*hears, .*test_watching\.py:{line}\)"
+        ):
+            kernel(on_event=hears)(1)
+
     def test_an_interrupt_in_a_listener_passes(self):
         def listener(event, **_):
             raise KeyboardInterrupt
@@ -126,6 +136,24 @@ class TestLog:
         assert "mm@v0: trying 1/3" in caplog.text
         assert "autotune_finish" in caplog.text
 
+    def test_a_tuning_after_an_interrupt_says_that_it_goes_on(self, caplog, tmp_path):
+        caplog.set_level(logging.INFO, logger="tunebook")
+        stops, clock = [True], FakeClock()
+
+        @tb.tunable(space=tb.Space(b=[1, 2, 3]), store=tmp_path, name="mm", tuner=fake_tuner(clock))
+        def matmul(n, *, config):
+            if config.b == 3 and stops:
+                stops.clear()
+                raise KeyboardInterrupt
+            clock.spend(config.b * 1e-3)
+            return n
+
+        with pytest.raises(KeyboardInterrupt):
+            matmul(1)
+        caplog.clear()
+        matmul(1)
+        assert "tuning mm@v0 (n: 1): 3 candidates, going on from 2 measurements" in caplog.text
+
     def test_a_tuning_that_fails_says_why(self, caplog):
         caplog.set_level(logging.INFO, logger="tunebook")
         clock = FakeClock()
@@ -181,6 +209,13 @@ def test_another_level_is_an_error_that_lists_the_levels(monkeypatch):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+def test_a_step_shows_the_configuration_and_the_reason():
+    steps = []
+    tb.tune(kernel(), 1, progress=steps.append)
+    shown = [repr(step) for step in steps]
+    assert any("b=3: failed, raised ValueError: no shared memory" in text for text in shown)
 
 
 class TestLineOfACall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -123,11 +124,17 @@ class Explanation:
         return f"<pre>{escape(str(self))}</pre>"
 
     @property
+    def _names(self) -> tuple[str, ...]:
+        """The names of the answer in the order of the space: an encoded configuration has them sorted."""
+        config = self.selection.config if isinstance(self.selection, Selection) else None
+        return tuple(config) if isinstance(config, Mapping) else ()
+
+    @property
     def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first, and failures on made-up arguments last."""
         groups: dict[tuple[str, bool], tuple[str, list[str]]] = {}
         for m, failure in ((m, m.failure) for m in self.failures if m.failure is not None):
-            reason = _shortened(f"{failure.kind}: {failure.message}".splitlines()[0])
+            reason = _shortened(failure.said)
             if m.values_from != "call":
                 reason += f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             if failure.expires is not None:
@@ -135,7 +142,7 @@ class Explanation:
             # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
             key = re.sub(r"\d+", "#", reason), m.values_from != "call"
             _, configs = groups.setdefault(key, (reason, []))
-            configs.append(_readable(m.config))
+            configs.append(_readable(m.config, self._names))
         found = [FailureGroup(reason, tuple(sorted(c)), made_up) for (_, made_up), (reason, c) in groups.items()]
         return tuple(sorted(found, key=lambda failed: (failed.made_up, -len(failed.configs))))
 
@@ -168,7 +175,7 @@ class Explanation:
             if len(failed.configs) == 1:
                 yield _item(label, f"{failed.configs[0]}  {failed.reason}")
             else:
-                yield _item(label, f"{len(failed.configs)} with {failed.reason}: {_some(failed.configs)}")
+                yield _item(label, f"{len(failed.configs)} {_that(failed.reason)}: {_some(failed.configs)}")
 
     def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         facts = record.body.provenance
@@ -192,27 +199,27 @@ class Explanation:
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body
         facts = body.provenance
-        yield _item("winner", _ranked(verdict.winner))
+        yield _item("winner", _ranked(verdict.winner, self._names))
         others = [r for r in verdict.ranking if r is not verdict.winner]
         if others:
-            yield _item("runner-up", f"{_ranked(others[0])}  {_beside(others[0], verdict.winner, 2)}")
-            yield from _seemingly_faster(others)
+            yield _item("runner-up", f"{_ranked(others[0], self._names)}  {_beside(others[0], verdict.winner, 2)}")
+            yield from _seemingly_faster(others, self._names)
             # Not the last one: times of candidates that left early are early ones, in no order.
             slowest = max(others, key=lambda ranked: ranked.value_s)
             if slowest is not others[0]:
-                yield _item("slowest", f"{_ranked(slowest)}  {_beside(slowest, verdict.winner, 1)}")
+                yield _item("slowest", f"{_ranked(slowest, self._names)}  {_beside(slowest, verdict.winner, 1)}")
             yield from _spread(verdict.winner, others[0])
         many = len(verdict.tied)
         tied = "" if many == 1 else f"; {many} cannot be told apart, within {verdict.band:.1%}"
         if record.head.origin == "pinned":
             own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
             beside = f", measured at {own[0] / verdict.winner.value_s:.2f} x of the winner" if own else ""
-            yield _item("pinned", f"by hand: {_readable(record.head.config)}{beside}")
+            yield _item("pinned", f"by hand: {_readable(record.head.config, self._names)}{beside}")
         else:
             name = verdict.objective
             by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
             yield _item("chosen as", f"{verdict.rule}{by}{tied}")
-        alike = [_readable(r.measurement.config) for r in verdict.tied if r is not verdict.winner]
+        alike = [_readable(r.measurement.config, self._names) for r in verdict.tied if r is not verdict.winner]
         if alike:
             yield _item("as good", _some(alike))
         for environment in environments_verified(body):
@@ -246,11 +253,19 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} ..."
 
 
-def _readable(config: Json) -> str:
+def _readable(config: Json, names: Sequence[str] = ()) -> str:
+    """Return an encoded configuration as people write it, in the order of `names` if it has just these."""
     try:
+        plain = decode(config) if names else None
+        if isinstance(plain, dict) and plain.keys() == set(names):
+            return ", ".join(f"{name}={plain[name]!r}" for name in names)
         return readable(config)
     except CodecError as error:  # a newer release may have tags that this one does not know
         return f"<{error}>"
+
+
+def _that(reason: str) -> str:
+    return f"that {reason}" if reason.startswith("raised ") else f"with {reason}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -265,20 +280,22 @@ def _beside(other: Ranked, winner: Ranked, digits: int) -> str:
     return f"{factor:.{digits}f} x{', but it left early: the machine became slower after that' if early else ''}"
 
 
-def _seemingly_faster(others: Sequence[Ranked]) -> Iterator[ExplanationLine]:
+def _seemingly_faster(others: Sequence[Ranked], names: Sequence[str]) -> Iterator[ExplanationLine]:
     """Yield a line on candidates that left the race with a lower time than the runner-up, the lowest first."""
     early = [r for r in others if r.measurement.dropped and r.value_s < others[0].value_s]
     if early and not others[0].measurement.dropped:
         best = min(early, key=lambda ranked: ranked.value_s)
         more = f"; {len(early) - 1} more like it" if len(early) > 1 else ""
-        said = f"{seconds_text(best.value_s)}  {_readable(best.measurement.config)}  {left_early(best.measurement)}"
+        said = (
+            f"{seconds_text(best.value_s)}  {_readable(best.measurement.config, names)}  {left_early(best.measurement)}"
+        )
         yield _item("but", f"{said}: it was clearly slower than the best by then, and its time is of that moment{more}")
 
 
-def _ranked(ranked: Ranked) -> str:
+def _ranked(ranked: Ranked, names: Sequence[str]) -> str:
     samples = sorted(ranked.measurement.valid_samples_s)
     more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
-    return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config)}"
+    return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config, names)}"
 
 
 def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[ExplanationLine]:

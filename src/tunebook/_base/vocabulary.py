@@ -54,6 +54,7 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 
 # In a policy: launches between other work of a program, on warm caches, never compare with the samples of a race.
 LIVE: Final = "/live"
+_SHORT: Final = 120  # characters of a reason in one line
 VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 
@@ -122,6 +123,18 @@ class Failure(NamedTuple):
     expires: float | None = None
 
     @property
+    def said(self) -> str:
+        """The reason in one line.
+
+        >>> Failure("launch", "ValueError: no room").said, Failure("memory", "too large").said
+        ('raised ValueError: no room', 'memory: too large')
+        """
+        first = self.message.partition("\n")[0]
+        name, colon, _ = first.partition(":")
+        raised = self.kind == "launch" and colon and name.replace(".", "").isidentifier()
+        return f"raised {first}" if raised else f"{self.kind}: {first}"
+
+    @property
     def is_lasting(self) -> bool:
         """Whether the same candidate fails tomorrow and on equal machines too: memory, time and a device may not."""
         return self.kind in {"compile", "wrong-result", "nan"}
@@ -149,8 +162,14 @@ class Measurement(NamedTuple):
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
 
     def __repr__(self) -> str:
-        found = f"{len(self.samples_s)} samples" if self.failure is None else f"failed, {self.failure.kind}"
-        return f"<Measurement {self.fingerprint}: {found}{', dropped' if self.dropped else ''}, {self.policy}>"
+        from tunebook._base.config_codec import readable  # noqa: PLC0415 - it imports this module
+
+        try:
+            config = readable(self.config)
+        except ValueError:  # of a newer release
+            config = self.fingerprint
+        found = f"{len(self.samples_s)} samples" if self.failure is None else f"failed, {self.failure.said[:_SHORT]}"
+        return f"<Measurement of {config}: {found}{', dropped' if self.dropped else ''}, {self.policy}>"
 
     @property
     def values_from(self) -> str:

@@ -19,7 +19,7 @@ from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.env_pins import fields_of, fits
+from tunebook._selection.env_pins import fields_of, fits, reason_against, values_in
 from tunebook._selection.recorded_decision import verdict_of
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
@@ -54,6 +54,10 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         name, _, value = word.partition("=")
         if not (name and value):
             raise UsageError(f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64")
+        if name.strip() in wanted:
+            raise UsageError(
+                f"{name.strip()} is given twice, as {wanted[name.strip()]} and as {value.strip()}; name it once"
+            )
         wanted[name.strip()] = value.strip()
     config = choose(record, wanted, force=options.force)
     if not options.dry_run:
@@ -63,19 +67,22 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     terminal.result(
         {"id": listed.id, "pinned": plain(config), "was": plain(record.head.config)},
         f"{does} {listed.op} {short} to {config_text(config)}",
-        f"  before: {config_text(record.head.config)}, {record.head.origin}{_cost(record, config)}",
+        f"  before: {_before(record, config)}",
         f"  undo with: tunebook unpin {short}",
     )
     return DONE
 
 
-def _cost(record: Record, config: Json) -> str:
-    """Return how the pinned configuration compares with the winner, if both were measured."""
+def _before(record: Record, config: Json) -> str:
+    """Return the choice before, and how the pinned configuration compares with the winner, if both were measured."""
+    if not record.head.decided:
+        return "nothing was chosen yet"
+    before = f"{config_text(record.head.config)}, {record.head.origin}"
     verdict = verdict_of(record)
     times = {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
     if verdict is None or (time_s := times.get(fingerprint_of(config))) is None:
-        return ""
-    return f"; the pinned configuration takes {time_s / verdict.winner.value_s:.2f} x the winner's time"
+        return before
+    return f"{before}; the pinned configuration takes {time_s / verdict.winner.value_s:.2f} x the winner's time"
 
 
 @contextmanager
@@ -92,10 +99,10 @@ def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
 def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
     latest = {m.fingerprint: m for m in sorted(record.body.measurements, key=lambda m: m.when)}
-    names = dict.fromkeys(name for m in latest.values() for name in fields_of(m.config))
-    for name in wanted if names else ():
-        if name not in names:
-            raise UsageError(did_you_mean("axis", name, names))
+    axes = values_in(m.config for m in latest.values())
+    for name in wanted if axes else ():
+        if name not in axes:
+            raise UsageError(did_you_mean("axis", name, axes))
     _refuse_rejected(latest.values(), wanted)
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
@@ -109,9 +116,13 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     if force or not latest:
         return encode({name: _literal(value) for name, value in wanted.items()})
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    failed = next((m.failure for m in latest.values() if m.failure is not None and fits(m.config, wanted)), None)
+    why = f"it {failed.said}" if failed is not None else reason_against(wanted, axes)
     shown = "".join(f"\n  {config_text(config)}" for config in islice(known.values(), 8))
     more = f"\n  and {len(known) - 8} more" if len(known) > 8 else ""
-    raise UsageError(f"no working candidate has {asked}. Candidates:{shown}{more}\nUse --force to pin it anyway.")
+    raise UsageError(
+        f"no working candidate has {asked}: {why}. Candidates:{shown}{more}\nUse --force to pin it anyway."
+    )
 
 
 def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str]) -> None:
@@ -119,10 +130,9 @@ def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str])
     fitting = [m for m in measured if fits(m.config, wanted)]
     rejected = next((m for m in fitting if m.failure is not None and m.failure.is_lasting), None)
     if rejected is not None and rejected.failure is not None and len(fitting) == 1:
-        reason = f"{rejected.failure.kind}: {rejected.failure.message}".partition("\n")[0]
         raise UsageError(
-            f"{config_text(rejected.config)} was rejected: {reason}\nIt would fail, or give a wrong result, in every "
-            "call. To try it in one run, set TUNEBOOK_PIN; if the check is wrong, change it and tune again."
+            f"{config_text(rejected.config)} was rejected: {rejected.failure.said}\nIt would fail, or give a wrong "
+            "result, in every call. To try it in one run, set TUNEBOOK_PIN; if the check is wrong, change it and tune again."
         )
 
 

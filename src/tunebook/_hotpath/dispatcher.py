@@ -40,13 +40,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import is_compiling
 from tunebook._arrays.library import hot_names
 from tunebook._base.environment_variables import accelerator_wanted
-from tunebook._base.errors import hide_own_frames
+from tunebook._base.errors import DefinitionError, hide_own_frames
 from tunebook._hotpath.codegen import ANY, Signature, find_pack, finder_of, reader_for
 from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
 from tunebook._memo.context_stack import INNERMOST
+from tunebook._selection.listeners import listener_failed
 from tunebook._selection.recording import recordings
-from tunebook._selection.tiers import event_data, listener_failed
+from tunebook._selection.tiers import event_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -103,7 +104,7 @@ def make(listener, event, {names}):
         try:
             listener(event, {passed})
         except Exception as error:
-            failed(error)
+            failed(error, listener)
     return tell
 """
 
@@ -242,6 +243,8 @@ class Dispatcher:
             return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
         except KeyboardInterrupt as error:
             raise hide_own_frames(error) from None
+        except DefinitionError as error:  # a setting of the program: its own lines tell where
+            raise hide_own_frames(error) from error.__cause__
 
     def run(self, *arguments: Any) -> Any:
         """Run the author's function; the last argument is the configuration."""

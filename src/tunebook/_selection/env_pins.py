@@ -16,7 +16,7 @@ from tunebook._kernel.kernel import LIVE
 from tunebook._space.space import Space
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json
     from tunebook._kernel.kernel import Invocation, Kernel
@@ -27,6 +27,8 @@ _PART: Final = r"""(?:[^{0}()\[\]'"]|\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*")+""
 _KERNELS: Final = re.compile(_PART.format(";"))
 _VALUES: Final = re.compile(_PART.format(","))
 
+
+_SHOWN: Final = 8  # values of an axis
 
 _used: Final[set[str]] = set()  # the pins that kernels of this process were called under; empty before the first call
 
@@ -47,6 +49,8 @@ def parse_pins(text: str) -> Mapping[str, Mapping[str, str]]:
         if kernel in pins:
             raise DefinitionError(f"TUNEBOOK_PIN pins {kernel!r} twice; write all its values after one name")
         pins[kernel] = {name: value for name, _, value in named}
+        if len(pins[kernel]) < len(named):
+            raise DefinitionError(f"TUNEBOOK_PIN gives {kernel!r} a value twice, in {values!r}; name each once")
     return pins
 
 
@@ -83,14 +87,41 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
     if len(found) == 1:
         return found[0]
     asked = ",".join(f"{name}={value}" for name, value in wanted.items())
-    shown = [str(config) for config in islice(kernel.candidates(inv), 4)]
-    some = ", ".join(shown[:3]) + (", ..." if len(shown) > 3 else "")
-    what = f"fits several candidates, for example {found}" if found else f"fits none of {some}"
-    names = dict.fromkeys(name for config in islice(kernel.candidates(inv), 64) for name in fields_of(_encoded(config)))
-    for name in wanted if names and not found else ():
-        if name not in names:
-            what = f"fits no candidate: {did_you_mean('axis', name, names)}"
-    raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which {what}; name one candidate exactly")
+    if found:
+        what = f"several candidates, for example {' and '.join(map(str, found))}"
+    else:
+        what = f"no candidate: {reason_against(wanted, _axes_of(kernel.candidates(inv)))}"
+    raise DefinitionError(
+        f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which fits {what}; name one candidate exactly"
+    )
+
+
+def _axes_of(candidates: Iterable[Any]) -> dict[str, Sequence[object]]:
+    """Return the values of each name; of candidates that are no `Space`, those of some."""
+    if isinstance(candidates, Space):
+        return dict(candidates.axes)
+    return values_in(_encoded(config) for config in islice(candidates, 1000))
+
+
+def values_in(encoded: Iterable[Json]) -> dict[str, Sequence[object]]:
+    """Return the values that each name has in encoded configurations, in order."""
+    axes: dict[str, list[object]] = {}
+    for config in encoded:
+        for name, value in fields_of(config).items():
+            if value not in (values := axes.setdefault(name, [])):
+                values.append(value)
+    return dict(axes)
+
+
+def reason_against(wanted: Mapping[str, str], axes: Mapping[str, Sequence[object]]) -> str:
+    """Return which part of a configuration, as people write it, no candidate has."""
+    for name, text in wanted.items():
+        if name not in axes:
+            return did_you_mean("axis", name, axes)
+        if not any(_is_written(value, text) for value in axes[name]):
+            some = ", ".join(map(str, axes[name][:_SHOWN])) + (", ..." if len(axes[name]) > _SHOWN else "")
+            return f"{name}={text} is not in the space; it has {some}"
+    return "no candidate has these values together"
 
 
 def _tell_of_unused() -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 from tunebook._arrays.device_fingerprint import get_device_platform
 from tunebook._base.environment_variables import mode, pins_text, trust_setting
-from tunebook._base.errors import text_of, warn_once
+from tunebook._base.errors import warn_once
 from tunebook._base.log import listens, log
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict
 from tunebook._memo.context_stack import find_overlay
+from tunebook._selection.listeners import listener_failed
 from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import recordings
 from tunebook._selection.trusted_entries import Refused
@@ -84,17 +85,6 @@ def event_data(
     return told if level is None else {**told, "level": level}
 
 
-def listener_failed(error: Exception) -> None:
-    """Warn, once for each error: a listener never fails the user's call."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-    said = f"{type(error).__name__}: {text_of(error)}"
-    advice = "A listener is called as on_event(event, **data); docs/events.md lists the data of each event"
-    warn_once("listener", said, f"a listener to events failed: {said}{place}. The call goes on. {advice}")
-
-
 def has_log() -> bool:
     """Whether the program may have a log: without `logging` nothing listens, and its module is not even entered."""
     return "logging" in sys.modules
@@ -121,7 +111,7 @@ class Teller:
                 try:
                     listener(event, **told)
                 except Exception as error:  # noqa: BLE001 - a listener may raise anything
-                    listener_failed(error)
+                    listener_failed(error, listener)
         if has_log() and event != "autotune_progress" and listens("debug"):
             facts = " ".join(f"{name}={value!r}" for name, value in data.items())
             log("debug", f"{self._problem.op}: {event} {facts}")

@@ -41,7 +41,7 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
         return tuned
     arguments = "; ".join(spell_out(problem.call_key))
     call = f"{problem.op} ({arguments if len(arguments) <= _LONGEST else f'{arguments[:_LONGEST]} ...'})"
-    log("info", f"{'verifying' if verifying else 'tuning'} {call}: {job.size} candidates")
+    log("info", f"{'verifying' if verifying else 'tuning'} {call}: {job.size} candidates{_going_on(job)}")
     if listens("debug"):
         job = job._replace(on_step=_logged(problem.op, job.on_step))
     try:
@@ -57,13 +57,25 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
     return tuned
 
 
+def _going_on(job: Job[Any]) -> str:
+    """Return from how many measurements a tuning goes on that was interrupted: they are kept without a choice."""
+    return f", going on from {_count(job.known)}" if job.known and job.incumbent is None else ""
+
+
+def _count(measured: Sequence[Measurement]) -> str:
+    """Return the number of measurements in words."""
+    return "1 measurement" if len(measured) == 1 else f"{len(measured)} measurements"
+
+
 def tell_of_interrupt(
     error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, written: bool
 ) -> None:
     """Add to an interrupt's traceback what it leaves behind."""
     if kept and written:
-        count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
-        error.add_note(f"tunebook: {problem.op} is not tuned yet. {count} kept; the next call goes on from there.")
+        are = "is" if len(kept) == 1 else "are"
+        error.add_note(
+            f"tunebook: {problem.op} is not tuned yet. {_count(kept)} {are} kept; the next call goes on from there."
+        )
 
 
 def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:
