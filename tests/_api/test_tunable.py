@@ -593,3 +593,31 @@ def test_a_config_with_a_default_is_still_chosen():
 
     assert (f(3), f(3, 1), f(3, config=tb.Config(n=5))) == (6, 3, 30)
     assert str(inspect.signature(f)) == "(x, scale=2, *, config=None)"
+
+
+class TestRawErrors:
+    def test_a_builtin_without_a_signature(self):
+        with pytest.raises(tb.DefinitionError, match="has no signature that can be read; decorate a Python function"):
+            tb.tunable(space=[{"b": 1}])(int)
+
+    def test_a_heuristic_that_cannot_take_the_arguments_names_the_kernel(self):
+        @tb.tunable(space=tb.Space(b=[1, 2]), heuristic=lambda: {"b": 1}, store=False, name="mm")
+        def mm(x, y, *, config):
+            return x
+
+        with pytest.raises(
+            tb.DefinitionError, match=r"'mm': the heuristic cannot be called with .*, \(x, y\): .*lambda"
+        ):
+            mm(1, 2)
+
+    def test_an_error_inside_a_heuristic_stays_its_own(self):
+        @tb.tunable(space=tb.Space(b=[1, 2]), heuristic=len, store=False, name="mm")
+        def mm(x, *, config):
+            return x
+
+        with pytest.raises(TypeError, match="has no len"):
+            mm(1)
+
+    def test_a_misspelt_field_of_a_policy(self):
+        with pytest.raises(tb.DefinitionError, match="'cache_mis_fallback'; did you mean 'cache_miss_fallback'"):
+            tb.AutotunePolicy(cache_mis_fallback="heuristics")

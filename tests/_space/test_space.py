@@ -281,3 +281,11 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path):
 def test_a_space_prints_short():
     space = Space(m=[1, 2], n=range(100)).where(lambda c: c.m < c.n)
     assert repr(space) == "Space(m=[1, 2], n=[0, 1, 2, 3, 4, 5, ... 100 values]).where(lambda c: c.m < c.n)"
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"), [({"rows": [1, 2]}, r"Space\(rows=\[1, 2\]\)"), ([1, 2], r"Space\(block=\[")]
+)
+def test_axes_that_are_not_given_by_name_are_an_error_that_writes_them_so(axes, says):
+    with pytest.raises(DefinitionError, match=f"by name: write {says}"):
+        Space(axes)

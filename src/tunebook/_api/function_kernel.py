@@ -195,7 +195,16 @@ class FunctionKernel(Kernel[Any, Any]):
             return super().heuristic_cfg(inv)
         if not callable(self._heuristic):
             return self._heuristic
-        return self._written.check_heuristic(as_config(self._spread(self._heuristic, inv)))
+        try:
+            found = self._spread(self._heuristic, inv)
+        except TypeError as error:
+            if _takes(self._heuristic, self._spread(_arguments, inv)):
+                raise
+            raise DefinitionError(
+                f"{self.op_id!r}: the heuristic cannot be called with the arguments of the kernel, "
+                f"({', '.join(self.parameters)}): {error}"
+            ) from None
+        return self._written.check_heuristic(as_config(found))
 
     def whole_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> Any:
         return self._written.whole("overlay", cfg, partial(self.heuristic, inv))
@@ -366,6 +375,22 @@ class FunctionKernel(Kernel[Any, Any]):
         return function(*before, *bound.args, **bound.kwargs)
 
 
+def _arguments(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
+def _takes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether a function takes some arguments, as far as its signature tells."""
+    args, kwargs = arguments
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # some builtins have no signature
+        return True
+    return True
+
+
 def as_config(value: object) -> Any:
     """Return a plain dict as a `Config`, and an instance of the author's own class unchanged."""
     return Config(**value) if type(value) is dict else value
@@ -374,7 +399,7 @@ def as_config(value: object) -> Any:
 def _configs(op_id: str, space: Any) -> tuple[Any, ...]:
     if isinstance(space, (str, bytes, Mapping)) or not isinstance(space, Iterable):
         raise DefinitionError(
-            f"the space of {op_id!r} is a {type(space).__name__}; give a tunebook.Space(block=[32, 64]), "
+            f"the space of {op_id!r} is of type {type(space).__name__}; give a tunebook.Space(block=[32, 64]), "
             "a list of configurations, or a function of the arguments that returns one"
         )
     return tuple(as_config(config) for config in space)
@@ -390,7 +415,13 @@ def default_name(function: Callable[..., Any]) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    parameters = dict(inspect.signature(function).parameters)
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        raise DefinitionError(
+            f"{function!r} has no signature that can be read; decorate a Python function that calls it: "
+            f"def run(x, *, config)"
+        ) from None
     config = parameters.pop(CONFIG, None)
     if config is None or config.kind is config.POSITIONAL_ONLY:
         own = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY)

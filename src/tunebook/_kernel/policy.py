@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._base.vocabulary import Trust
@@ -112,6 +112,13 @@ class AutotunePolicy:
         object.__setattr__(self, "_assignable", True)
 
     if not TYPE_CHECKING:  # a type checker would take this for leave to assign any name
+
+        def __new__(cls, *_: object, **given: object) -> Self:
+            names = [name for name, each in cls.__dataclass_fields__.items() if each.init]
+            for name in given:
+                if name not in names:
+                    raise DefinitionError(did_you_mean("policy", name, names))
+            return object.__new__(cls)
 
         def __setattr__(self, name: str, value: object) -> None:
             made = hasattr(self, "_assignable")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, TypeAlias, final
 
 from tunebook._base.config_codec import fingerprint, fingerprint_of, register_codec
 from tunebook._base.errors import CodecError, DefinitionError, did_you_mean
@@ -160,7 +160,9 @@ class Space:
     (3, Config(block_m=32, block_n=32))
     """
 
-    def __init__(self, /, **axes: Iterable[Any] | Callable[[Any], Iterable[Any]]) -> None:
+    def __init__(self, /, *given: Never, **axes: Iterable[Any] | Callable[[Any], Iterable[Any]]) -> None:
+        if given:
+            raise DefinitionError(f"a space takes its axes by name: write {_by_name(given[0])}")
         if not axes:
             raise DefinitionError("a space needs at least one axis, as in Space(block=[32, 64, 128])")
         self._axes: dict[str, tuple[Any, ...]] = {}
@@ -402,6 +404,15 @@ def _all_values(name: str, function: Callable[[Any], Iterable[Any]], before: Map
 
 def _place(value: Any) -> tuple[type, Any]:
     return (type(value), value) if type(value) in _PLAIN else (object, _key(value))
+
+
+def _by_name(given: object) -> str:
+    """Return how a space is written for which somebody passed a dict."""
+    named = (
+        isinstance(given, Mapping) and given and all(isinstance(name, str) and name.isidentifier() for name in given)
+    )
+    axes = given if isinstance(given, Mapping) and named else {"block": [32, 64]}
+    return f"Space({', '.join(f'{name}={values!r}' for name, values in axes.items())})"
 
 
 def _list_values(name: str, values: object) -> list[Any]:
