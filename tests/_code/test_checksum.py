@@ -476,3 +476,18 @@ def test_a_candidate_that_cannot_be_written_is_a_clear_error():
 def test_a_config_fingerprint_survives_pickling():
     config = Config(m=1, n="x")
     assert fingerprint(pickle.loads(pickle.dumps(config))) == fingerprint(config)
+
+
+def test_another_release_of_numba_is_other_code_of_a_function_that_calls_compiled_code(monkeypatch):
+    compiled = numba.njit(lambda x: x + 1)
+
+    def kernel(x):
+        return compiled(x)
+
+    def plain(x):
+        return x + 1
+
+    before = code_checksum(kernel), code_checksum(plain)
+    monkeypatch.setattr(numba, "__version__", f"{numba.__version__}.1")
+    assert code_checksum(kernel) != before[0]
+    assert code_checksum(plain) == before[1]
