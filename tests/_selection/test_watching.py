@@ -151,7 +151,9 @@ class TestLog:
         with pytest.raises(KeyboardInterrupt):
             matmul(1)
         caplog.clear()
-        matmul(1)
+        steps = []
+        tb.tune(matmul, 1, progress=steps.append)
+        assert {step.known for step in steps} == {2}
         assert "tuning mm@v0 (n: 1): 3 candidates, going on from 2 measurements" in caplog.text
 
     def test_a_tuning_that_fails_says_why(self, caplog):

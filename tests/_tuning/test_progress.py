@@ -135,7 +135,7 @@ def open_pty(columns):
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with open(writer, "w", encoding="utf-8") as terminal:
+    with os.fdopen(writer, "w", encoding="utf-8") as terminal:
         yield reader, terminal
     os.close(reader)
 
@@ -153,6 +153,11 @@ def seen(reader, terminal):
 def test_a_race_claims_neither_a_share_nor_a_time_left():
     text = progress_text("matmul", Step("racing", 16, 100, 3.0, best_s=0.001))
     assert text == "matmul racing the fastest  best 1 ms  3 s"
+
+
+def test_a_tuning_that_was_interrupted_says_that_it_goes_on():
+    text = progress_text("matmul", Step("trying", 1, 2, 3.0, known=12))
+    assert text.endswith("1/2  3 s  going on from 12 measurements")
 
 
 def test_elsewhere_it_is_quiet_unless_asked():

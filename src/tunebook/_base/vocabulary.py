@@ -162,12 +162,10 @@ class Measurement(NamedTuple):
     extra: Mapping[str, Json] = {}  # never written to; a read-only view could not be pickled
 
     def __repr__(self) -> str:
-        from tunebook._base.config_codec import readable  # noqa: PLC0415 - it imports this module
-
-        try:
-            config = readable(self.config)
-        except ValueError:  # of a newer release
-            config = self.fingerprint
+        # As it is encoded, because the codec is above this module.
+        fields = self.config.get("v", self.config) if isinstance(self.config, dict) else self.config
+        named = isinstance(fields, dict) and fields.items()
+        config = ", ".join(f"{name}={value!r}" for name, value in named) if named else repr(fields)
         found = f"{len(self.samples_s)} samples" if self.failure is None else f"failed, {self.failure.said[:_SHORT]}"
         return f"<Measurement of {config}: {found}{', dropped' if self.dropped else ''}, {self.policy}>"
 

@@ -49,7 +49,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     store = book_of(options)
     listed, record = find_one(Catalogue(store), options)
-    wanted = {}
+    wanted: dict[str, str] = {}
     for word in options.values:
         name, _, value = word.partition("=")
         if not (name and value):
@@ -131,8 +131,9 @@ def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str])
     rejected = next((m for m in fitting if m.failure is not None and m.failure.is_lasting), None)
     if rejected is not None and rejected.failure is not None and len(fitting) == 1:
         raise UsageError(
-            f"{config_text(rejected.config)} was rejected: {rejected.failure.said}\nIt would fail, or give a wrong "
-            "result, in every call. To try it in one run, set TUNEBOOK_PIN; if the check is wrong, change it and tune again."
+            f"{config_text(rejected.config)} was rejected: {rejected.failure.said}\n"
+            "It would fail, or give a wrong result, in every call. To try it in one run, set TUNEBOOK_PIN; if the "
+            "check is wrong, change it and tune again."
         )
 
 

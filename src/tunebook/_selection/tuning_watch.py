@@ -59,7 +59,7 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
 
 def _going_on(job: Job[Any]) -> str:
     """Return from how many measurements a tuning goes on that was interrupted: they are kept without a choice."""
-    return f", going on from {_count(job.known)}" if job.known and job.incumbent is None else ""
+    return f", going on from {_count(job.unfinished)}" if job.unfinished else ""
 
 
 def _count(measured: Sequence[Measurement]) -> str:

@@ -141,6 +141,7 @@ class Step(NamedTuple):
     they cannot be compiled meanwhile. `done` of `total` counts candidates, and percent in a race, which may end early.
     The last step of a job has its race at 100 percent. `left_s` is a high estimate, with the race to come in
     it. It is None if it is too early for one, and in a race, which ends as soon as its times are certain.
+    `known` counts the measurements of an interrupted tuning that this one goes on from.
     """
 
     doing: Doing
@@ -152,6 +153,7 @@ class Step(NamedTuple):
     best: object = None
     latest: Measurement | None = None
     left_s: float | None = None
+    known: int = 0
 
 
 class Part(NamedTuple, Generic[Cfg]):
@@ -252,6 +254,11 @@ class Job(NamedTuple, Generic[Cfg]):
     def known(self) -> tuple[Measurement, ...]:
         """The measurements that may be reused."""
         return self.history.measurements
+
+    @property
+    def unfinished(self) -> tuple[Measurement, ...]:
+        """The measurements of a tuning that ended before its choice, and that this one goes on from."""
+        return self.known if self.incumbent is None and not self.history.complete else ()
 
     @property
     def incumbent(self) -> str | None:

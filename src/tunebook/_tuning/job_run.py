@@ -180,7 +180,8 @@ class JobRun(Generic[Cfg]):
             spent_s = now_s - self.started_s
             left_s = min(spent_s * (total - done) / done + self._race_s(done, total), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
-        self.job.on_step(Step(doing, done, total, now_s - self.started_s, failures, best_s, best, latest, left_s))
+        elapsed_s, known = now_s - self.started_s, len(self.job.unfinished)
+        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known))
 
     def _race_s(self, tried: int, total: int) -> float:
         """Return how long the race will take at most, from the first runs of the candidates that were tried."""

@@ -218,6 +218,8 @@ def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
     parts.append((seconds_text(step.elapsed_s), "dim"))
     if step.left_s:
         parts.append((f"up to {seconds_text(step.left_s)} left", "dim"))
+    if step.known and not is_last(step):
+        parts.append((f"going on from {step.known} measurement{'' if step.known == 1 else 's'}", "dim"))
     return parts
 
 
