@@ -164,3 +164,19 @@ def test_a_wrong_output_is_one_warning_per_kernel_that_names_the_candidates():
         matmul(1)
     matmul(2)
     assert len(caught) == 1
+
+
+def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_path):
+    # In a process of its own: with a mapped file, the second line of notes ended it by SIGBUS.
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from tunebook._tuning import job_run\n"
+        "job_run.lock_root = lambda: Path(sys.argv[1])\n"
+        "with job_run.RunningCandidate('x') as one, job_run.RunningCandidate('x') as other:\n"
+        "    (note,) = Path(sys.argv[1]).iterdir()\n"
+        "    note.write_bytes(b'')\n"
+        "    one.note('a'), other.note('b')\n"
+        "print('alive', list(Path(sys.argv[1]).iterdir()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive []\n"), done.stderr

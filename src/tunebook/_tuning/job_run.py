@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import math
-import mmap
 import os
+import threading
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -418,14 +418,15 @@ _open: Final[set[RunningCandidate]] = set()
 class RunningCandidate:
     """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
 
-    It is memory shared with the operating system, so that writing it takes less than a microsecond and needs no call.
-    It is removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
+    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
+    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
     when the last one died, or None.
     """
 
     def __init__(self, name: str) -> None:
         self._path: Final[Path] = lock_root() / f"running-{name}"
-        self._map: mmap.mmap | None = None
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
         self._maker: Maker | None = None
         self.died: str | None = None
 
@@ -443,21 +444,18 @@ class RunningCandidate:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         maker = self._maker = this_process()
         head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME))
-            self._map = mmap.mmap(descriptor, _SIZE)
-        finally:
-            os.close(descriptor)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
         if not _open:
             atexit.register(_forget_all)
         _open.add(self)
 
     def note(self, fingerprint: str) -> None:
         """Note the candidate that runs from now on."""
-        written = self._map
-        if written is not None:
-            written[:_NAME] = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        with self._lock, suppress(OSError):
+            if self._descriptor is not None:
+                os.pwrite(self._descriptor, name, 0)
 
     def __exit__(self, *_: object) -> None:
         self.forget()
@@ -465,9 +463,13 @@ class RunningCandidate:
     def forget(self) -> None:
         """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
         _open.discard(self)
-        if self._map is not None and self._maker == this_process():
-            self._map = None  # not closed: a thread that the end of the process left behind may write to it
+        if self._descriptor is None or self._maker != this_process():
+            return
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             with suppress(OSError):
+                os.close(descriptor)
                 self._path.unlink()
 
 
