@@ -64,6 +64,7 @@ def gpu(monkeypatch):
     with installed(FakeGpu(lambda facts: COST[facts["BLOCK"]]), add, count) as fake:
         fake.behind = 2
         yield fake
+        tb.wait_for_background(HANG_S)  # what the test left running needs the driver too
 
 
 def grid(meta):
