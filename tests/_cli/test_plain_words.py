@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from cli_fixtures import OnABook, stored
 
+from tunebook._base.config_codec import decode
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import Measurement
 from tunebook._cli import demo
@@ -41,6 +42,16 @@ class TestListings(OnABook):
         _, out, _ = run("show", "matmul")
         assert re.search(r"^  config +interrupted$", out, re.MULTILINE)
         assert re.search(r"^  origin +interrupted ", out, re.MULTILINE)
+
+    def test_an_interrupted_entry_is_interrupted_again_after_a_pin(self, place, run, ids):
+        (identifier,) = ids["matmul@v0"]
+        pinned = stored(place, identifier).head.config
+        interrupt(place, identifier)
+        values = [f"{name}={value}" for name, value in decode(pinned).items()]
+        assert run("pin", identifier, *values)[0] == 0
+        run("unpin", identifier)
+        (entry,) = json.loads(run("ls", "--kernel", "matmul", "--json")[1])
+        assert (entry["config"], entry["origin"]) == (None, "interrupted")
 
     def test_facts_are_shown_as_text_and_not_as_python(self, place, run, ids):
         (identifier,) = ids["matmul@v0"]

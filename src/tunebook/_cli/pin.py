@@ -20,7 +20,7 @@ from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.env_pins import fields_of, fits, reason_against, values_in
-from tunebook._selection.recorded_decision import verdict_of
+from tunebook._selection.recorded_decision import is_interrupted, verdict_of
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
@@ -148,7 +148,7 @@ def pin(record: Record, config: Json) -> Record:
     """Return a record with a pinned configuration, which holds for any code and version."""
     head, body = record.head, record.body
     facts = dict(body.provenance)
-    if head.origin != "pinned" and head.decided:
+    if head.origin != "pinned" and (head.decided or is_interrupted(record)):
         facts["instead_of"] = {name: getattr(head, name) for name in DECISION}
     # Merging prefers the later of two pins by this time.
     facts |= {"when": time.time(), "measured": facts.get("measured", facts.get("when"))}

@@ -53,7 +53,7 @@ def unpin(record: Record) -> Record | None:
     if measured is not None:
         facts["when"] = measured
     verdict = verdict_of(record)
-    if verdict is not None:
+    if verdict is not None and facts.get("interrupted") is not True:  # which had chosen nothing
         winner = verdict.winner.measurement
         same = winner.config == earlier.get("config") and winner.environment == earlier.get("environment")
         checksum = str(earlier.get("checksum")) if same else _NO_CHECKSUM

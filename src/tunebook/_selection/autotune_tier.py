@@ -100,12 +100,13 @@ class AutotuneTier(Tier[C]):
         look = BookLookup(self._book, request)
         try:
             with self._turn(request, look) as turn:
-                if turn.leads and (reason := self._reason_to_stop(request, look.entry)) is not None:
-                    turn.result = reason
-                elif turn.leads:
+                if turn.leads:  # another thread may have tuned it between the first look and this turn
+                    turn.result = self._known(request) or self._reason_to_stop(request, look.entry)
+                if turn.leads and turn.result is None:
                     with _line_of(request) as step:
                         tuned = self._tune(request, look.entry, turn.generation, budget, step, beside).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
+                    self._decided[key_of(request)] = tuned.config  # before the next thread gets its turn
         except TuningFailed as error:
             answer: Found[C] | Skipped = Skipped(str(error), error)
             if not is_without_data(request, error):
@@ -117,13 +118,12 @@ class AutotuneTier(Tier[C]):
         return self.ask(request, budget, beside) if is_without_data(request, error_of) else answer
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
-        put_off = self.deferred.ask(request, silent=True) if request.policy.cache_miss_fallback in DEFERRED else None
-        return put_off or self.known(request) or Skipped(WOULD_TUNE)
+        return self.at_once(request, silent=True) or Skipped(WOULD_TUNE)
 
-    def at_once(self, request: Request[C]) -> Found[C] | Skipped | None:
+    def at_once(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
-        put_off = self.deferred.ask(request) if request.policy.cache_miss_fallback in DEFERRED else None
-        return put_off or self.known(request)
+        deferred = request.policy.cache_miss_fallback in DEFERRED
+        return (self.deferred.ask(request, silent=silent) if deferred else None) or self.known(request)
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -225,8 +225,7 @@ class AutotuneTier(Tier[C]):
         """Tell of a failure, and do not try again for a while."""
         key = (*key_of(request), values_for(request) != "call")
         measured = error.measurements if isinstance(error, TuningFailed) else ()
-        lasts_s = lifetime_s(m.failure for m in measured)
-        self._failed[key] = (as_text(error), self._clock_s() + lasts_s)
+        self._failed[key] = (as_text(error), self._clock_s() + lifetime_s(m.failure for m in measured))
         request.tell("autotune_finish", cfg=None, error=error)
         return Skipped(text_of(error), error)
 
@@ -397,8 +396,9 @@ class AutotuneTier(Tier[C]):
             self._book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
             raise
         except KeyboardInterrupt as error:
-            self._book.publish_failures(request, kept, entry.record, _generation(entry) + generation, interrupted=True)
-            tell_of_interrupt(error, request.problem, kept, written=self._book.writes)
+            under = _generation(entry) + generation
+            if self._book.publish_failures(request, kept, entry.record, under, interrupted=True):
+                tell_of_interrupt(error, request.problem, kept)
             raise
 
     def _tune_on(

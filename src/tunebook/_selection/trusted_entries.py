@@ -271,25 +271,27 @@ class EntryGuard(Generic[C]):
         generation: int,
         *,
         interrupted: bool = False,
-    ) -> None:
+    ) -> bool:
         """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is.
 
         Failures on made-up arguments are notes for later tunings on such arguments; a decided entry gets none. Of a
-        tuning that was interrupted, the times are kept for the next one, unless the entry has better ones.
+        tuning that was interrupted, the times are kept for the next one, unless the entry has better ones. Return
+        whether the next tuning goes on from these measurements.
         """
         if earlier is not None and earlier.head.decided:
             measurements = [m for m in measurements if m.failure is not None]
             if any(m.values_from != "call" for m in measurements):
-                return
+                return False
             head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
             except CodecError:
-                return  # it could not be told from another candidate later
+                return False  # it could not be told from another candidate later
             provenance |= {"complete": False, "interrupted": True} if interrupted else {}
         if measurements and self.writes:
             self._write(head, measurements, provenance, earlier)
+        return bool(measurements) and self.writes and not head.decided
 
     def _head(self, call: Call[C], config: Json, generation: int) -> Head:
         return Head(

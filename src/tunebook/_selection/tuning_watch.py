@@ -67,15 +67,10 @@ def _count(measured: Sequence[Measurement]) -> str:
     return "1 measurement" if len(measured) == 1 else f"{len(measured)} measurements"
 
 
-def tell_of_interrupt(
-    error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, written: bool
-) -> None:
+def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement]) -> None:
     """Add to an interrupt's traceback what it leaves behind."""
-    if kept and written:
-        are = "is" if len(kept) == 1 else "are"
-        error.add_note(
-            f"tunebook: {problem.op} is not tuned yet. {_count(kept)} {are} kept; the next call goes on from there."
-        )
+    count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
+    error.add_note(f"tunebook: {problem.op} is not tuned yet. {count} kept; the next call goes on from there.")
 
 
 def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:

@@ -109,11 +109,8 @@ class WrittenConfigs:
             return
         if self._space is not None and not isinstance(value, str):
             values = [own for own in values if own == value] or values
-        near = (
-            did_you_mean("value", value, [own for own in values if isinstance(own, str)])
-            if isinstance(value, str)
-            else ""
-        )
+        texts = [own for own in values if isinstance(own, str)]
+        near = did_you_mean("value", value, texts) if isinstance(value, str) and texts else ""
         has = f"it has {', '.join(map(repr, values[:8]))}{', ...' if len(values) > 8 else ''}"
         raise DefinitionError(
             f"{self._op_id!r}: {given}: {name}={value!r} is not in the space; {near or has}. To try a value outside of "
