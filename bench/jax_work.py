@@ -84,7 +84,9 @@ def _calls_outside(without):
             if frame.f_code in without:
                 skipped.append(frame)
             else:
-                calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}")
+                # Without the place of the packages, which is a matter of the machine.
+                place = frame.f_code.co_filename.rpartition("site-packages/")[2]
+                calls.append(f"{place}:{frame.f_code.co_qualname}")
         elif event == "c_call":
             calls.append(arg.__qualname__)
 
