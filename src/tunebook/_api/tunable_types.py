@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=_Complete)
     C_co = DefaultTypeVar("C_co", covariant=True, default=Any)
     C = TypeVar("C")
-    # The two kinds of `SpaceLike`: mappings become a `Config`, and other objects stay what they are.
+    # The two kinds of `SpaceLike`: a mapping becomes a `Config`, and any other object keeps its type.
     MappingSpace: TypeAlias = Space | Iterable[Mapping[str, Any]] | Callable[..., Iterable[Mapping[str, Any]]]
     ObjectSpace: TypeAlias = Iterable[C] | Callable[..., Iterable[C]]
 else:

@@ -254,7 +254,7 @@ def settings_given() -> dict[str, str]:
 
 
 def unknown_settings() -> list[str]:
-    """Return the names of variables that look like settings and are none."""
+    """Return the names of variables that begin as settings do, but are unknown."""
     known = {setting.name for setting in SETTINGS}
     return sorted(name for name in os.environ if name.startswith("TUNEBOOK_") and name not in known)
 

@@ -90,7 +90,7 @@ class Terminal:
             self.out.write(text)
 
     def flush(self) -> None:
-        """Write what is buffered; `StoreError` as `write` raises it."""
+        """Write the buffered output; a failure is a `StoreError`, as in `write`."""
         if self.out is not None:
             with self._writing():
                 self.out.flush()
@@ -106,7 +106,7 @@ class Terminal:
             raise StoreError("io", "standard output", reason) from error
 
     def give_up(self) -> None:
-        """Send the rest of the output nowhere: Python writes what is buffered at exit, and would complain again."""
+        """Discard the rest of the output: Python writes its buffer at exit, and would complain again."""
         if self.out is not None:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())

@@ -60,7 +60,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if path.suffix.lower() not in {".html", ".png"}:
         raise UsageError(f"--output {options.output}: the name of a report must end in .html or .png")
     if not path.parent.is_dir():
-        raise UsageError(f"--output {options.output}: there is no directory {path.parent}")
+        raise UsageError(f"--output {options.output}: the directory {path.parent} does not exist")
     store = book_to_read(options)
     filters = filters_of(options)
     if options.compare is not None and options.since is not None:

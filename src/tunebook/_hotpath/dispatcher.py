@@ -97,7 +97,7 @@ def _call_maker(names: tuple[str, ...]) -> Callable[..., Callable[[], object]]:
     return made
 
 
-# A `try` costs nothing where nothing is raised.
+# A listener may raise anything, which must not fail the call. A `try` costs nothing where nothing is raised.
 _TELLING: Final = """
 def make(listener, event, {names}):
     def tell():
