@@ -49,7 +49,8 @@ def test_nothing_to_report_on_exits_with_1_and_writes_nothing(book, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("output", "said"), [("page.pdf", r".html or .png"), ("nowhere/page.html", r"the directory .*nowhere does not exist")]
+    ("output", "said"),
+    [("page.pdf", r".html or .png"), ("nowhere/page.html", "nowhere does not exist")],
 )
 def test_an_invalid_output_path_is_wrong_usage(book, tmp_path, capsys, output, said):
     assert main(["report", "--book", book, "-o", str(tmp_path / output)]) == 2
