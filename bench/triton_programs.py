@@ -50,9 +50,11 @@ HERE = Path(__file__).parent
 NAME = "triton_programs"
 SIDES = ("tunebook", "triton")
 SECOND = {"tunebook": "tunebook, second process", "triton": "triton, second process"}
-RECORDED = {  # a recording of gated linear attention at one problem, and what it is worth at another
-    "another length": {"B": 2, "T": 1024, "H": 8, "D": 128},
-    "another head size": {"B": 2, "T": 1024, "H": 8, "D": 64},
+# A recording of gated linear attention at one problem, and how much faster the first step at another one must be. After
+# another length nothing is compiled; another head size compiles everything anew, as without a recording.
+RECORDED = {
+    "another length": ({"B": 2, "T": 1024, "H": 8, "D": 128}, 14),
+    "another head size": ({"B": 2, "T": 1024, "H": 8, "D": 64}, 8),
 }
 FLAGSHIP = "fla_gla"
 AT_ONCE = 3  # processes: one is measured, the others import
@@ -330,7 +332,7 @@ class Run:
 
     def recorded(self):
         """Record gated linear attention at other problems, tune these, and take the first step at the usual one."""
-        for what, sizes in RECORDED.items():
+        for what, (sizes, _) in RECORDED.items():
             if what in self.raw.get(FLAGSHIP, {}) and not self._options.again:
                 continue
             with tempfile.TemporaryDirectory() as folder:
@@ -441,11 +443,11 @@ def table(raw):
             ratio(part, ours, theirs, "gpu_us"), "<= 1.01 x", lambda x: x <= 1.01),
     ]  # fmt: skip
     first = part.get(theirs, {}).get("first_s")
-    for what in RECORDED:
+    for what, (_, least) in RECORDED.items():
         took = part.get(what, {}).get("first_s")
         rows.append(
             row(f"first step after tuning a recording of {what}", first / took if first and took else None,
-                ">= 14 x", lambda x: x >= 14)
+                f">= {least} x", lambda x, least=least: x >= least)
         )  # fmt: skip
     return rows + totals(raw)
 
