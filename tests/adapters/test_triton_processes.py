@@ -7,19 +7,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
+from limits import HANG_S
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._measure.forked_worker import ForkedWorker, Reply  # noqa: E402 - as above
-from tunebook.adapters._triton import compile_ahead  # noqa: E402 - as above
+from tunebook._tuning import live_session  # noqa: E402 - as above
+from tunebook.adapters._triton import compile_ahead, live  # noqa: E402 - as above
 from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
 from tunebook.adapters._triton.kernel import TritonKernel  # noqa: E402 - as above
@@ -34,6 +38,20 @@ def scale(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, at < n) * 2, at < n)
 
 
+@triton.jit
+def double(x_desc, out_desc, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK
+    block = x_desc.load([at, 0])
+    out_desc.store([at, 0], tl.reshape(block, [BLOCK, 64]) * 2)
+
+
+def fit_blocks(named):
+    """Set the blocks of the descriptors, as Triton's own tutorial does, and clear an output."""
+    for name in ("x_desc", "out_desc"):
+        named[name].block_shape = [named["BLOCK"], 64]
+    named["out_ptr"].zero_()
+
+
 def grid(meta):
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
@@ -46,7 +64,7 @@ def warps(*numbers):
 def gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it, Triton 3.9 warns that the default will change
-    with installed(FakeGpu(lambda facts: facts["num_warps"] * 1e-5), scale) as fake:
+    with installed(FakeGpu(lambda facts: facts["num_warps"] * 1e-5), scale, double) as fake:
         yield fake
 
 
@@ -74,6 +92,28 @@ def test_many_candidates_are_compiled_in_forks_and_loaded_here(gpu, compiled_her
     kernel[grid](torch.ones(256), 256)
     assert compiled_here == [True] * len(MANY)
     assert kernel.best_config.num_warps == 1
+
+
+@pytest.mark.parametrize("in_forks", [True, False])
+@pytest.mark.parametrize("way", ["autotune", "incremental"])
+def test_programs_are_compiled_for_the_blocks_that_the_hook_of_a_configuration_sets(
+    gpu, compiled_here, monkeypatch, in_forks, way
+):
+    """As `_swiglu_kernel_forward` of liger-kernel has it: all of its 32 candidates failed to compile."""
+    monkeypatch.setattr(live_session, "HOST", live_session.HostShare(1e9))
+    monkeypatch.setattr(live, "HOST", live_session.HOST)
+    monkeypatch.setattr(gpu, "cost", lambda facts: 1 / facts["BLOCK"])
+    gpu.behind = 2
+    configs = [triton.Config({"BLOCK": 16 << i}, num_warps=w, pre_hook=fit_blocks) for i in range(4) for w in (4, 8)]
+    x, out = torch.ones(256, 64), torch.zeros(256, 64)
+    launched = [TensorDescriptor.from_tensor(each, [1, 64]) for each in (x, out)]
+    policy = tb.AutotunePolicy(cache_miss_fallback=way)
+    kernel = autotune(configs, key=[], processes=in_forks, policy=policy)(double)
+    kernel[(1,)](*launched, out)
+    ends_s = time.monotonic() + HANG_S
+    while way == "incremental" and kernel.best_config.kwargs["BLOCK"] < 128 and time.monotonic() < ends_s:
+        kernel[(1,)](*launched, out)
+    assert kernel.best_config.kwargs["BLOCK"] == 128
 
 
 def test_each_fork_begins_a_candidate_at_once_and_keeps_the_order(gpu, compiled_here, tmp_path):

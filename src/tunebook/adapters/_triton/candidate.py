@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, final
 
 import triton
@@ -131,6 +132,37 @@ class Launch:
     def named(self, names: Sequence[str]) -> dict[str, Any]:
         """Return all arguments by name, as Triton's hooks get them."""
         return {**self.positional(names), **self.keywords}
+
+
+def after_hook(launch: Launch, cfg: LaunchConfig, names: Sequence[str]) -> Launch | None:
+    """Return a launch as it is compiled: hooks set the blocks of tensor descriptors, and a program depends on them.
+
+    The hook gets copies of the descriptors, and tensors without data, so that nothing happens on the device. None if it
+    needs the data: only a real launch shows what it sets.
+    """
+    given = launch.named(names)
+    if cfg.pre_hook is None or not any(map(_is_descriptor, given.values())):
+        return launch
+    copies = {id(value): copy(value) for value in given.values() if _is_descriptor(value)}
+    bases = {key: each.base for key, each in copies.items()}
+    for each in copies.values():
+        each.base = _without_data(each.base)
+    try:
+        cfg.pre_hook({**{n: copies.get(id(v), _without_data(v)) for n, v in given.items()}, **cfg.meta})
+    except OF_AUTHORS:
+        return None
+    for key, each in copies.items():
+        each.base = bases[key]
+    args = tuple(copies.get(id(value), value) for value in launch.args)
+    return Launch(launch.grid, args, {name: copies.get(id(value), value) for name, value in launch.kwargs.items()})
+
+
+def _is_descriptor(value: object) -> bool:
+    return hasattr(value, "block_shape") and hasattr(value, "base")
+
+
+def _without_data(value: Any) -> Any:
+    return value.to("meta") if hasattr(value, "data_ptr") and hasattr(value, "to") else value
 
 
 @final

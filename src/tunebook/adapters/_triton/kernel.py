@@ -24,7 +24,7 @@ from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
 from tunebook.adapters._triton.buckets import sizes_of, with_values
-from tunebook.adapters._triton.candidate import Launch, LaunchConfig
+from tunebook.adapters._triton.candidate import Launch, LaunchConfig, after_hook
 from tunebook.adapters._triton.device import current_device, device_name, interface
 from tunebook.adapters._triton.heuristic import heuristic_config
 from tunebook.adapters._triton.kept_checksum import kept_checksum
@@ -276,9 +276,12 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         return b"\0".join([compiled.kernel, repr((grid, compiled.packed_metadata)).encode()])
 
     def program(self, launch: Launch, cfg: LaunchConfig) -> Any:
-        """Return the compiled program of a candidate, from Triton's caches if it is there."""
+        """Return the compiled program of a candidate, from Triton's caches if it is there; None if a launch must."""
+        hooked = after_hook(launch, cfg, self.names)
+        if hooked is None:
+            return None
         try:
-            return self.fn.warmup(*launch.args, grid=launch.grid, **launch.kwargs, **cfg.meta)
+            return self.fn.warmup(*hooked.args, grid=hooked.grid, **hooked.kwargs, **cfg.meta)
         except (CompilationError, PTXASError) as error:
             raise CompileError(f"{type(error).__name__}: {error}") from error
 
