@@ -15,7 +15,8 @@ Such a clock cannot tell 0.99 x from 1.01 x, so a whole warm call is also decide
 * `same work` is 1 if, outside of choosing, a warm call on tunebook calls the same Python and C functions in the same
   order as on ejkernel, runs the same compiled programs in the same order, and compiles as many (see `jax_work.py`).
 * Then the two calls differ in choosing alone. It is timed inside these calls, in turn: the CPU time of the thread from
-  the moment that ejkernel's executor asks its selector until it has the configuration.
+  the moment that ejkernel's executor asks its selector until it has the configuration. Its last step is ejkernel's own:
+  on a GPU, a configuration that says "auto" or "triton" is replaced.
 * `warm, by work` is (rest + choosing on tunebook) / (rest + choosing on ejkernel), with the medians over all rounds.
   The rest of a call is the same work, so it is one number: the median over both sides. A call that does not choose, as
   under jit, gives exactly 1. Where the work is not the same, the row is the ratio of the whole calls, as timed.
@@ -59,6 +60,7 @@ WAYS = "eager", "jit", "grad"
 FEWEST, LONGEST_S = 11, 4.0  # rounds of warm calls: some operations take 0.1 s when they are not jitted
 COLD_FEWEST, COLD_LONGEST_S = 2, 6.0  # samples of a cold call: tuning an operation takes up to 20 s
 CHOOSERS = (ConfigSelectorChain, "choose"), (Executor, "_choose_heuristics_only")  # ejkernel asks one of them
+LAST_STEP = Executor._prefer_cuda_cfg  # noqa: SLF001 - it sees the configuration that was chosen
 ATTEMPTS = 5  # pairs of calls whose work is compared: in the first ones, caches of Python's modules fill
 SIZES = 1, 64, 2, 16  # batch, tokens, heads, head size: small, so that choosing weighs as much as it can
 
@@ -118,6 +120,7 @@ def program(name, way):
 def use(side):
     """Let ejkernel or tunebook choose from now on."""
     (ejkernel.install if side == "tunebook" else ejkernel.uninstall)()
+    Executor._prefer_cuda_cfg = LAST_STEP  # noqa: SLF001 - as it was before it was timed
 
 
 def cold(name, way, side):
@@ -299,7 +302,7 @@ def time_choosers():
 
         return choose_and_note
 
-    for kind, method in CHOOSERS:
+    for kind, method in (*CHOOSERS, (Executor, LAST_STEP.__name__)):
         setattr(kind, method, timed(getattr(kind, method)))
     return spent_ns
 
@@ -315,7 +318,7 @@ def call_s(function, args):
 
 def same_work(watch, name, way):
     """Return the work of a warm call outside of choosing, and how that on tunebook differs from that on ejkernel."""
-    functions, args, choosers = {side: program(name, way) for side in SIDES}, arrays(), set()
+    functions, args, choosers = {side: program(name, way) for side in SIDES}, arrays(), {LAST_STEP.__code__}
     for side in SIDES:
         use(side)
         choosers |= {getattr(kind, method).__code__ for kind, method in CHOOSERS}

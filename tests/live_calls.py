@@ -7,14 +7,17 @@ from collections import deque
 
 from tunebook._base.vocabulary import Measurement
 from tunebook._statistics.decide import decide
-from tunebook._statistics.live_race import LiveRace
+from tunebook._statistics.live_race import LiveRace, Turn
 from tunebook._statistics.slowdown_account import SlowdownAccount
 
 POLICY = "device-events/live/forward"
 
 
 class LiveCalls:
-    """Drives a race on a landscape. `factor(name, call)` disturbs single candidates; `lag` calls pass until a time."""
+    """Drives a race on a landscape, as a session does.
+
+    `factor(name, call)` disturbs single candidates; `lag` calls pass until a time is known.
+    """
 
     def __init__(
         self, land, incumbent, *, slowdown=1.02, window=2000, lag=2, seed=0, sizes=lambda _call: 0, admitted=None
@@ -29,10 +32,18 @@ class LiveCalls:
         self.fails = set()
         self.factor = lambda _name, _call: 1.0
         self.served, self.extra, self._waiting = [], [], deque()
+        self.asked = self._rest = 0
 
     def call(self):
         number = len(self.served)
-        turn = self.race.next(lambda: self.sizes(number))
+        if self._rest:
+            self._rest -= 1
+            turn = Turn(self.race.leader)
+        else:
+            self._learn()
+            self.asked += 1
+            turn = self.race.next(lambda: self.sizes(number))
+            self._rest = self.race.rest(turn)
         before_s = self.land.elapsed_s
         self.land.make_fn(self.by_name[turn.name])()
         factor = self.factor(turn.name, number)
@@ -40,7 +51,9 @@ class LiveCalls:
         self.served.append(turn.name)
         usual_s = self.land.true_s(self.incumbent)
         self.extra.append(self.land.true_s(self.by_name[turn.name]) * factor / usual_s - 1)
-        while len(self._waiting) > self.lag:
+
+    def _learn(self):
+        while len(self._waiting) >= self.lag and self._waiting:
             turn, seconds = self._waiting.popleft()
             if turn.name in self.fails:
                 self.race.failed(turn)

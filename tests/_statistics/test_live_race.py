@@ -224,3 +224,29 @@ def test_watching_runs_no_other_candidate():
     for _ in range(400):
         calls.call()
     assert set(calls.served[before:]) == {"best"}
+
+
+# ---------------------------------------------------------------------------------------------------------- the host
+
+
+def test_while_nothing_can_begin_the_leader_serves_without_the_race_being_asked():
+    calls = LiveCalls(Landscape({0: 1e-5, 1: 2e-5}), 0, admitted=[])
+    for _ in range(1700):
+        calls.call()
+    assert 70 < calls.asked < 190
+    assert calls.race.account.calls >= 1700  # the calls of a rest are counted when it begins
+    assert set(calls.served) == {"0"}
+
+
+def test_no_round_begins_while_the_host_has_spent_its_share():
+    race = LiveCalls(Landscape({0: 2e-5, 1: 1e-5}), 0).race
+    assert all(race.next(lambda: 0, may_begin=False).round is None for _ in range(50))
+    assert race.next(lambda: 0).round is not None
+
+
+def test_a_winner_is_timed_once_in_thirteen_calls_and_its_time_is_read_once():
+    calls = watched()
+    before = calls.asked
+    for _ in range(1300):
+        calls.call()
+    assert calls.asked - before <= 210

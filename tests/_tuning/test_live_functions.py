@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -46,7 +45,7 @@ def stream(monkeypatch):
     stream = Stream()
     timer = EventTimer(lambda: stream, on=nullcontext)
     monkeypatch.setattr(live_functions, "timer_for", lambda _arguments: timer)
-    monkeypatch.setattr(live_session, "LOADING", live_session.LoadingShare(math.inf))
+    monkeypatch.setattr(live_session, "HOST", live_session.HostShare(1e9))
     return stream
 
 

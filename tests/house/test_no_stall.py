@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -24,27 +23,22 @@ def bench(monkeypatch):
 
 
 @pytest.mark.timeout(600)
-def test_a_dry_run_shows_every_number(tmp_path):
+def test_a_dry_run_shows_every_number(bench, tmp_path):
     # Few steps: the numbers of a device that does not exist say nothing.
     short = ["--seconds", "60", "--steps", "40", "--requests", "400", "--settle", "0", "--rate", "100000"]
     command = [sys.executable, str(ROOT / "bench" / "no_stall.py"), "--dry-run", "--packages", str(tmp_path), *short]
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, "--results", str(tmp_path / "found.json")],
-        env={**os.environ, "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in json.loads((tmp_path / "found.json").read_text())["targets"]:
+    for name in bench.TARGETS:
         assert name in done.stdout
 
 
 def test_the_worst_window_is_the_one_in_which_the_program_stood_still(bench):
     ends_s = [*(step / 10 for step in range(100)), *(20 + step / 10 for step in range(100))]
-    assert bench.worst_rate(ends_s, 5.0, 0.0) <= 0.2
-    assert bench.worst_rate([step / 10 for step in range(200)], 5.0, 0.0) == pytest.approx(10, rel=0.05)
+    assert min(bench.windows(ends_s, 5.0, 0.0)) <= 0.2
+    assert min(bench.windows([step / 10 for step in range(200)], 5.0, 0.0)) == pytest.approx(10, rel=0.05)
 
 
 def test_live_training_is_compared_with_the_fixed_configuration_and_with_offline_tuning(bench):
@@ -56,15 +50,15 @@ def test_live_training_is_compared_with_the_fixed_configuration_and_with_offline
         "triton": every(0.08, 99.0),
     }
     found = bench.compare_training(ends)
-    assert found["first step"] == pytest.approx(1.2)
-    assert found["last 20 s beside offline"] == pytest.approx(1.0, rel=0.01)
-    assert found["last 20 s beside fixed"] == pytest.approx(1.25, rel=0.01)
-    assert found["worst 5 s"] == pytest.approx(1.25, rel=0.03)
-    assert found["first step of triton.autotune"] == pytest.approx(9.9)
+    assert found["training: first step, beside fixed"] == pytest.approx(1.2)
+    assert found["training: steps in the last 20 s, beside offline"] == pytest.approx(1.0, rel=0.01)
+    assert found["training: steps in the last 20 s, beside fixed"] == pytest.approx(1.25, rel=0.01)
+    assert found["training: steps in the worst 5 s, beside fixed"] == pytest.approx(1.25, rel=0.03)
+    assert found["training: first step of triton.autotune, beside fixed"] == pytest.approx(9.9)
 
 
 def test_slow_requests_are_counted_beside_the_fixed_sides_p99(bench):
     fixed = [1.0] * 1000
     found = bench.compare_serving({"fixed": fixed, "live": [1.0] * 995 + [5.0] * 5})
-    assert found["p99"] == 1.0
-    assert found["slow requests in 1,000"] == 5.0
+    assert found["server: p99, beside fixed"] == 1.0
+    assert found["server: slow requests in 1,000"] == 5.0

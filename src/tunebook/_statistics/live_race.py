@@ -66,9 +66,14 @@ _OF_MEDIAN: Final = 1.2533 / 0.6745
 _UNDER_WAY: Final = 4  # rounds whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
-# The winner is timed at every so manieth call. Two of three such samples that are slower than before begin a duel of
-# so many rounds with the runner-up: 18 + 16 calls, and the time until their events are read.
-WATCH_EVERY: Final = 6
+# While no round can begin, the leader serves so many calls before the race is asked again, because asking takes host
+# time: a random number, so that the races of a program do not all ask in the same step, where the first one would take
+# all of the host's share. And so many where the times of rounds are awaited.
+_REST, _REST_AWAITING = (8, 24), 4
+# The winner is timed at every so manieth call: a prime number, so that sizes that come in turn all have theirs. After
+# one that is slower than before, the next ones are timed too. Two slow ones of three begin a duel of so many rounds
+# with the runner-up: 13 + 4 + 2 + 16 calls, and the time until their events are read.
+WATCH_EVERY: Final = 13
 _SUSPECTS, _SLOWER = 3, 1.08
 _DUEL: Final = 8
 _BEATEN: Final = 1.015  # as far as the tie rule lets candidates differ
@@ -127,6 +132,7 @@ class LiveRace:
         self._runner_up: str | None = None
         self._usual_s: dict[Hashable, float] = {}
         self._recent: list[float] = []
+        self._alert = 0  # calls that are timed because one was slow
         self._duel: list[float] | None = None
 
     # ------------------------------------------------------------------------------------------------ the next call
@@ -145,10 +151,13 @@ class LiveRace:
         """How many candidates are still in the race, the leader among them."""
         return len({*self._lanes, self.leader}) if self.phase == "screening" else len(self.finalists)
 
-    def next(self, sizes: Callable[[], Hashable]) -> Turn:
-        """Return the candidate of the next call; `sizes` returns its sizes, and is asked only where they matter."""
+    def next(self, sizes: Callable[[], Hashable], *, may_begin: bool = True) -> Turn:
+        """Return the candidate of the next call; `sizes` returns its sizes, and is asked only where they matter.
+
+        Without `may_begin`, no round begins: the host has spent its share of the program's time.
+        """
         turn = self._continued(sizes)
-        if turn is None and self._open is None and self._under_way < _UNDER_WAY:
+        if turn is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
             self._open = self._plan(sizes)
             turn = self._continued(sizes)
         turn = turn or Turn(self.leader)
@@ -158,13 +167,16 @@ class LiveRace:
         self.account.count(led if turn.name == self.leader else 0.0)
         return turn
 
-    def rest(self) -> int:
-        """Return how many calls the leader serves before it is timed again, and count them; 0 while others run."""
-        if self.phase != "decided" or self._duel is not None or self._open is not None:
+    def rest(self, turn: Turn) -> int:
+        """Return how many calls the leader serves after this turn before the race is asked again, and count them."""
+        if self._open is not None or self._duel is not None or self._alert:
             return 0
-        calls = -self.account.calls % WATCH_EVERY
-        for _ in range(calls):
-            self.account.count(self._values[self.leader] - 1)
+        if self.phase != "decided" and turn.round is not None:
+            return 0
+        calls = -self.account.calls % WATCH_EVERY if self.phase == "decided" else self._rng.randint(*_REST)
+        if self._under_way:
+            calls = min(calls, _REST_AWAITING)
+        self.account.count(self._values[self.leader] - 1, calls)
         self.runs[self.leader] += calls
         return calls
 
@@ -208,7 +220,11 @@ class LiveRace:
             return self._begin([lane.name for lane in self.finalists], sizes)
         if self._duel is not None and self._runner_up is not None:
             return self._begin([self.leader, self._runner_up], sizes, is_duel=True)
-        return self._begin([self.leader], sizes) if self.account.calls % WATCH_EVERY == 0 else None
+        if self._alert:
+            self._alert -= 1
+        elif self.account.calls % WATCH_EVERY:
+            return None
+        return self._begin([self.leader], sizes)
 
     def _plan_screening(self, sizes: Callable[[], Hashable]) -> Round | None:
         if self._complete and not any(name != self.leader for name in self._lanes) and not self._under_way:
@@ -442,10 +458,16 @@ class LiveRace:
         self._recent = [*self._recent, seconds / usual_s][-_SUSPECTS:]
         if len(self._recent) == _SUSPECTS and median_s(self._recent) > _SLOWER:
             self._recent.clear()
+            self._alert = 0
             if self._runner_up is not None:
                 self._duel = []
-        else:  # an average that forgets: the clock of a device moves by itself
-            self._usual_s[sizes] = min(seconds, usual_s) * 0.25 + usual_s * 0.75
+            else:
+                self._usual_s.clear()  # nothing else to serve: this is usual now
+            return
+        if seconds > _SLOWER * usual_s:
+            self._alert = _SUSPECTS - 1
+        # An average that forgets: the clock of a device moves by itself.
+        self._usual_s[sizes] = min(seconds, usual_s) * 0.25 + usual_s * 0.75
 
     def beaten_by(self) -> str | None:
         """Return the runner-up after a duel that the winner has lost, once; the runner-up leads from then on."""

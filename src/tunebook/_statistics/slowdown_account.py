@@ -28,11 +28,11 @@ class SlowdownAccount:
         """Whether a launch that takes so much longer keeps to the limit, with all that are under way."""
         return self._debt + self._reserved + extra <= self.most
 
-    def count(self, extra: float) -> None:
-        """Count a call, with its extra time if it is known by now: negative if the call was faster."""
-        self.calls += 1
-        self.charge(extra - self._rate)
-        self.extra += self._rate
+    def count(self, extra: float, calls: int = 1) -> None:
+        """Count calls, with the extra time of each if it is known by now: negative if the calls were faster."""
+        self.calls += calls
+        self.charge((extra - self._rate) * calls)
+        self.extra += self._rate * calls
 
     def reserve(self, extra: float) -> None:
         """Set aside the expected extra time of a launch, or release it with a negative number."""

@@ -1,8 +1,8 @@
 """Tuning in the calls of a running program on a GPU: nothing waits for the device, and a limit is kept.
 
 Each call launches once, on the caller's own arguments: the leader, or one candidate. Device events around some of the
-launches are read when the device has passed them. Candidates are compiled beside the program, and the share of its time
-in which compiled programs are loaded is bounded.
+launches are read when the device has passed them. Candidates are compiled beside the program. The share of its time in
+which the host does anything else for the session is bounded: loading compiled programs, events, and choosing.
 """
 
 from __future__ import annotations
@@ -32,35 +32,41 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# The part of the program's time that may be spent on loading compiled candidates. With the 2 % of `slowdown`, a program
-# that does nothing else keeps 95 % of its speed. Loading takes 5 to 30 ms per program, and longer on a busy GPU.
-LOADING_SHARE: Final = 0.03
+# The part of the program's time that the host may spend on tuning. With the 2 % of `slowdown`, which are of the
+# device's time, a program that does nothing else keeps 95 % of its speed. Loading a compiled candidate takes 5 to
+# 30 ms, and longer on a busy GPU; a timed launch takes 20 us more than another one.
+HOST_SHARE: Final = 0.03
 _POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
 _TELL_EVERY: Final = 1024  # calls
 
 
-class LoadingShare:
-    """Bounds the part of the time in which this process loads programs, since the first session began."""
+class HostShare:
+    """Bounds the part of the time that this process spends on live tuning. Time that was not spent is not saved up."""
 
-    def __init__(self, share: float = LOADING_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, share: float = HOST_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._share, self.clock_s = share, clock_s
-        self._began_s: float | None = None
-        self.spent_s = 0.0
+        self._owed_s, self._looked_s = 0.0, clock_s()
 
     def allows(self) -> bool:
-        """Whether one more program may be loaded now."""
-        if self._began_s is None:
-            self._began_s = self.clock_s()
-        return self.spent_s <= self._share * (self.clock_s() - self._began_s)
+        """Whether the host may do more now."""
+        now_s = self.clock_s()
+        self._owed_s = max(self._owed_s - self._share * (now_s - self._looked_s), 0.0)
+        self._looked_s = now_s
+        return self._owed_s <= 0
+
+    def spend(self, seconds: float) -> None:
+        """Note that the host has worked so long."""
+        self._owed_s += seconds
 
 
-LOADING: Final = LoadingShare()
+HOST: Final = HostShare()
 
 
 class LaunchWindow(Protocol):
-    """One launch between two events. `late`: the device waited for the host inside it."""
+    """One launch between two events. `late`: the device waited for the host inside it; `host_s`: what events took."""
 
     late: bool
+    host_s: float
 
     def seconds(self) -> float | None:
         """Return the time on the device, or None if the device has not passed it yet."""
@@ -144,11 +150,11 @@ class LiveSession(Generic[C]):
         *,
         slowdown: float,
         window: int,
-        loading: LoadingShare | None = None,
+        host: HostShare | None = None,
     ) -> None:
         """`call` describes the problem without its arrays. The first configuration serves until another one leads."""
         self._call, self._runs, self._outcome = call, runs, outcome
-        self._loading = LOADING if loading is None else loading
+        self._host = HOST if host is None else host
         conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
         self._candidates = CandidateSet(conditions, f"{runs.clock}{LIVE}/forward", configs[0])
         for config in configs[1:]:
@@ -171,7 +177,8 @@ class LiveSession(Generic[C]):
         self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks, self.loaded_s = 0, 0.0
-        self._rest = 0  # calls that the winner serves before it is timed again
+        self._poll_at = 0  # calls
+        self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
         self._turn, self._pid = threading.Lock(), os.getpid()
 
     @property
@@ -194,8 +201,8 @@ class LiveSession(Generic[C]):
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call, with a candidate if it is time for one, and return its result."""
-        if self._rest > 0:  # nearly all calls, once the winner is known
-            self._rest -= 1
+        if self.rest > 0:  # nearly all calls
+            self.rest -= 1
             return self._runs.run(self.config, args, kwargs)
         lock = self._turn
         # Without waiting: the thread that has the turn may be loading a program.
@@ -216,18 +223,21 @@ class LiveSession(Generic[C]):
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
+        began_s, may_begin = self._host.clock_s(), self._host.allows()
         if self._waiting:
             self._read_events()
         if self._found is None:
-            if self._to_build or self._to_load:
+            if may_begin and (self._to_build or self._to_load):
                 self._prepare(args, kwargs)
         elif not self._handed_over:
             self._handed_over = self._outcome.found(self._found, self._again)
         if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
-        turn = race.next(lambda: self._runs.sizes(args, kwargs))
-        if self._handed_over:
-            self._rest = race.rest()
+        # A winner is watched in any case: that costs little, and a limit on it would be one on noticing.
+        turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin or self._handed_over)
+        if self._found is None or self._handed_over:
+            self.rest = race.rest(turn)
+        self._host.spend(self._host.clock_s() - began_s)
         if turn.round is None:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
@@ -241,8 +251,7 @@ class LiveSession(Generic[C]):
             finally:
                 if launched is None:
                     self.race.learn(turn, None)  # the call's own error is raised, as without tuning
-            self._waiting.append((turn, launched[1]))
-            return launched[0]
+            return self._launched(turn, *launched)
         self._unseen.discard(name)
         tried: tuple[Any, LaunchWindow] | None = None
         with Attempt() as attempt:
@@ -253,7 +262,10 @@ class LiveSession(Generic[C]):
             self._runs.recover(args, kwargs)
             # If this raises too, the call is at fault.
             return self._runs.run(self.config, args, kwargs)
-        result, window = tried
+        return self._launched(turn, *tried)
+
+    def _launched(self, turn: Turn, result: Any, window: LaunchWindow) -> Any:
+        self._host.spend(window.host_s)
         self._waiting.append((turn, window))
         return result
 
@@ -283,7 +295,9 @@ class LiveSession(Generic[C]):
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take over programs that were compiled beside, and load at most one."""
-        if self._builds is not None and self._calls % _POLL_EVERY == 0:
+        calls = self.race.account.calls
+        if self._builds is not None and calls >= self._poll_at:
+            self._poll_at = calls + _POLL_EVERY
             for build in self._builds.poll(args):
                 self._to_build.discard(build.name)
                 if build.failure is not None:
@@ -294,7 +308,7 @@ class LiveSession(Generic[C]):
                     if build.product is not None:
                         self._products[build.product] = build.name
                     self._to_load.append(build.name)
-        if self._to_load and self._loading.allows():
+        if self._to_load:
             self._load(self._to_load.popleft(), args, kwargs)
         if not self._to_build and not self._to_load:
             if self._builds is not None:
@@ -303,15 +317,13 @@ class LiveSession(Generic[C]):
             self.race.complete()
 
     def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        began_s = self._loading.clock_s()
+        began_s = self._host.clock_s()
         with Attempt() as attempt:
             self._runs.load(self._candidates.configs[name], args, kwargs)
             self.race.admit(name)
         if attempt.trial.failure is not None:
             self._fail(name, attempt.trial)
-        spent_s = self._loading.clock_s() - began_s
-        self._loading.spent_s += spent_s
-        self.loaded_s += spent_s
+        self.loaded_s += self._host.clock_s() - began_s
 
     def _fail(self, name: str, trial: Trial) -> None:
         self._unseen.discard(name)

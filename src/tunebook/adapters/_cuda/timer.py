@@ -150,10 +150,10 @@ class EventTimer:
 class EventWindow:
     """One launch between two events that nothing waits for."""
 
-    __slots__ = ("_end", "_free", "_start", "late")
+    __slots__ = ("_end", "_free", "_start", "host_s", "late")
 
-    def __init__(self, start: Any, end: Any, free: list[tuple[Any, Any]], *, late: bool) -> None:
-        self._start, self._end, self._free, self.late = start, end, free, late
+    def __init__(self, start: Any, end: Any, free: list[tuple[Any, Any]], *, late: bool, host_s: float) -> None:
+        self._start, self._end, self._free, self.late, self.host_s = start, end, free, late, host_s
 
     def seconds(self) -> float | None:
         """Return the time on the device, or None if the device has not passed the second event yet."""
@@ -176,6 +176,7 @@ class LaunchWindows:
 
     def around(self, launch: Callable[[], Any]) -> tuple[Any, EventWindow]:
         """Launch between two events, and return the result and the window."""
+        began_s = time.perf_counter()
         with self._on():
             if self._free:
                 start, end = self._free.pop()
@@ -183,11 +184,14 @@ class LaunchWindows:
                 event = self._device().Event
                 start, end = event(enable_timing=True), event(enable_timing=True)
             start.record()
+            before_s = time.perf_counter()
             result = launch()
+            after_s = time.perf_counter()
             # The device has passed the start before the launch was queued: the window contains the wait for it.
             late = bool(start.query())
             end.record()
-        return result, EventWindow(start, end, self._free, late=late)
+        host_s = time.perf_counter() - after_s + before_s - began_s
+        return result, EventWindow(start, end, self._free, late=late, host_s=host_s)
 
 
 @final

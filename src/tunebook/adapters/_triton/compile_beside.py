@@ -23,7 +23,7 @@ from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_f
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tunebook._tuning.live_session import LoadingShare
+    from tunebook._tuning.live_session import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
 # Forks of this process that compile at once, and of one problem: a training step meets ten problems at its start.
@@ -70,10 +70,10 @@ class CompileBeside:
         self,
         compile_one: Callable[[LaunchConfig, Any], bytes | None],
         candidates: Mapping[str, LaunchConfig],
-        loading: LoadingShare,
+        host: HostShare,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._compile_one, self._loading, self._clock_s = compile_one, loading, clock_s
+        self._compile_one, self._host, self._clock_s = compile_one, host, clock_s
         names = {id(candidate): name for name, candidate in candidates.items()}
         self._candidates = longest_first(candidates.values())
         self._names = [names[id(candidate)] for candidate in self._candidates]
@@ -92,7 +92,7 @@ class CompileBeside:
                 message = f"it was not compiled within {_PATIENCE_S:g} s"
                 done.append(Build(self._names[index], failure=Failure("timeout", message)))
         if self._next < len(self._names):
-            if self._forks and len(self._busy) < _OF_ONE and len(_running) < _most() and self._loading.allows():
+            if self._forks and len(self._busy) < _OF_ONE and len(_running) < _most():
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
                 done += [Build(name) for name in self._names[self._next :]]
@@ -101,7 +101,7 @@ class CompileBeside:
 
     def _fork(self, call: Any) -> None:
         stand_in = driver_for_forks()
-        held, cpu, began_s = [call], _current_cpu(), self._loading.clock_s()
+        held, cpu, began_s = [call], _current_cpu(), self._host.clock_s()
 
         def first(index: int) -> tuple[float, ...]:
             _step_aside(cpu)
@@ -116,9 +116,7 @@ class CompileBeside:
             self._forks = False
             return
         held.clear()  # the fork has its copy: the caller's tensors must not be kept here
-        spent_s = self._loading.clock_s() - began_s
-        self._loading.spent_s += spent_s
-        self._forks = spent_s <= SLOWEST_FORK_S
+        self._forks = self._host.clock_s() - began_s <= SLOWEST_FORK_S
         _running.add(worker)
         self._begin(worker)
 

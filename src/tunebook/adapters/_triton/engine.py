@@ -240,10 +240,14 @@ class Engine:
         # As `TritonKernel.run`, written out: calling it would cost every launch a frame.
         def launch(call: tuple[Any, ...], facts: object, *, config: Any) -> Any:
             grid, args, kwargs = call
+            if config.pre_hook is not None and config.__class__ is LiveConfig:
+                session = config.session
+                if session.rest <= 0:
+                    return session.run((call, facts), {})
+                session.rest -= 1
+                config = session.config
             autotuner.best_config = config.config
             if config.pre_hook is not None:
-                if config.__class__ is LiveConfig:
-                    return config.session.run((call, facts), {})
                 config.pre_hook({**Launch(grid, args, kwargs).named(names), **config.meta})
             return fn.run(*args, grid=grid, warmup=False, **kwargs, **config.meta)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunebook._tuning.live_session import LOADING, LiveRuns
+from tunebook._tuning.live_session import HOST, LiveRuns
 from tunebook.adapters._cuda.timer import LaunchWindows
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
@@ -64,7 +64,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         def compile_one(candidate: LaunchConfig, call: tuple[Any, ...]) -> bytes | None:
             return kernel.compile_cfg(kernel.invocation(Launch(*call[0])), candidate)
 
-        return CompileBeside(compile_one, configs, LOADING)
+        return CompileBeside(compile_one, configs, HOST)
 
     def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002 - as above
         """Load the program of a candidate onto the device; one that nobody has compiled is compiled here."""

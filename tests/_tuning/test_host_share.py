@@ -1,0 +1,47 @@
+"""The part of a program's time that the host spends on live tuning."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunebook._tuning.live_session import HostShare
+
+SHARE = 0.03
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(1e-6, 0.02)), max_size=200), st.floats(0.5, 20))
+def test_any_window_spends_at_most_its_share_and_one_piece_of_work(moments, window_s):
+    clock = Clock()
+    share, spent = HostShare(SHARE, clock), []
+    for idle_s, work_s in moments:
+        clock.now_s += idle_s
+        if share.allows():
+            clock.now_s += work_s
+            share.spend(work_s)
+            spent.append((clock.now_s, work_s))
+    for end_s, _ in spent:
+        inside = sum(work_s for at_s, work_s in spent if end_s - window_s < at_s <= end_s)
+        # The first piece in the window may be of any size; the others wait until the ones before are paid.
+        assert inside <= SHARE * window_s + 2 * 0.02
+
+
+def test_a_long_rest_saves_up_nothing():
+    clock = Clock()
+    share = HostShare(SHARE, clock)
+    clock.now_s = 3600.0
+    assert share.allows()
+    share.spend(0.01)
+    assert not share.allows()
+    clock.now_s += 0.3
+    assert not share.allows()
+    clock.now_s += 0.04
+    assert share.allows()
