@@ -104,6 +104,13 @@ def _calls_outside(without):
         calls.pop()
 
 
+def more_calls(ours, theirs):
+    """Return how many more functions are called on our side; None if other programs run, or others are compiled."""
+    if ours.programs != theirs.programs or ours.compilations != theirs.compilations:
+        return None
+    return len(ours.calls) - len(theirs.calls)
+
+
 def difference(ours, theirs):
     """Return the first differences between the work of two calls, in words; nothing if there are none."""
     found = []

@@ -45,3 +45,25 @@ def test_a_long_rest_saves_up_nothing():
     assert not share.allows()
     clock.now_s += 0.04
     assert share.allows()
+
+
+def test_a_program_that_became_faster_pays_for_more():
+    clock = Clock()
+    share = HostShare(SHARE, clock)
+    share.spend(0.01)
+    share.earn(0.004)
+    assert not share.allows()
+    share.earn(0.006)
+    assert share.allows()
+    share.earn(100.0)  # not saved up either
+    share.spend(0.01)
+    assert not share.allows()
+
+
+def test_long_calls_are_tuned_first():
+    share = HostShare(SHARE, Clock())
+    assert share.patience(0.0) == 1  # not known yet
+    assert share.patience(1e-3) == 1
+    assert share.patience(0.4e-3) == 2
+    assert share.patience(1e-6) == 8
+    assert share.patience(1e-3) == 1

@@ -167,13 +167,20 @@ class LiveRace:
         self.account.count(led if turn.name == self.leader else 0.0)
         return turn
 
-    def rest(self, turn: Turn) -> int:
-        """Return how many calls the leader serves after this turn before the race is asked again, and count them."""
-        if self._open is not None or self._duel is not None or self._alert:
+    @property
+    def gain_s(self) -> float:
+        """How much less a call takes with the leader than with the incumbent."""
+        return (1 - self._values[self.leader]) * self.unit_s
+
+    def rest(self, turn: Turn, patience: int = 1) -> int:
+        """Return how many calls the leader serves before the race is asked again, and count them.
+
+        Until the decision, it is `patience` times as many.
+        """
+        runs = self._open is not None or self._duel is not None or self._alert
+        if runs or (self.phase != "decided" and turn.round is not None):
             return 0
-        if self.phase != "decided" and turn.round is not None:
-            return 0
-        calls = -self.account.calls % WATCH_EVERY if self.phase == "decided" else self._rng.randint(*_REST)
+        calls = -self.account.calls % WATCH_EVERY if self.phase == "decided" else self._rng.randint(*_REST) * patience
         if self._under_way:
             calls = min(calls, _REST_AWAITING)
         self.account.count(self._values[self.leader] - 1, calls)

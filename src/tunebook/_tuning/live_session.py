@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 # The part of the program's time that the host may spend on tuning. With the 2 % of `slowdown`, which are of the
-# device's time, a program that does nothing else keeps 95 % of its speed. Loading a compiled candidate takes 5 to
-# 30 ms, and longer on a busy GPU; a timed launch takes 20 us more than another one.
-HOST_SHARE: Final = 0.03
+# device's time, a program that does nothing else keeps 95 % of its speed. Loading a compiled candidate takes 3 to
+# 30 ms, and a timed launch 30 us more than another one. A better leader pays for more: see `HostShare.earn`.
+HOST_SHARE: Final = 0.02
 _POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
 _TELL_EVERY: Final = 1024  # calls
+# Sessions with short calls ask so many times less often than those with long ones; and all ask so many times less often
+# while the host has spent its share.
+_MOST_PATIENCE, _SPENT = 8, 4
+_EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
 
 class HostShare:
@@ -45,7 +49,7 @@ class HostShare:
 
     def __init__(self, share: float = HOST_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._share, self.clock_s = share, clock_s
-        self._owed_s, self._looked_s = 0.0, clock_s()
+        self._owed_s, self._looked_s, self._longest_s = 0.0, clock_s(), 0.0
 
     def allows(self) -> bool:
         """Whether the host may do more now."""
@@ -57,6 +61,18 @@ class HostShare:
     def spend(self, seconds: float) -> None:
         """Note that the host has worked so long."""
         self._owed_s += seconds
+
+    def earn(self, seconds: float) -> None:
+        """Let the host work so much more, because the program has become faster."""
+        self._owed_s = max(self._owed_s - seconds, 0.0)
+
+    def patience(self, call_s: float) -> int:
+        """Return how many times as long a session with such calls waits as that with the longest ones.
+
+        Long calls are tuned first: their winners save the most, and pay for the others.
+        """
+        self._longest_s = max(self._longest_s, call_s)
+        return 1 if call_s <= 0 else int(min(self._longest_s / call_s, _MOST_PATIENCE))
 
 
 HOST: Final = HostShare()
@@ -178,6 +194,7 @@ class LiveSession(Generic[C]):
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks, self.loaded_s = 0, 0.0
         self._poll_at = 0  # calls
+        self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
         self._turn, self._pid = threading.Lock(), os.getpid()
 
@@ -223,9 +240,11 @@ class LiveSession(Generic[C]):
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
-        began_s, may_begin = self._host.clock_s(), self._host.allows()
+        began_s = self._host.clock_s()
         if self._waiting:
             self._read_events()
+        self._earn()
+        may_begin = self._host.allows()
         if self._found is None:
             if may_begin and (self._to_build or self._to_load):
                 self._prepare(args, kwargs)
@@ -236,11 +255,19 @@ class LiveSession(Generic[C]):
         # A winner is watched in any case: that costs little, and a limit on it would be one on noticing.
         turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin or self._handed_over)
         if self._found is None or self._handed_over:
-            self.rest = race.rest(turn)
+            patience = self._host.patience(race.unit_s) * (1 if may_begin else _SPENT)
+            self.rest = race.rest(turn, patience)
         self._host.spend(self._host.clock_s() - began_s)
         if turn.round is None:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
+
+    def _earn(self) -> None:
+        """Let the host have a part of the time that the leader has saved since the last time."""
+        race = self.race
+        calls, self._earned = race.account.calls - self._earned, race.account.calls
+        if race.gain_s > 0 and not self._late:
+            self._host.earn(_EARNED * calls * race.gain_s)
 
     def _launch(self, turn: Turn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         config, name = self._candidates.configs[turn.name], turn.name
@@ -277,6 +304,7 @@ class LiveSession(Generic[C]):
             if seconds is None:
                 break
             self._waiting.popleft()
+            self._late = window.late
             self.race.learn(turn, seconds, late=window.late)
         self._follow()
 

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from tunebook._tuning.live_session import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
-# Forks of this process that compile at once, and of one problem: a training step meets ten problems at its start.
+# Forks of this process that compile at once, and of one problem. A fork takes 10 to 30 ms of the program's time, and a
+# training step meets ten problems at its start, so a second fork is made only if so many candidates are left after the
+# first one's first.
 _AT_ONCE: Final = 8
-_OF_ONE: Final = 2
+_OF_ONE, _LEFT = 2, 6
 # At idle priority a compiler may get no time at all for a while.
 _PATIENCE_S: Final = 300.0
 _DIGITS: Final = 12  # hexadecimal: a double holds as many exactly
@@ -92,12 +94,17 @@ class CompileBeside:
                 message = f"it was not compiled within {_PATIENCE_S:g} s"
                 done.append(Build(self._names[index], failure=Failure("timeout", message)))
         if self._next < len(self._names):
-            if self._forks and len(self._busy) < _OF_ONE and len(_running) < _most():
+            if self._forks and self._wants_fork() and len(_running) < _most():
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
                 done += [Build(name) for name in self._names[self._next :]]
                 self._next = len(self._names)
         return done
+
+    def _wants_fork(self) -> bool:
+        if not self._busy:
+            return True
+        return len(self._busy) < _OF_ONE and self._next > len(self._busy) and len(self._names) - self._next >= _LEFT
 
     def _fork(self, call: Any) -> None:
         stand_in = driver_for_forks()
