@@ -9,8 +9,11 @@ Needs a GPU, and fla-core in a folder: `make compat-packages` fills `.compat-pac
 
 Training: gated linear attention of fla, forward and backward, with three sequence lengths in turn. Each side runs in a
 process of its own with empty caches. "fixed" has the first configuration of each kernel, "offline" is tuned before it
-is measured. Server: requests that arrive at their own times, with changing shapes, in ONE process that switches between
-a fixed configuration and live tuning every few requests: the speed of a host moves by more than the limit by itself.
+is measured. The processes take turns of a second, because the speed of a machine moves by 10 % within a minute; a
+process counts the time of its own turns alone, and its compilers stop in between. Triton's tuner runs by itself.
+
+Server: requests that arrive at their own times, with changing shapes, in one process that switches between a fixed
+configuration and live tuning every few requests.
 
 Results go to bench/results/no_stall.json after each side, so that a killed run keeps what it has.
 """
@@ -21,16 +24,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
+import mmap
 import operator
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -41,9 +48,11 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 import tunebook as tb
+from tunebook._tuning.live_session import HOST, LiveSession
 from tunebook.adapters.triton import autotune, install
 
 HERE = Path(__file__).parent
+SLICE_S = 1.0
 SIDES = ("fixed", "live", "offline", "triton")
 TARGETS = {
     "training: first step, beside fixed": "<= 1.3",
@@ -115,21 +124,80 @@ def steps_of(options, device):
     return [partial(step, columns) for columns in (256, 512, 1024)]
 
 
+class Turns:
+    """The turns of processes that share a file: whose turn it is, and then a byte per process that is still there."""
+
+    def __init__(self, path, place):
+        with Path(path).open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 0)
+        self._place, self._own_s, self._began_s = place, 0.0, None
+
+    def own_s(self):
+        """Return the seconds that this process has had."""
+        return self._own_s + (0.0 if self._began_s is None else time.perf_counter() - self._began_s)
+
+    @contextlib.contextmanager
+    def turn(self):
+        while self._shared[0] != self._place:
+            time.sleep(5e-4)
+        signal_children(signal.SIGCONT)
+        self._began_s = time.perf_counter()
+        yield
+        self._own_s, self._began_s = self.own_s(), None
+        signal_children(signal.SIGSTOP)
+        self._pass_on()
+
+    def _pass_on(self):
+        count = len(self._shared) - 1
+        following = [(self._place + 1 + i) % count for i in range(count)]
+        self._shared[0] = next((place for place in following if self._shared[1 + place]), self._place)
+
+    def close(self):
+        """Leave: the others go on."""
+        self._shared[1 + self._place] = 0
+        time.sleep(0.1)  # another process may just have given its turn to this one
+        if self._shared[0] == self._place:
+            self._pass_on()
+        signal_children(signal.SIGCONT)
+
+
+def signal_children(number):
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                os.kill(int(folder.name), number)
+
+
 def train(side, options, device, wait):
-    """Run one side in this process, and return the end of each step in seconds after the start."""
+    """Run one side in this process; return the end of each step in its own seconds, and what became of sessions."""
     if side == "fixed":
         only_first_candidates()
     elif side != "triton":
         install(policy=LIVE if side == "live" else None)
+    path, _, place = options.turns.rpartition(":")
+    with contextlib.closing(Turns(path, int(place))) as turns:
+        ends_s = steps_in_turn(side, turns, options, device, wait)
+    states = [str(each) for each in gc.get_objects() if type(each) is LiveSession]
+    return {"ends": ends_s, "sessions": states}
+
+
+def steps_in_turn(side, turns, options, device, wait):
     steps = steps_of(options, device)
     if side == "offline":
-        for step in steps:
-            step()
-    began_s, ends_s = time.perf_counter(), []
+        with turns.turn():
+            for step in steps:
+                step()
+            wait()
+    HOST.clock_s = turns.own_s  # what the host may spend is a part of this process's own time
+    started_s, ends_s = turns.own_s(), []
     while not ends_s or (ends_s[-1] < options.seconds and len(ends_s) < options.steps):
-        steps[len(ends_s) % len(steps)]()
-        wait()
-        ends_s.append(time.perf_counter() - began_s)
+        with turns.turn():
+            until_s = turns.own_s() + SLICE_S
+            while turns.own_s() < until_s and len(ends_s) < options.steps:
+                steps[len(ends_s) % len(steps)]()
+                wait()
+                ends_s.append(turns.own_s() - started_s)
     return ends_s
 
 
@@ -243,7 +311,16 @@ def work(options):
         sys.stdout.write(json.dumps(result))
 
 
-def run_side(side, options):
+def run_sides(sides, options):
+    """Run sides in turn, and return their results."""
+    with tempfile.NamedTemporaryFile() as shared, ThreadPoolExecutor(len(sides)) as pool:
+        shared.write(bytes([0, *[1] * len(sides)]))
+        shared.flush()
+        asked = [pool.submit(run_side, side, options, f"{shared.name}:{i}") for i, side in enumerate(sides)]
+        return dict(zip(sides, (each.result() for each in asked), strict=True))
+
+
+def run_side(side, options, turns=""):
     """Run a side in a process with empty caches, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         places = [str(options.packages.absolute()), os.environ.get("PYTHONPATH", "")]
@@ -253,7 +330,7 @@ def run_side(side, options):
             "TRITON_CACHE_DIR": f"{folder}/triton",
             "TUNEBOOK_HOME": f"{folder}/book",
         }
-        command = [sys.executable, __file__, "--side", side, *options.passed_on]
+        command = [sys.executable, __file__, "--side", side, "--turns", turns, *options.passed_on]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.decode().splitlines()[-1])
 
@@ -275,6 +352,7 @@ def parse(arguments):
     parser.add_argument("--rate", type=float, default=2000.0, help="requests per second")
     parser.add_argument("--block", type=int, default=50, help="requests after which the server switches sides")
     parser.add_argument("--side", choices=(*SIDES, "server"), help=argparse.SUPPRESS)
+    parser.add_argument("--turns", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.passed_on = [*arguments, "--packages", str(options.packages.absolute())]
     return options
@@ -309,11 +387,14 @@ def main(arguments):
     path = tables.RESULTS / "no_stall.json"
     raw = json.loads(path.read_text())["raw"] if path.exists() and not options.dry_run else {}
     found, ends, status = raw.pop("measured", {}), {}, 0
-    for side in [] if options.only == "server" else options.sides.split(","):
-        ends[side] = run_side(side, options)
-        raw[f"first step of {side}, s"] = ends[side][0]
-        raw[f"steps in each second, {side}"] = per_second(ends[side])
-        if {"fixed", "live", "offline"} <= set(ends):
+    sides = [] if options.only == "server" else options.sides.split(",")
+    for together in ([side for side in sides if side != "triton"], [side for side in sides if side == "triton"]):
+        done = run_sides(together, options) if together else {}
+        ends |= {side: each["ends"] for side, each in done.items()}
+        raw |= {f"sessions at the end, {side}": each["sessions"] for side, each in done.items() if each["sessions"]}
+        raw |= {f"first step of {side}, s": ends[side][0] for side in together}
+        raw |= {f"steps in each second, {side}": per_second(ends[side]) for side in together}
+        if together and {"fixed", "live", "offline"} <= set(ends):
             found |= compare_training(ends)
             status = publish(found, raw, options)
     if options.only != "training":
