@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -99,9 +99,7 @@ CLOSE = [
     (ml_dtypes.bfloat16(1.01), ml_dtypes.bfloat16(1.0)),
     (np.complex64(1.00001 + 1j), np.complex64(1 + 1j)),
     (np.array(1.00001, np.float32), np.array(1.0, np.float32)),
-    (np.float32(1.00001), 1.0),
     (1.00001, np.float32(1.0)),
-    (1.000000001, 1),
     (1.000000001 + 0j, 1 + 0j),
     (np.array([1.00001], ">f4"), np.array([1.0], ">f4")),
     (np.array([1.000000001], np.longdouble), np.array([1.0], np.longdouble)),
@@ -141,7 +139,15 @@ def test_a_given_tolerance_counts_for_every_kind_of_number(output):
 
 @pytest.mark.parametrize(
     ("output", "expected"),
-    [(np.int64(4), np.int64(3)), (np.bool_(True), np.bool_(False)), (2, 3), (np.str_("a"), np.str_("b")), (3, 3.5)],
+    [
+        (np.int64(4), np.int64(3)),
+        (np.bool_(True), np.bool_(False)),
+        (2, 3),
+        (np.str_("a"), np.str_("b")),
+        (3, 3.5),
+        (1.000000001, 1),
+        (np.float32(1.0001), np.int64(1)),
+    ],
 )
 def test_other_scalars_must_be_equal(output, expected):
     assert comparison(True, 10.0)(expected, expected) is None
@@ -178,6 +184,81 @@ def f32(*shape):
 )
 def test_the_default_tolerance_follows_the_dtypes_and_the_longest_reduction(output, arguments, tolerance):
     assert error_allowed(output, *arguments) == pytest.approx(tolerance, rel=0.06)
+
+
+NARROW = {"bf16": ml_dtypes.bfloat16, "fp8": ml_dtypes.float8_e4m3fn}
+
+
+def made(kind):
+    """Return an array of a dtype; for "float" and "f4()", a number of Python and of numpy."""
+    return (
+        {"float": 1.0, "f4()": np.float32(1)}[kind] if kind in ("float", "f4()") else np.ones(4, NARROW.get(kind, kind))
+    )
+
+
+@pytest.mark.promise("wrong-never-wins")
+@pytest.mark.parametrize(
+    ("output", "model", "arguments", "tolerance"),
+    [
+        ("f4", "f8", ["f8"], 1e-8),
+        ("f2", "f8", ["f8", "f8"], 1e-8),
+        ("f4", "f8", ["f4"], 1e-3),  # a reference that computes in float64
+        ("f8", "f8", ["f4"], 1e-3),
+        ("f8", "f4", ["f8"], 1e-3),  # the model itself is coarse
+        ("f8", "f4", ["i4"], 1e-3),
+        ("f4", "f8", ["i4"], 1e-8),
+        ("f4", "f4", ["u1"], 1e-3),
+        ("bf16", "f4", ["f4"], 1e-3),
+        ("bf16", "f4", ["bf16"], 5e-2),
+        ("f4", "bf16", ["f4"], 5e-2),
+        ("c8", "c16", ["f8"], 1e-8),
+        ("c8", "c16", ["c8"], 1e-3),
+        ("bf16", "f8", ["fp8"], 5e-2),
+        ("f4()", "float", [], 1e-8),
+        ("f4()", "float", ["f8"], 1e-8),
+        ("f4()", "float", ["f4"], 1e-3),
+        ("f4()", "float", ["f4()"], 1e-3),
+        ("float", "f4()", ["i4"], 1e-3),
+        ("f4", "f8", ["f8", "f4()"], 1e-8),  # a scalar of numpy does not make an array coarser
+    ],
+)
+def test_the_tolerance_follows_the_model_and_the_arguments_not_the_outputs_own_dtype(
+    output, model, arguments, tolerance
+):
+    rule = Comparison().on([made(kind) for kind in arguments])
+    expected = made(model)
+    # The expected value moves, because the output's dtype may be too coarse for such steps.
+    moved = {e: np.asarray(1 + e).astype(np.result_type(expected)) for e in np.logspace(-12, -0.5, 1000)}
+    allowed = [e for e, right in moved.items() if rule(made(output), expected * 0 + right) is None]
+    assert max(allowed) / 2 == pytest.approx(tolerance, rel=0.15)
+
+
+@pytest.mark.promise("wrong-never-wins")
+@pytest.mark.parametrize(("model", "integer"), [("i4", True), ("i8", True), ("?", True), ("f4", False)])
+def test_a_number_with_rounding_errors_where_the_model_gives_integers_must_be_equal(model, integer):
+    expected = np.ones(4, model)
+    assert difference(np.ones(4, np.float32), expected) is None
+    assert (difference(np.full(4, 1.0001, np.float32), expected) is not None) == integer
+    assert comparison(True, 1e-3)(np.full(4, 1.0001, np.float32), expected) is None
+
+
+def test_the_message_says_that_an_output_is_coarser_than_the_expected_one():
+    message = difference(np.full(4, 1.0001, np.float32), np.ones(4)).message
+    assert "the tolerance is 1e-08 for float64, and this is float32, tolerance=" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "model", "tolerance"),
+    [
+        ({"float32": 1e-5}, "f4", "f8", 1e-8),
+        ({"float32": 1e-5, "float64": 1e-10}, "f4", "f8", 1e-10),
+        ({"float32": 1e-5, "float64": 1e-10}, "f8", "f4", 1e-10),
+        ({"float32": 1e-5}, "f8", "f4", 1e-5),
+        (1e-4, "f4", "f8", 1e-4),
+    ],
+)
+def test_a_tolerance_per_dtype_is_not_chosen_by_a_coarser_output(given, output, model, tolerance):
+    assert Comparison(given).tolerance(output, model, 4) == pytest.approx(tolerance, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +327,49 @@ def test_a_reduction_to_a_scalar_is_tuned_and_a_wrong_one_is_not(result, library
     failed = {tuned.configs[m.fingerprint].factor for m in tuned.measurements if m.failure is not None}
     assert failed == {1.01}
     assert len(tuned.ranking) == 3
+
+
+# A dtype, a coarser one, an error within the tolerance of the second alone, and one within both.
+COARSE = {
+    "numpy": ("float64", "float32", 1e-4, 1e-10),
+    "torch": ("float64", "float32", 1e-4, 1e-10),
+    "jax": ("float32", "bfloat16", 0.02, 1e-5),
+}
+
+
+def as_dtype(array, name):
+    if hasattr(array, "astype"):
+        return array.astype(name)
+    return array.to(getattr(LIBRARIES["torch"](), name))
+
+
+@pytest.mark.promise("wrong-never-wins")
+@pytest.mark.parametrize("result", ["bare", "tuple", "written"])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("model", ["reference", "heuristic", "most"])
+def test_a_candidate_of_a_coarser_dtype_does_not_hide_its_error_behind_it(result, library, model):
+    if result == "written" and (library == "jax" or model == "reference"):
+        pytest.skip("nothing to write to")
+    xp = LIBRARIES[library]()
+    fine, coarse, error, rounding = COARSE[library]
+
+    def scale(x, out, *, config):
+        found = as_dtype(x * 3 * (1 + config.error), config.dtype)
+        if result == "written":
+            out["y"] = found
+            return None
+        return found if result == "bare" else (0, {"y": found})
+
+    right, options = {"error": 0.0, "dtype": fine}, {}
+    if model == "heuristic":
+        options["heuristic"] = right
+    elif model == "reference":
+        options["reference"] = lambda x, out: scale(x, out, config=SimpleNamespace(**right))
+    coarsely = {"error": error, "dtype": coarse}
+    space = [coarsely, right, {"error": error, "dtype": fine}, {"error": rounding, "dtype": fine}]
+    call = tb.tunable(scale, name=f"scale_{library}", space=space, store=False, **options)
+    x = as_dtype(xp.asarray(np.random.default_rng(0).random(100)), fine)
+    tuned = tb.tune(call, x, {}, progress=False)
+    passed = [tuned.configs[m.fingerprint] for m in tuned.measurements if m.failure is None]
+    assert {config.dtype for config in passed} == {fine}
+    assert len(passed) == 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from tunebook._arrays.describe import arrays_in, is_array, parts_of
+from tunebook._arrays.describe import ATOMS, arrays_in, is_array, parts_of, walk
 from tunebook._arrays.library import dtype_name, library_of
 from tunebook._base.errors import DefinitionError
 
@@ -26,6 +26,8 @@ _SAME_FORMAT: Final[Mapping[str, str]] = {
     "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128", "longdouble": "float64",
     "float128": "float64", "clongdouble": "complex128", "complex256": "complex128",
 }  # fmt: skip
+# Arguments of 8 bits and less count as this.
+_NARROW: Final = "bfloat16"
 # A sum of n terms in another order differs by about sqrt(n) roundings of the accumulator, four times that at most.
 # Kernels sum 16-bit numbers in 32 bits.
 _ROUNDING: Final = {True: 4 * 2.0**-52, False: 4 * 2.0**-23}
@@ -51,15 +53,18 @@ class Comparison:
     """How outputs are compared: the same for every library, in this process and in a worker.
 
     `given` is the author's tolerance, or None for the default, which follows from the least precise dtype among the
-    arguments and the output, and from the length of the longest reduction: the longest dimension of an argument, or the
-    elements of the largest argument per element of the output, if that is more.
+    arguments and the expected output, and from the length of the longest reduction: the longest dimension of an
+    argument, or the elements of the largest argument per element of the output, if that is more. The dtype of the
+    output itself does not count: a candidate that returns float32 would widen its own tolerance.
     """
 
     def __init__(self, given: Tolerance | None = None, *, exact: bool = False, arguments: object = ()) -> None:
         self._given, self.exact = given, exact
         self._by_dtype = given if isinstance(given, Mapping) else {}
         found = [(library_of(x).shape(x), library_of(x).dtype(x)) for x in arrays_in(arguments)]
-        self._dtypes = frozenset(_format(dtype) for _, dtype in found)
+        # A scalar of numpy beside arrays does not decide how precisely these are computed.
+        dtypes = _inexact(dtype for _, dtype in found) or _inexact(map(_dtype_of, walk(arguments)))
+        self._dtypes = frozenset(name if name in TOLERANCE else _NARROW for name in dtypes)
         self._longest = max((max(shape, default=1) for shape, _ in found), default=1)
         self._largest = max((math.prod(shape) for shape, _ in found), default=1)
 
@@ -75,23 +80,26 @@ class Comparison:
 
         None for a dtype whose values must be equal.
         """
-        own = _format(own)
+        own, expected, given = _format(own), _format(expected), self._by_dtype
         if not own.startswith(_INEXACT):
             return None
-        given = self._by_dtype
         if isinstance(self._given, Real):
             return float(self._given)
-        known = [name for name in (own, _format(expected), *self._dtypes) if name in TOLERANCE]
-        if own in given or own not in TOLERANCE:
-            return given.get(own)
-        least = max(known, key=TOLERANCE.__getitem__)
-        if least in given:
-            return given[least]
+        if expected not in TOLERANCE:
+            return given.get(expected)
+        least = max((expected, *self._dtypes), key=TOLERANCE.__getitem__)
+        for name in (own, least):  # a more precise output has the tolerance that was given for its own dtype
+            if name in given and TOLERANCE.get(name, math.inf) <= TOLERANCE[least]:
+                return given[name]
         terms = max(self._longest, self._largest // max(size, 1))
         return TOLERANCE[least] + _ROUNDING[least in {"float64", "complex128"}] * math.sqrt(terms)
 
 
 _INEXACT: Final = ("float", "bfloat", "complex")
+
+
+def _inexact(dtypes: Iterable[str | None]) -> list[str]:
+    return [name for name in map(_format, filter(None, dtypes)) if name.startswith(_INEXACT)]
 
 
 def _format(dtype: str) -> str:
@@ -134,6 +142,8 @@ def _is_inexact(x: object) -> bool:
 
 def _dtype_of(x: Any) -> str | None:
     """Return the name of the dtype of an array, or of a scalar of numpy; None for any other value."""
+    if type(x) in ATOMS:
+        return None
     if is_array(x):
         return library_of(x).dtype(x)
     return dtype_name(x.dtype) if getattr(x, "shape", None) == () and getattr(x, "dtype", None) is not None else None
@@ -194,8 +204,9 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
         return _bitwise_difference(have, want, where)
     if np.array_equal(have, want):
         return None  # nearly always, and ten times as fast as the rest
-    # By the output's own dtype: numpy may have had to take a wider one.
-    tolerance = rule.tolerance(_dtype_of(output) or have.dtype.name, _dtype_of(expected) or want.dtype.name, have.size)
+    # By the libraries' dtypes: numpy may have had to take wider ones.
+    own, model = _dtype_of(output) or have.dtype.name, _dtype_of(expected) or want.dtype.name
+    tolerance = rule.tolerance(own, model, have.size)
     if tolerance is None:
         if not have.shape:
             return _wrong(f"{where} is {output!r}, expected {expected!r}")
@@ -213,12 +224,14 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
     with np.errstate(invalid="ignore", over="ignore"):  # infinities, and values next to them
         worst = float(np.fmax.reduce(np.abs(have[~close] - want[~close])))
     count = f"{int(np.sum(~close))} of {have.size} values"
-    return _wrong(f"{where} is off by up to {worst:.3g} in {count} ({_compared(worst / scale, tolerance)})")
+    coarser = TOLERANCE.get(_format(own), math.inf) > TOLERANCE.get(_format(model), math.inf)
+    why = f" for {model}, and this is {own}" if coarser else ""
+    return _wrong(f"{where} is off by up to {worst:.3g} in {count} ({_compared(worst / scale, tolerance, why)})")
 
 
-def _compared(error: float, tolerance: float) -> str:
+def _compared(error: float, tolerance: float, why: str) -> str:
     """Return a relative error beside its tolerance, and the option that allows it, if it may be rounding."""
-    said = f"{error:.2g} of the largest value; the tolerance is {tolerance:.2g}"
+    said = f"{error:.2g} of the largest value; the tolerance is {tolerance:.2g}{why}"
     return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < 0.1 else said
 
 

@@ -366,7 +366,7 @@ class AmongThemselves:
         """Note the output of a candidate; nothing is wrong yet."""
         found = _outcome(launches, output)
         for expected, members in self._groups:
-            if found is not None and as_mismatch(self._compare(found, expected)) is None:
+            if found is not None and self._difference(found, expected) is None:
                 members.append(index)
                 return
         # Each group keeps a whole output.
@@ -382,8 +382,12 @@ class AmongThemselves:
         if index in right:
             return None
         wrong = Mismatch("wrong-result", "output is like no other candidate's")
-        wrong = wrong if found is None else as_mismatch(self._compare(found, expected)) or wrong
+        wrong = wrong if found is None else self._difference(found, expected) or wrong
         return Trial(failure=Failure(kind=wrong.kind, message=wrong.message), error=ValueError(wrong.message))
+
+    def _difference(self, found: object, expected: object) -> Mismatch | None:
+        # Both ways: neither counts as correct, and a coarse dtype of the expected output allows more.
+        return as_mismatch(self._compare(found, expected)) or as_mismatch(self._compare(expected, found))
 
 
 def _outcome(launches: Launches[Any], output: object) -> object:
