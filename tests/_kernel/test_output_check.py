@@ -348,8 +348,8 @@ def as_dtype(array, name):
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("model", ["reference", "heuristic", "most"])
 def test_a_candidate_of_a_coarser_dtype_does_not_hide_its_error_behind_it(result, library, model):
-    if result == "written" and (library == "jax" or model == "reference"):
-        pytest.skip("nothing to write to")
+    if result == "written" and library == "jax":
+        pytest.skip("arrays of jax cannot be written to")
     xp = LIBRARIES[library]()
     fine, coarse, error, rounding = COARSE[library]
 

@@ -20,7 +20,7 @@ from tunebook._code.checksum import code_checksum
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.measure import check_measure
-from tunebook._kernel.output_check import Comparison, as_mismatch, comparison, with_own_arrays
+from tunebook._kernel.output_check import Comparison, as_mismatch, comparison
 from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._measure.stopwatch import Attempt
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy, MissFallback
     from tunebook._kernel.rounded_call import RoundedCall
+    from tunebook._measure.reference_check import ReferenceCheck
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._selection.selector import ConfigSelectorChain, Selection
     from tunebook._statistics.roofline import Peak
@@ -333,8 +334,13 @@ class FunctionKernel(Kernel[Any, Any]):
     def checker(self, inv: Invocation[Any, Any]) -> Callable[[Any], Any] | None:
         if self.reference is None or self._compare is None:
             return None
-        compare, expected = self._compare_on(inv), with_own_arrays(self._spread(self.reference, inv))
-        return lambda output: compare(output, expected)
+        return self._ask(self.reference, inv)
+
+    def _ask(self, reference: Callable[..., Any], inv: Invocation[Any, Any]) -> ReferenceCheck:
+        from tunebook._measure.reference_check import ReferenceCheck  # noqa: PLC0415 - loaded late: for tuning only
+
+        run = partial(self._spread, reference, inv)
+        return ReferenceCheck(run, (inv.args, inv.kwargs), self.mutated(inv), self._compare_on(inv))
 
     @computed_once
     def check_checksum(self) -> str:
@@ -345,12 +351,7 @@ class FunctionKernel(Kernel[Any, Any]):
         kinds = {m.failure.kind for m in error.measurements if m.failure is not None}
         if self.reference is None or not kinds or not kinds <= {"wrong-result", "nan"}:
             return error
-        compare, one, other = (
-            self._compare_on(inv),
-            self._spread(self.reference, inv),
-            self._spread(self.reference, inv),
-        )
-        unlike = as_mismatch(compare(other, one))
+        unlike = as_mismatch(self._ask(self.reference, inv).difference(self._ask(self.reference, inv)))
         if unlike is None:
             return error
         # Without the measurements: the candidates may be right.

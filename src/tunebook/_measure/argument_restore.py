@@ -229,6 +229,13 @@ class Restorer:
         """Return the arguments that the last run changed."""
         return [saved.value for saved in self._changed_now().values()]
 
+    def outcome(self, *, everything: bool) -> tuple[list[Any], list[Any]]:
+        """Return the arguments that the last run changed, and copies of them; if it changed none, perhaps all."""
+        changed = list(self._changed_now().values())
+        if everything and not changed:
+            changed = [saved for saved in self._saved if not saved.at_end]
+        return [saved.value for saved in changed], [saved.way.copy(saved.value) for saved in changed]
+
     def _changed_now(self) -> dict[int, _SavedValue]:
         self._find_changes()
         return {i: self._saved[i] for i in sorted(self._changed) if not self._saved[i].is_same}

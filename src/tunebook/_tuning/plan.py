@@ -12,6 +12,7 @@ from tunebook._arrays.describe import is_traced, libraries_of, timer_for
 from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._kernel.measure import Measure
+from tunebook._measure.argument_restore import refuse_iterators
 from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
@@ -89,6 +90,7 @@ def job_for(
         if forward and not kernel.measures_without_gradient():
             error = DefinitionError("the candidates have no gradient to measure")
             raise NoGradient("no gradient", [error])
+    refuse_iterators((inv.args, inv.kwargs))  # before the reference uses one up
     check = by_author("the reference", kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
