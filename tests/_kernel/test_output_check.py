@@ -289,6 +289,65 @@ def test_an_invalid_tolerance_is_an_error_where_it_is_given(tolerance):
         comparison(True, tolerance)
 
 
+RECORD = [("x", "f8"), ("n", "i4")]
+MASKED = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+
+
+def unmasked(values):
+    return np.ma.masked_array(values, mask=[False, True, False])
+
+
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong", "says"),
+    [
+        (MASKED, unmasked([1 + 1e-12, 99.0, 3.0]), MASKED.filled(2.0), r"output\['mask'\] differs in 1 of 3"),
+        (MASKED, unmasked([1.0, np.nan, 3.0]), unmasked([1.0, 2.0, 4.0]), r"output\['values'\] is off by up to 1"),
+        (MASKED.filled(2.0), MASKED.filled(2.0), MASKED, r"output\['mask'\] differs in 1 of 3"),
+        (
+            np.array([(1.0, 2), (3.0, 4)], RECORD),
+            np.array([(1 + 1e-12, 2), (3.0, 4)], RECORD),
+            np.array([(1.0, 2), (3.0, 5)], RECORD),
+            r"output\['n'\] differs in 1 of 2",
+        ),
+        (
+            np.array([1.0, None, "a"], object),
+            np.array([1 + 1e-12, None, "a"], object),
+            np.array([1.0, 2, "a"], object),
+            r"output\[1\] is 2, expected None",
+        ),
+        (
+            np.array(["2020-01-01", "NaT"], "M8[D]"),
+            np.array(["2020-01-01", "NaT"], "M8[D]"),
+            np.array(["NaT", "2020-01-01"], "M8[D]"),
+            "differs in 2 of 2",
+        ),
+    ],
+    ids=["masked", "values", "plain", "record", "object", "time"],
+)
+def test_arrays_are_compared_by_all_that_they_hold(expected, right, wrong, says):
+    assert difference(right, expected) is None
+    assert re.search(says, difference(wrong, expected).message)
+    assert comparison("exact")(expected.copy(), expected) is None
+    assert comparison("exact")(wrong, expected) is not None
+
+
+class Odd:
+    """Equal to nothing: a comparison raises an error."""
+
+    def __eq__(self, _other):
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("odd", ["object", "sparse"])
+def test_an_output_that_cannot_be_compared_asks_for_a_check(odd):
+    output = Odd() if odd == "object" else pytest.importorskip("scipy.sparse").eye(3)
+    message = difference(output, output.copy() if odd == "sparse" else Odd()).message
+    assert message.startswith("output cannot be compared (")
+    assert message.endswith("give check=, a function of the output and the expected output")
+
+
 LIBRARIES = {
     "numpy": lambda: np,
     "jax": lambda: pytest.importorskip("jax.numpy"),

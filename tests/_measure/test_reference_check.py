@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections import OrderedDict
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -119,7 +122,46 @@ def test_a_reference_that_writes_something_else_each_time_is_named_and_leaves_th
 
     with pytest.raises(tb.TuningFailed, match="the reference returns another output each time"):
         tuned(in_array, reference, np.ones(3), out)
+    with pytest.raises(tb.TuningFailed, match="the reference returns another output each time") as failed:
+        tuned(and_returned, lambda x, out: x * next(factors), np.ones(3), out)
+    assert str(failed.value.exceptions[0]).startswith("output is off by up to")
     assert not out.any()
+
+
+def test_a_reference_whose_output_cannot_be_compared_is_not_called_random():
+    eye = pytest.importorskip("scipy.sparse").eye
+    with pytest.raises(tb.TuningFailed, match="all 3 candidates failed") as failed:
+        tuned(lambda n, *, config: eye(n) * (config.way > 0), eye, 3)
+    assert "give check=" in str(failed.value.exceptions[0])
+
+
+class Named(NamedTuple):
+    y: object
+
+
+@dataclass
+class Data:
+    y: object
+
+
+CONTAINERS = [
+    tuple,
+    Named,
+    Data,
+    lambda y: OrderedDict(y=y),
+    lambda y: [Named((y,))],
+    lambda y: MappingProxyType({0: y}),
+]
+
+
+@pytest.mark.promise("wrong-never-wins")
+@pytest.mark.parametrize("wrap", CONTAINERS)
+def test_a_view_of_an_argument_in_the_references_output_is_not_spoiled_by_candidates(wrap):
+    def scaled(x, *, config):
+        x *= config.factor - 1
+        return wrap(x)
+
+    assert tuned(scaled, wrap, np.arange(4.0)) == {2}
 
 
 @pytest.mark.promise("arguments-left-alone")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from tunebook._arrays.describe import ATOMS, arrays_in, is_array, parts_of, walk
+from tunebook._arrays.describe import ATOMS, arrays_in, is_array, map_leaves, parts_of, walk
 from tunebook._arrays.library import dtype_name, library_of
 from tunebook._base.errors import DefinitionError
 
@@ -96,6 +97,7 @@ class Comparison:
 
 
 _INEXACT: Final = ("float", "bfloat", "complex")
+_TIMES: Final = "mM"  # the kinds of numpy that have a NaT
 
 
 def _inexact(dtypes: Iterable[str | None]) -> list[str]:
@@ -159,11 +161,12 @@ def difference(output: Any, expected: Any, where: str = "output", rule: Comparis
         if any(map(_is_inexact, members)) and all(hasattr(number, "real") for number in members):
             # A number with a rounding error is not found in a set.
             output, expected = (sorted(numbers, key=lambda z: (z.real, z.imag)) for numbers in (output, expected))
+    output, expected = _opened(output, expected, rule), _opened(expected, output, rule)
     wanted, found = parts_of(expected), parts_of(output)
     if wanted is None:
         if is_array(expected) or is_array(output) or _is_inexact(expected) or _is_inexact(output):
             return _array_difference(output, expected, where, rule)
-        return None if output == expected else _wrong(f"{where} is {output!r}, expected {expected!r}")
+        return _value_difference(output, expected, where)
     if found is None or found.keys() != wanted.keys():
         listed = isinstance(expected, (tuple, list))
         form = f"{len(wanted)} parts" if listed else f"the keys {sorted(map(str, wanted))}"
@@ -172,18 +175,36 @@ def difference(output: Any, expected: Any, where: str = "output", rule: Comparis
     return next(filter(None, differences), None)
 
 
+def _opened(x: Any, other: Any, rule: Comparison) -> Any:
+    """Return the parts of an array of numpy that numpy cannot compare as a whole, else the value itself."""
+    numpy, masked = sys.modules.get("numpy"), sys.modules.get("numpy.ma")
+    if numpy is None or not (isinstance(x, numpy.ndarray) and isinstance(other, numpy.ndarray)):
+        return x
+    if masked is not None and any(isinstance(array, masked.MaskedArray) for array in (x, other)):
+        return {"mask": masked.getmaskarray(x), "values": masked.compressed(x)}
+    if object in (x.dtype, other.dtype):
+        return x.tolist()
+    return x if x.dtype.names is None or rule.exact else {name: x[name] for name in x.dtype.names}
+
+
+def _value_difference(output: Any, expected: Any, where: str) -> Mismatch | None:
+    try:
+        equal = bool(output == expected)
+    except Exception as error:  # noqa: BLE001 - any class may be compared, in any way
+        return _incomparable(where, f"{type(error).__name__}: {error}")
+    return None if equal else _wrong(f"{where} is {output!r}, expected {expected!r}")
+
+
+def _incomparable(where: str, why: str) -> Mismatch:
+    return _wrong(f"{where} cannot be compared ({why}); give check=, a function of the output and the expected output")
+
+
 def with_own_arrays(output: Any) -> Any:
     """Return an output with copies of its arrays: a reference may return views of arguments, which candidates spoil.
 
     A copy is also contiguous, and compared in an eighth of the time of a transposed view.
     """
-    if is_array(output):
-        return library_of(output).copy(output)
-    if type(output) in (tuple, list):
-        return type(output)(map(with_own_arrays, output))
-    if type(output) is dict:
-        return {step: with_own_arrays(part) for step, part in output.items()}
-    return output
+    return map_leaves(lambda leaf: library_of(leaf).copy(leaf) if is_array(leaf) else leaf, output)
 
 
 def _wrong(message: str) -> Mismatch:
@@ -200,9 +221,11 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
     have, want = np.asarray(_in_numpy(output)), np.asarray(_in_numpy(expected))
     if have.shape != want.shape:
         return _wrong(f"{where} has shape {have.shape}, expected {want.shape}")
+    if have.dtype == want.dtype == object:
+        return _incomparable(where, f"numpy cannot read a {type(output).__qualname__}")
     if rule.exact:
         return _bitwise_difference(have, want, where)
-    if np.array_equal(have, want):
+    if np.array_equal(have, want, equal_nan=have.dtype.kind in _TIMES and want.dtype.kind in _TIMES):
         return None  # nearly always, and ten times as fast as the rest
     # By the libraries' dtypes: numpy may have had to take wider ones.
     own, model = _dtype_of(output) or have.dtype.name, _dtype_of(expected) or want.dtype.name

@@ -47,4 +47,6 @@ class ReferenceCheck:
 
     def difference(self, other: ReferenceCheck) -> Any:
         """Return how another run of the reference differs from this one."""
-        return self._compare((other._output, other._written), (self._output, self._written))
+        if self._output is None and self._live:
+            return self._compare(other._written, self._written)
+        return self._compare(other._output, self._output)
