@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from array import array
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
+from queue import Queue
+from random import Random, SystemRandom
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -305,6 +308,18 @@ class Slotted:
 
 tb.register_key(Slotted, lambda slotted: len(slotted.x))
 
+
+class Struct(ctypes.Structure):
+    _fields_ = (("n", ctypes.c_int),)
+
+
+def drew_once(draw, like):
+    """Return a function that says whether a generator goes on as one like it does after one number."""
+    draw(like)
+    following = draw(like)
+    return lambda generator: draw(generator) == following
+
+
 CHANGES = {
     "a list grows": (list, lambda x: x.append(1), lambda x: x == [1]),
     "an item of a list": (lambda: [0], lambda x: x.__setitem__(0, x[0] + 1), lambda x: x == [1]),
@@ -322,6 +337,43 @@ CHANGES = {
     "a field": (lambda: State(0), lambda x: setattr(x, "x", x.x + 1), lambda x: x.x == 1),
     "a slot": (lambda: Slotted([]), lambda x: x.x.append(x.bump()), lambda x: x.x == [1]),
     "a registered object": (lambda: Keyed(np.zeros(1)), lambda x: setattr(x, "x", x.x + 1), lambda x: x.x[0] == 1),
+    "a list in an array of objects": (
+        lambda: np.array([[], None], object),
+        lambda x: x[0].append(1),
+        lambda x: x[0] == [1],
+    ),
+    "a queue of a library": (Queue, lambda x: x.put(1), lambda x: (x.qsize(), x.unfinished_tasks) == (1, 1)),
+    "memory of C": (ctypes.c_float * 4, lambda x: x.__setitem__(0, x[0] + 1), lambda x: x[0] == 1),
+    "a struct of C": (Struct, lambda x: setattr(x, "n", x.n + 1), lambda x: x.n == 1),
+    "a number of C": (ctypes.c_int, lambda x: setattr(x, "value", x.value + 1), lambda x: x.value == 1),
+    "mapped memory": (lambda: mmap.mmap(-1, 8), lambda x: x.__setitem__(0, (x[0] + 1) % 256), lambda x: x[0] == 1),
+    "a view of memory": (
+        lambda: memoryview(bytearray(1)),
+        lambda x: x.__setitem__(0, (x[0] + 1) % 256),
+        lambda x: x[0] == 1,
+    ),
+    "random numbers": (lambda: Random(0), Random.random, drew_once(Random.random, Random(0))),
+    "random numbers of numpy": (
+        lambda: np.random.default_rng(0),
+        np.random.Generator.random,
+        drew_once(np.random.Generator.random, np.random.default_rng(0)),
+    ),
+    "another algorithm": (
+        lambda: np.random.Generator(np.random.MT19937(0)),
+        np.random.Generator.random,
+        drew_once(np.random.Generator.random, np.random.Generator(np.random.MT19937(0))),
+    ),
+    "old random numbers of numpy": (
+        lambda: np.random.RandomState(0),
+        np.random.RandomState.rand,
+        drew_once(np.random.RandomState.rand, np.random.RandomState(0)),
+    ),
+    "random numbers of an object": (
+        lambda: SimpleNamespace(rng=Random(0)),
+        lambda x: x.rng.random(),
+        lambda x: drew_once(Random.random, Random(0))(x.rng),
+    ),
+    "random numbers of the system": (SystemRandom, SystemRandom.random, lambda x: 0 <= x.random() < 1),
     "a list in a partial": (lambda: partial(print, []), lambda x: x.args[0].append(1), lambda x: x.args[0] == [1]),
 }
 
@@ -336,6 +388,31 @@ def test_a_change_to_any_argument_is_made_once(make, change, is_right):
     state = make()
     tuned(kernel, ignore=("state",))(np.zeros(2), state)
     assert is_right(state)
+
+
+def test_generators_of_torch_are_put_back():
+    torch = pytest.importorskip("torch")
+
+    def kernel(x, generator, *, config):
+        return x + torch.rand(2, generator=generator)
+
+    like, generator = (torch.Generator().manual_seed(0) for _ in range(2))
+    tuned(kernel, ignore=("generator",))(torch.zeros(2), generator)
+    torch.rand(2, generator=like)
+    assert torch.equal(like.get_state(), generator.get_state())
+
+
+def test_every_candidate_draws_the_random_numbers_of_the_reference():
+    def noisy(x, rng, *, config):
+        return x + rng.random(2) * config.factor
+
+    space = [{"factor": factor} for factor in (1.0, 2.0, 1 + 1e-12)]
+    call = tb.tunable(
+        noisy, space=space, ignore=("rng",), reference=lambda x, rng: x + rng.random(2), store=False, name="noisy"
+    )
+    result = tb.tune(call, np.zeros(2), np.random.default_rng(0), progress=False)
+    passed = {result.configs[m.fingerprint].factor for m in result.measurements if m.failure is None}
+    assert passed == {1.0, 1 + 1e-12}
 
 
 class Layer:

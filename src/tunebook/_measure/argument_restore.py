@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from tunebook._arrays.describe import ATOMS, is_array, key_function, parts_of, walk
 from tunebook._arrays.library import library_of
 from tunebook._base.errors import DefinitionError, TuningFailed
+from tunebook._kernel.output_check import Comparison
 
 # Their attributes are code and settings.
 _CODE: Final = (type, ModuleType, FunctionType, MethodType)
@@ -116,6 +117,27 @@ def _counters(value: Any) -> dict[str, Any]:
     return {name: item for name, item in _attributes(value).items() if item is not None and type(item) in ATOMS}
 
 
+def _set_memory(value: Any, copy: bytes) -> None:
+    import ctypes  # noqa: PLC0415 - loaded late: few kernels take such arguments
+
+    (ctypes.c_char * len(copy)).from_buffer(value).raw = copy
+
+
+def _is_memory(value: Any) -> bool:
+    """Return whether this is memory that a run may write to: of ctypes, a map, a view."""
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return False
+    # An object of ctypes that refers to Python objects counts these references.
+    return view.c_contiguous and not view.readonly and getattr(value, "_objects", None) is None
+
+
+def _by_state(read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> _ByItems:
+    exact = Comparison(exact=True)
+    return _ByItems(read, lambda value, copy: exact(read(value), copy) is None, write)
+
+
 _LIST: Final = _ByItems(list, _same_items, _set_items)
 _BYTES: Final = _ByItems(bytes, lambda value, copy: bool(value == copy), _set_items)
 _ATTRIBUTES: Final = _ByItems(_attributes, _same_attributes, _set_attributes)
@@ -131,6 +153,22 @@ _CONTAINERS: Final[dict[type, _ByItems]] = {
     ),
     # A view of a dict that cannot be written to: a change is noticed, and stops the tuning.
     MappingProxyType: _ByItems(dict, _same_pairs, lambda _value, _copy: None),
+}
+
+_MEMORY: Final = _ByItems(
+    lambda value: memoryview(value).tobytes(), lambda value, copy: memoryview(value).tobytes() == copy, _set_memory
+)
+# Generators of random numbers: every run draws the same ones. By name, because their libraries may not be loaded.
+_GENERATORS: Final[dict[str, _ByItems | None]] = {
+    "random.SystemRandom": None,
+    "random.Random": _by_state(lambda value: value.getstate(), lambda value, state: value.setstate(state)),
+    "numpy.random.mtrand.RandomState": _by_state(
+        lambda value: value.get_state(), lambda value, state: value.set_state(state)
+    ),
+    "numpy.random._generator.Generator": _by_state(
+        lambda value: value.bit_generator.state, lambda value, state: setattr(value.bit_generator, "state", state)
+    ),
+    "torch._C.Generator": _by_state(lambda value: value.get_state(), lambda value, state: value.set_state(state)),
 }
 
 
@@ -156,7 +194,8 @@ class Restorer:
 
     `declared` are the arguments that runs write to: they are put back between runs without a comparison. An object
     without a key, for example a `self` that is ignored, is put back at the end only, and only its numbers, texts,
-    lists and arrays: the rest may be a cache, which would be filled anew in every timed run.
+    lists, deques, arrays and generators of random numbers: the rest may be a cache, which would be filled anew in every
+    timed run.
     """
 
     def __init__(self, arguments: object, declared: Sequence[object] | None = None) -> None:
@@ -176,7 +215,7 @@ class Restorer:
 
     def _save(self, value: object, argument: int | str, objects: list[tuple[Any, int | str]]) -> None:
         """Copy everything in an argument that a run may change, however deep; objects without a key are listed."""
-        stack = [value]
+        stack: list[Any] = [value]
         while stack:
             found = stack.pop()
             if type(found) in ATOMS or id(found) in self._seen:
@@ -188,6 +227,8 @@ class Restorer:
                 continue
             self._saved += [_SavedValue(found, way, way.copy(found), argument) for way in ways]
             inside = [*(parts_of(found) or {}).values(), *(_attributes(found).values() if _ATTRIBUTES in ways else ())]
+            if is_array(found) and library_of(found).dtype(found) == "object":
+                inside += found.flat
             stack.extend(reversed(inside))
 
     @property
@@ -272,7 +313,7 @@ def _ways(value: Any) -> list[_Way] | None:
         return [library, *([_ATTRIBUTES] if _state(value) else [])] if library.is_writable(value) else []
     if isinstance(value, _CODE):
         return []
-    container = _container_way(kind)
+    container = _container_way(kind) or (_MEMORY if _is_memory(value) else None)
     if container is None and parts_of(value) is None and key_function(kind) is None:
         return None
     return [*([] if container is None else [container]), *([_ATTRIBUTES] if _attributes(value) else [])]
@@ -280,7 +321,12 @@ def _ways(value: Any) -> list[_Way] | None:
 
 @lru_cache(1000)
 def _container_way(kind: type) -> _ByItems | None:
-    return next((_CONTAINERS[base] for base in kind.__mro__ if base in _CONTAINERS), None)
+    return next((_CONTAINERS[base] for base in kind.__mro__ if base in _CONTAINERS), _generator_way(kind))
+
+
+def _generator_way(kind: type) -> _ByItems | None:
+    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    return next((_GENERATORS[name] for name in names if name in _GENERATORS), None)
 
 
 def _inner_state(value: Any) -> Iterator[tuple[Any, _Way]]:
@@ -288,7 +334,9 @@ def _inner_state(value: Any) -> Iterator[tuple[Any, _Way]]:
     if _counters(value):
         yield value, _COUNTERS
     for item in _attributes(value).values():
-        if type(item) in (list, bytearray):
+        if type(item) in (list, bytearray, deque):
             yield item, _CONTAINERS[type(item)]
+        elif (way := _generator_way(type(item))) is not None:
+            yield item, way
         elif type(item) not in ATOMS and is_array(item) and library_of(item).is_writable(item):
             yield item, library_of(item)
