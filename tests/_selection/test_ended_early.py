@@ -166,6 +166,31 @@ def test_a_wrong_output_is_one_warning_per_kernel_that_names_the_candidates():
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_a_wrong_output_warns_again_after_an_edit(tmp_path, store):
+    def kernel(code):
+        clock = FakeClock()
+
+        @tb.tunable(
+            space=tb.Space(b=[1, 2]),
+            store=store and tmp_path,
+            name="mm",
+            tuner=fake_tuner(clock),
+            reference=lambda n: n,
+        )
+        def matmul(n, *, config):
+            clock.spend(1e-3)
+            return n + code * (config.b == 2)
+
+        return matmul
+
+    for code in (1, 2):
+        with pytest.warns(
+            tb.TunebookWarning, match=rf"1 of 2 candidates .* gave a wrong output.* is {code + 1}, expected 1"
+        ):
+            kernel(code)(1)
+
+
 def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_path):
     # In a process of its own: with a mapped file, the second line of notes ended it by SIGBUS.
     program = (
@@ -180,3 +205,62 @@ def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_pa
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive []\n"), done.stderr
+
+
+class TestOfAnEditedKernel:
+    """The entry has a choice of the old code, which says nothing about the new code."""
+
+    def kernel(self, store, code, at=10**9):
+        clock, runs, limit = FakeClock(), [], Costs(at)
+
+        @tb.tunable(space=tb.Space(b=[1, 2, 3, 64]), store=store, tuner=fake_tuner(clock), name="mm", check=False)
+        def matmul(n, *, config):
+            runs.append(config.b)
+            if len(runs) == limit.by_config:
+                raise KeyboardInterrupt
+            if config.b == 3:
+                raise ValueError("no")
+            clock.spend((code - config.b) ** 2 * 1e-3 + 1e-3)
+            return n
+
+        return matmul, runs
+
+    def edited(self, store, at):
+        """Tune a kernel, edit it, and interrupt its tuning; return the note of the interrupt."""
+        self.kernel(store, 1)[0](1)
+        matmul, _ = self.kernel(store, 2, at)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            matmul(1)
+        return getattr(caught.value, "__notes__", [""])[0]
+
+    @pytest.mark.parametrize("at", [5, 15])
+    def test_an_interrupt_keeps_the_measurements_for_the_next_call(self, tmp_path, at):
+        assert "mm@v0 is not tuned yet. 4 measurements are kept; the next call goes on" in self.edited(tmp_path, at)
+        matmul, runs = self.kernel(tmp_path, 2)
+        assert "a tuning was interrupted after 4 measurements, and the next one goes on" in str(matmul.explain(1))
+        matmul(1)
+        assert not {3, 64} & set(runs), "a candidate that failed, and one that was many times slower"
+        assert matmul.config_for(1).b == 2
+        assert "interrupted" not in str(matmul.explain(1))
+
+    def test_a_second_interrupt_keeps_them_too(self, tmp_path):
+        self.edited(tmp_path, 5)
+        matmul, _ = self.kernel(tmp_path, 2, 2)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            matmul(1)
+        assert "4 measurements are kept" in caught.value.__notes__[0]
+
+    def test_the_old_code_keeps_its_choice_and_its_measurements(self, tmp_path):
+        self.edited(tmp_path, 15)
+        old, runs = self.kernel(tmp_path, 1)
+        assert (old.config_for(1).b, runs) == (1, [])
+        told = old.explain(1)
+        assert told.verdict.winner.measurement.code == old.kernel.code_checksum
+        assert "interrupted" not in str(told)
+
+    def test_the_explanation_shows_the_new_code_so_far(self, tmp_path):
+        self.edited(tmp_path, 15)
+        told = self.kernel(tmp_path, 2)[0].explain(1)
+        assert told.verdict is None
+        assert "so far     4 candidates measured, 1 failed" in str(told)
+        assert "fastest    1 ms  b=2; the next call decides" in str(told)

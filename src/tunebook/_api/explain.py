@@ -19,8 +19,10 @@ from tunebook._selection.recorded_decision import (
     disturbances_of,
     environments_verified,
     is_interrupted,
+    is_settled,
     left_early,
     measured_for_choice,
+    measured_so_far,
     values_of,
     verdict_of,
 )
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tunebook._base.record_format import Record
-    from tunebook._base.vocabulary import Json, Measurement, Problem
+    from tunebook._base.vocabulary import Failure, Json, Measurement, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._selection.selector import ConfigSelectorChain
     from tunebook._statistics.decide import Ranked, Verdict
@@ -44,6 +46,8 @@ _NEAREST: Final = 3
 _COMPARED: Final = 1000
 _LONGEST: Final = 400  # characters of a failure: compilers print pages
 _LISTED: Final = 4  # configurations that are named before "and 12 more"
+_MESSAGES: Final = 6  # of failures: each gets its own line; of more, those that differ in numbers share one
+_NUMBER: Final = re.compile(r"(?:\btolerance=)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # The bars of a drawing, the first for no sample; the second row is for terminals that know ASCII only.
 _BARS: Final = ("·▁▂▃▄▅▆▇█", ".:-=+*%#@")
 _BINS: Final = 24
@@ -57,7 +61,7 @@ class NearMiss(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Candidates that failed for one reason; the messages may differ in their numbers, and the first is given.
+    """Candidates that failed for one reason; of many messages some differ in their numbers, and the first is given.
 
     `made_up`: on made-up arguments, which says nothing about the caller's.
     """
@@ -87,7 +91,8 @@ class Explanation:
     """The answer of `explain`. Print it, or read its fields.
 
     `environment` is the environment of this process or machine; `differences` are its differences from the environment
-    of the verdict's measurements. `shipped_in` is the pack that the record is from, or empty.
+    of the verdict's measurements, and says so if the kernel was edited after them. `so_far` are the measurements of a
+    tuning that was interrupted. `shipped_in` is the pack that the record is from, or empty.
     """
 
     problem: Problem
@@ -99,6 +104,7 @@ class Explanation:
     environment: str = ""
     differences: tuple[str, ...] = ()
     shipped_in: str = ""
+    so_far: tuple[Measurement, ...] = ()
 
     def __repr__(self) -> str:
         found = self.selection
@@ -132,19 +138,23 @@ class Explanation:
     @property
     def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first, and failures on made-up arguments last."""
-        groups: dict[tuple[str, bool], tuple[str, list[str]]] = {}
-        for m, failure in ((m, m.failure) for m in self.failures if m.failure is not None):
-            reason = _shortened(failure.said)
-            if m.values_from != "call":
-                reason += f" (on {MADE_UP.get(m.values_from, m.values_from)})"
-            if failure.expires is not None:
-                reason += f" (remembered until {day_text(failure.expires)})"
-            # "Required: 262144, limit: 232448" and the same with other numbers are one reason.
-            key = re.sub(r"\d+", "#", reason), m.values_from != "call"
-            _, configs = groups.setdefault(key, (reason, []))
-            configs.append(_readable(m.config, self._names))
-        found = [FailureGroup(reason, tuple(sorted(c)), made_up) for (_, made_up), (reason, c) in groups.items()]
-        return tuple(sorted(found, key=lambda failed: (failed.made_up, -len(failed.configs))))
+        failed = [(m, m.failure) for m in self.failures if m.failure is not None]
+        # Of many messages, those that differ in their numbers alone are one: "Required: 262144, limit: 232448".
+        merged = len({failure.said for _, failure in failed}) > _MESSAGES
+        groups: dict[tuple[str, str], list[tuple[Measurement, Failure]]] = {}
+        for m, failure in failed:
+            groups.setdefault((_cause(failure.said) if merged else failure.said, m.values_from), []).append(
+                (m, failure)
+            )
+        found = [
+            FailureGroup(
+                _reason([failure for _, failure in group], values_from),
+                tuple(sorted(_readable(m.config, self._names) for m, _ in group)),
+                values_from != "call",
+            )
+            for (_, values_from), group in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda group: (group.made_up, -len(group.configs))))
 
     def _answer(self) -> Iterable[ExplanationLine]:
         selection = self.selection
@@ -168,8 +178,8 @@ class Explanation:
         if self.record is not None and self.verdict is not None:
             yield from self._where_and_how(self.record, self.verdict)
             yield from self._chosen(self.record, self.verdict)
-        elif self.record is not None and is_interrupted(self.record):
-            yield from _so_far(self.record)
+        if self.record is not None and self.so_far:
+            yield from _so_far(self.record, self.so_far, self._names)
         for failed in self.failed:
             label = "note" if failed.made_up else "failed"
             if len(failed.configs) == 1:
@@ -232,11 +242,11 @@ class Explanation:
             yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
 
 
-def _so_far(record: Record) -> Iterator[ExplanationLine]:
+def _so_far(record: Record, measured: Sequence[Measurement], names: Sequence[str]) -> Iterator[ExplanationLine]:
     """Yield the measurements of a tuning that was interrupted: nothing is chosen, and the fastest may yet lose."""
-    facts, measured = record.body.provenance, record.body.measurements
-    yield ExplanationLine("section", f"interrupted {day_text(facts.get('when'))} on {facts.get('host', '?')}")
-    valid = sorted((min(m.valid_samples_s), _readable(m.config)) for m in measured if m.valid_samples_s)
+    host = f" on {record.body.provenance.get('host', '?')}" if is_interrupted(record) else ""
+    yield ExplanationLine("section", f"interrupted {day_text(max(m.when for m in measured))}{host}")
+    valid = sorted((min(m.valid_samples_s), _readable(m.config, names)) for m in measured if m.valid_samples_s)
     yield _item("so far", f"{len(measured)} candidates measured, {len(measured) - len(valid)} failed")
     if valid:
         yield _item("fastest", f"{seconds_text(valid[0][0])}  {valid[0][1]}; the next call decides")
@@ -246,6 +256,22 @@ def _versions(environment: str) -> str:
     """Return an environment, which is a JSON object of names and versions, as people write it."""
     versions = versions_of(environment)
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or environment or "unknown versions"
+
+
+def _cause(said: str) -> str:
+    """Return a message without its numbers. The hint about a tolerance stays: each candidate has its own."""
+    return _NUMBER.sub(lambda found: found[0] if found[0].startswith("tolerance=") else "#", said)
+
+
+def _reason(failures: Sequence[Failure], values_from: str) -> str:
+    """Return the message of failures with one cause, the arguments they were met on, and for how long they count."""
+    reason = _shortened(failures[0].said)
+    if any(failure.said != failures[0].said for failure in failures):
+        reason += " (numbers of the first)"
+    if values_from != "call":
+        reason += f" (on {MADE_UP.get(values_from, values_from)})"
+    expires = [failure.expires for failure in failures if failure.expires is not None]
+    return f"{reason} (remembered until {day_text(min(expires))})" if expires else reason
 
 
 def _shortened(text: str) -> str:
@@ -349,10 +375,15 @@ def explain_call(
         record, shipped = selector.persistent.read(problem), selector.persistent.shipped_in(problem)
         others = _entries(Catalogue(selector.persistent.store), problem.op)
         others += [(known, "") for known in selector.cache.keys()]  # noqa: SIM118 - no dict
-    body = Body() if record is None else record.body
-    measured = [m for m in body.measurements if (m.code, m.environment) == (kernel.code_checksum, here)]
-    explained = _explained(selection, record, measured_for_choice(body, measured or None), here, others)
-    return replace(explained, shipped_in=shipped)
+    body, code = Body() if record is None else record.body, kernel.code_checksum
+    conditions = () if record is None or is_interrupted(record) else (code, here)
+    so_far = [] if record is None else measured_so_far(record, *conditions)
+    measured = [m for m in body.measurements if (m.code, m.environment) == (code, here) and is_settled(m)]
+    chosen = [] if so_far and not measured else measured_for_choice(body, measured or None)
+    explained = _explained(selection, record, chosen, here, others, so_far)
+    winner = None if explained.verdict is None else explained.verdict.winner.measurement
+    edited = ("other code here: the kernel was edited since",) if winner and winner.code not in ("", code) else ()
+    return replace(explained, shipped_in=shipped, differences=(*explained.differences, *edited))
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None, shipped_in: str = "") -> Explanation:
@@ -363,7 +394,9 @@ def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None,
     selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
     if isinstance(selection, Selection) and record is not None and selection.source != "pinned":
         selection = selection._replace(config=_named(record.head.config))
-    explained = _explained(selection, record, measured_for_choice(body), here, _entries(catalogue, problem.op))
+    so_far = [] if record is None else measured_so_far(record)
+    others = _entries(catalogue, problem.op)
+    explained = _explained(selection, record, measured_for_choice(body), here, others, so_far)
     return replace(explained, shipped_in=shipped_in)
 
 
@@ -373,9 +406,11 @@ def _explained(
     measured: Sequence[Measurement],
     here: str,
     others: Iterable[tuple[Problem, str]],
+    so_far: Sequence[Measurement],
 ) -> Explanation:
     verdict = None if record is None or is_interrupted(record) else verdict_of(record, measured)
     there = "" if verdict is None else verdict.winner.measurement.environment
+    shown = [*measured, *(m for m in so_far if m not in measured)]
     problem, misses = selection.problem, dict[object, NearMiss]()
     for other, environment in others:
         if other.op == problem.op and other != problem and other not in misses:
@@ -390,10 +425,11 @@ def _explained(
         selection=selection,
         record=record,
         verdict=verdict,
-        failures=tuple(m for m in (*measured, *_notes(record, measured)) if m.failure is not None),
+        failures=tuple(m for m in (*shown, *_notes(record, shown)) if m.failure is not None),
         near_misses=tuple(nearest),
         environment=here,
         differences=versions_differ(there, here),
+        so_far=tuple(so_far),
     )
 
 

@@ -397,8 +397,8 @@ class AutotuneTier(Tier[C]):
             raise
         except KeyboardInterrupt as error:
             under = _generation(entry) + generation
-            if self._book.publish_failures(request, kept, entry.record, under, interrupted=True):
-                tell_of_interrupt(error, request.problem, kept)
+            if left := self._book.publish_failures(request, kept, entry.record, under, interrupted=True):
+                tell_of_interrupt(error, request.problem, left, chosen=isinstance(entry, Trusted))
             raise
 
     def _tune_on(

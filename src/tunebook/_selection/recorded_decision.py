@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tunebook._base.record_format import Body, Record, identity
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
+
+# In the facts of a record without a choice, and in measurements beside a choice: a tuning was interrupted.
+_INTERRUPTED: Final = "interrupted"
 
 
 def winner_of(body: Body) -> str | None:
@@ -33,7 +36,32 @@ def values_of(body: Body) -> str | None:
 
 def is_interrupted(record: Record) -> bool:
     """Return whether a record holds the measurements of a tuning that was interrupted before it could choose."""
-    return not record.head.decided and record.body.provenance.get("interrupted") is True
+    return not record.head.decided and record.body.provenance.get(_INTERRUPTED) is True
+
+
+def is_settled(m: Measurement) -> bool:
+    """Return whether the tuning that a measurement is from came to its end: a choice may rest on it."""
+    return _INTERRUPTED not in m.extra
+
+
+def marked_unfinished(m: Measurement) -> Measurement:
+    """Return a measurement of a tuning that was interrupted, to be kept beside the choice of an earlier one."""
+    return m._replace(extra={**m.extra, _INTERRUPTED: True})
+
+
+def unmarked(m: Measurement) -> Measurement:
+    """Return a measurement as a tuning took it."""
+    return m if is_settled(m) else m._replace(extra={name: m.extra[name] for name in m.extra if name != _INTERRUPTED})
+
+
+def measured_so_far(record: Record, code: str | None = None, environment: str | None = None) -> list[Measurement]:
+    """Return the measurements that the next tuning goes on from, of some code in some environment, or of any."""
+    whole = is_interrupted(record)
+    return [
+        m
+        for m in record.body.measurements
+        if (whole or not is_settled(m)) and code in (None, m.code) and environment in (None, m.environment)
+    ]
 
 
 def origin_of(record: Record) -> str:
@@ -47,11 +75,16 @@ def left_early(m: Measurement) -> str:
     return f"left early, {count} sample{'' if count == 1 else 's'}"
 
 
+def goes_on(count: int) -> str:
+    """Return the words for a tuning that was interrupted after so many measurements."""
+    return f"a tuning was interrupted after {count} measurement{'' if count == 1 else 's'}, and the next one goes on"
+
+
 def why_undecided(record: Record) -> str:
     """Return why a record holds no configuration."""
     failed = record.body.measurements
     if is_interrupted(record):
-        return f"no decision yet: a tuning was interrupted after {len(failed)} measurements, and the next one goes on"
+        return f"no decision yet: {goes_on(len(failed))}"
     made_up = failed and all(m.values_from != "call" for m in failed)
     return f"no decision, because every candidate failed{' on made-up arguments' if made_up else ''}"
 
@@ -61,7 +94,7 @@ def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = Non
 
     `measured` are the measurements to look at, if not all.
     """
-    measured = body.measurements if measured is None else measured
+    measured = list(filter(is_settled, body.measurements)) if measured is None else measured
     winner, values_from = winner_of(body), values_of(body) or "call"
 
     def rank(m: Measurement) -> tuple[bool, bool, float]:

@@ -16,8 +16,13 @@ from tunebook._base.record_format import Body, Head, Record, identity
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._selection.recorded_decision import (
     environments_verified,
+    goes_on,
     is_finished,
     is_live,
+    is_settled,
+    marked_unfinished,
+    measured_so_far,
+    unmarked,
     values_of,
     why_undecided,
     winner_of,
@@ -97,7 +102,9 @@ class EntryGuard(Generic[C]):
             # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
             # user vouches for it.
             if head.checksum and head.checksum != checksum:
-                return Refused("the entry was made by other code or other candidates, so it is tuned anew", record)
+                reason = "the entry was made by other code or other candidates, so it is tuned anew"
+                so_far = self._so_far(call, record)
+                return Refused(f"{reason}; {goes_on(len(so_far))}" if so_far else reason, record)
             entry = self.match(call, record, checksum)
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
@@ -151,12 +158,16 @@ class EntryGuard(Generic[C]):
         """Return the measurements in a record of a call's problem, as far as a tuning may reuse them."""
         if record is None:
             return History()
-        body = record.body
-        complete = is_finished(body)
-        known = tuple(filter(is_believed, body.measurements))
+        body, so_far = record.body, self._so_far(call, record)
+        complete = is_finished(body) and not so_far
+        known = tuple(map(unmarked, filter(is_believed, body.measurements)))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):
             known += tuple(_carried_over(known, environments_verified(body), environment))
-        return History(known, winner_of(body), record.head.generation, complete)
+        return History(known, winner_of(body), record.head.generation, complete, len(so_far))
+
+    @staticmethod
+    def _so_far(call: Call[C], record: Record) -> list[Measurement]:
+        return measured_so_far(record, call.kernel.code_checksum, call.kernel.environment(call.inv))
 
     def start_for(self, call: Call[C], search: Search) -> Search:
         """Return a search that starts from the book's entries of the same kernel on other shapes and devices."""
@@ -271,27 +282,31 @@ class EntryGuard(Generic[C]):
         generation: int,
         *,
         interrupted: bool = False,
-    ) -> bool:
+    ) -> Sequence[Measurement]:
         """Write down how every candidate failed. That is not a decision, and an earlier one stays as it is.
 
         Failures on made-up arguments are notes for later tunings on such arguments; a decided entry gets none. Of a
-        tuning that was interrupted, the times are kept for the next one, unless the entry has better ones. Return
-        whether the next tuning goes on from these measurements.
+        tuning that was interrupted, the times are kept for the next one, unless the entry has better ones: of an
+        edited kernel, it has none. Return the measurements that the next tuning goes on from.
         """
         if earlier is not None and earlier.head.decided:
-            measurements = [m for m in measurements if m.failure is not None]
-            if any(m.values_from != "call" for m in measurements):
-                return False
+            if interrupted:
+                better = {identity(m) for m in earlier.body.measurements if is_settled(m)}
+                measurements = [marked_unfinished(m) for m in measurements if identity(m) not in better]
+            else:
+                measurements = [m for m in measurements if m.failure is not None]
+                if any(m.values_from != "call" for m in measurements):
+                    return ()
             head, provenance = replace(earlier.head, generation=generation), dict(earlier.body.provenance)
         else:
             try:
                 head, provenance = self._head(call, None, generation), _when_and_where(self._now_s())
             except CodecError:
-                return False  # it could not be told from another candidate later
+                return ()  # it could not be told from another candidate later
             provenance |= {"complete": False, "interrupted": True} if interrupted else {}
         if measurements and self.writes:
             self._write(head, measurements, provenance, earlier)
-        return bool(measurements) and self.writes and not head.decided
+        return measurements if interrupted and self.writes else ()
 
     def _head(self, call: Call[C], config: Json, generation: int) -> Head:
         return Head(

@@ -10,6 +10,7 @@ from tunebook._base.durations import seconds_text
 from tunebook._base.environment_variables import log_setting
 from tunebook._base.errors import CodecError, TuningFailed, warn_once
 from tunebook._base.log import listens, log, log_to_stderr
+from tunebook._base.record_format import identity
 from tunebook._keys.key_text import spell_out
 
 if TYPE_CHECKING:
@@ -59,18 +60,15 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
 
 def _going_on(job: Job[Any]) -> str:
     """Return from how many measurements a tuning goes on that was interrupted: they are kept without a choice."""
-    return f", going on from {_count(job.unfinished)}" if job.unfinished else ""
+    count = job.history.unfinished
+    return f", going on from {count} measurement{'' if count == 1 else 's'}" if count else ""
 
 
-def _count(measured: Sequence[Measurement]) -> str:
-    """Return the number of measurements in words."""
-    return "1 measurement" if len(measured) == 1 else f"{len(measured)} measurements"
-
-
-def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement]) -> None:
-    """Add to an interrupt's traceback what it leaves behind."""
+def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, chosen: bool) -> None:
+    """Add to an interrupt's traceback what it leaves behind; `chosen` says that calls have an earlier choice."""
     count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
-    error.add_note(f"tunebook: {problem.op} is not tuned yet. {count} kept; the next call goes on from there.")
+    state, then = ("keeps its choice", "tuning") if chosen else ("is not tuned yet", "call")
+    error.add_note(f"tunebook: {problem.op} {state}. {count} kept; the next {then} goes on from there.")
 
 
 def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:
@@ -99,9 +97,9 @@ def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
 
 
 def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
-    """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel."""
-    known = {m.fingerprint for m in job.known}
-    new = [m for m in tuned.measurements if m.failure is not None and m.fingerprint not in known]
+    """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel and version of it."""
+    known = {identity(m) for m in job.known}  # an edited kernel's are of other code
+    new = [m for m in tuned.measurements if m.failure is not None and identity(m) not in known]
     wrong = [m for m in new if m.failure is not None and m.failure.kind in _WRONG]
     if len(wrong) < len(new):
         rest = [m for m in new if m not in wrong]
@@ -110,7 +108,7 @@ def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None
     if wrong and wrong[0].values_from == "call":
         warn_once(
             "wrong output",
-            problem.op,
+            f"{problem.op} {job.code}",
             f"{problem.op}: {_some(wrong, tuned)} gave a wrong output and cannot be chosen: {_reason(wrong)}. "
             "explain(...) of the call lists every reason",
         )

@@ -75,6 +75,7 @@ class History(NamedTuple):
     winner: str | None = None
     generation: int = 0
     complete: bool = True  # False if the last tuning was disturbed, or a budget ended it: its finalists race again
+    unfinished: int = 0  # measurements of a tuning that was interrupted, and that the next one goes on from
 
 
 class Budget(NamedTuple):
@@ -254,11 +255,6 @@ class Job(NamedTuple, Generic[Cfg]):
     def known(self) -> tuple[Measurement, ...]:
         """The measurements that may be reused."""
         return self.history.measurements
-
-    @property
-    def unfinished(self) -> tuple[Measurement, ...]:
-        """The measurements of a tuning that ended before its choice, and that this one goes on from."""
-        return self.known if self.incumbent is None and not self.history.complete else ()
 
     @property
     def incumbent(self) -> str | None:

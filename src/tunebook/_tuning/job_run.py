@@ -180,7 +180,7 @@ class JobRun(Generic[Cfg]):
             spent_s = now_s - self.started_s
             left_s = min(spent_s * (total - done) / done + self._race_s(done, total), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
-        elapsed_s, known = now_s - self.started_s, len(self.job.unfinished)
+        elapsed_s, known = now_s - self.started_s, self.job.history.unfinished
         self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known))
 
     def _race_s(self, tried: int, total: int) -> float:
