@@ -106,6 +106,24 @@ def test_the_explanation_says_that_an_entry_is_of_other_code(tmp_path):
     assert "other code" in str(edited.explain(np.ones(8)))
 
 
+@pytest.mark.parametrize("pin", ["", "explained:block=2"])
+def test_measurements_of_the_code_before_an_edit_are_said_to_be_so_under_a_pin_too(tmp_path, monkeypatch, pin):
+    def kernel(code):
+        clock = FakeClock()
+
+        @tb.tunable(space=tb.Space(block=[1, 2]), tuner=fake_tuner(clock), name="explained", store=tmp_path)
+        def kernel(x, *, config):
+            clock.spend(config.block * code)
+            return x
+
+        return kernel
+
+    kernel(1)(3)
+    monkeypatch.setenv("TUNEBOOK_PIN", pin)
+    assert "otherwise  other code here: the kernel was edited since" in str(kernel(2).explain(3))
+    assert "edited since" not in str(kernel(1).explain(3))
+
+
 @pytest.mark.promise("only-candidates")
 def test_a_config_outside_the_candidates_is_a_miss_with_the_reason(tmp_path):
     kernel = make(tmp_path)
@@ -242,14 +260,48 @@ def failing(*messages):
     return Explanation(problem=problem, selection=NoSelection(problem, ()), failures=tuple(failures))
 
 
+def test_of_a_few_failures_each_message_is_told():
+    explanation = failing("rows 16 do not fit", "rows 32 do not fit", "rows 16 do not fit")
+    assert [(f.configs, f.reason) for f in explanation.failed] == [
+        (("block=0", "block=2"), "compile: rows 16 do not fit"),
+        (("block=1",), "compile: rows 32 do not fit"),
+    ]
+
+
+def test_every_wrong_output_has_the_hint_that_is_right_for_it():
+    @tb.tunable(space=tb.Space(b=list(range(9))), reference=lambda x: x, store=False, name="rounded")
+    def kernel(x, *, config):
+        return x * (1 + config.b * (1e-3 if config.b % 2 else 1e-6))
+
+    x = np.ones(8)
+    with pytest.warns(tb.TunebookWarning, match="gave a wrong output"):
+        tuned = tb.tune(kernel, x, progress=False)
+    problem = Problem("cpu", "k", "{}")
+    failures = tuple(m for m in tuned.measurements if m.failure is not None)
+    explanation = Explanation(problem=problem, selection=NoSelection(problem, ()), failures=failures)
+    hints = {
+        config: re.search(r"tolerance=\S+ allows it", group.reason)[0]
+        for group in explanation.failed
+        for config in group.configs
+    }
+    own = {
+        f"b={tuned.configs[m.fingerprint].b}": re.search(r"tolerance=\S+ allows it", m.failure.said)[0]
+        for m in failures
+    }
+    assert len(set(own.values())) > 1
+    assert hints == own
+    assert len(explanation.failed) < len(failures), "some share a line"
+
+
 def test_failures_are_grouped_by_reason_whatever_their_numbers_the_most_frequent_first():
     explanation = failing("no such tile", *(f"out of shared memory: {n} bytes" for n in range(6)))
     assert [(len(f.configs), f.reason) for f in explanation.failed] == [
-        (6, "compile: out of shared memory: 0 bytes"),
+        (6, "compile: out of shared memory: 0 bytes (numbers of the first)"),
         (1, "compile: no such tile"),
     ]
     said = str(explanation)
-    assert "6 with compile: out of shared memory: 0 bytes: block=1; block=2; block=3; block=4; and 2 more" in said
+    first = "0 bytes (numbers of the first)"
+    assert f"6 with compile: out of shared memory: {first}: block=1; block=2; block=3; block=4; and 2 more" in said
     assert "failed     block=0  compile: no such tile" in said
 
 
