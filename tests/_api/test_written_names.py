@@ -109,9 +109,34 @@ def test_a_heuristic_has_the_names_of_the_space_and_may_have_other_values():
         kernel(heuristic={"blok": 1, "inplace": True})
     with pytest.raises(tb.DefinitionError, match=r"heuristic=.*inplace is missing"):
         kernel(heuristic={"block": 16})
-    assert kernel(heuristic={"block": 48, "inplace": True}, tuner=False)(1).block == 48
+    with pytest.warns(tb.TunebookWarning, match="block=48 is not in the space"):
+        assert kernel(heuristic={"block": 48, "inplace": True}, tuner=False)(1).block == 48
     with pytest.raises(tb.DefinitionError, match="did you mean 'block'"):
         kernel(heuristic=lambda n: {"blok": 16, "inplace": True}, tuner=False)(1)
+
+
+OUTSIDE = [
+    ({}, {"block": 48, "inplace": True}, "block=48 is not in the space; it has 16, 32, 64"),
+    ({"space": tb.Space(way=["numpy", "scipy"])}, {"way": "scypi"}, "unknown value 'scypi'; did you mean 'scipy'"),
+    ({"space": SPACE.where(lambda c: c.block < 64)}, {"block": 64, "inplace": True}, r"the constraint .* refuses it"),
+    ({"space": [{"a": 1, "b": 2}, {"a": 2, "b": 1}]}, {"a": 1, "b": 1}, "no candidate has these values together"),
+]
+
+
+@pytest.mark.parametrize("given", ["dict", "Config", "function"])
+@pytest.mark.parametrize(("options", "heuristic", "message"), OUTSIDE)
+def test_a_heuristic_outside_the_space_warns_once_and_says_what_happens(given, options, heuristic, message):
+    forms = {"dict": heuristic, "Config": tb.Config(**heuristic), "function": lambda n: dict(heuristic)}
+    matmul = kernel(**options, heuristic=forms[given], tuner=False)
+    with pytest.warns(tb.TunebookWarning, match=says("'mm': heuristic=", message, "It is used all the same")) as caught:
+        assert [matmul(n) for n in range(3)] == [tb.Config(**heuristic)] * 3
+    assert len(caught) == 1
+    assert "test_written_names.py" in caught[0].filename
+
+
+def test_a_heuristic_inside_the_space_is_no_news():
+    kernel(tuner=False)(1)
+    kernel(heuristic=lambda n: {"block": 16, "inplace": n > 1}, tuner=False)(1)
 
 
 @pytest.mark.parametrize(

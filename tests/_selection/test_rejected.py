@@ -11,6 +11,8 @@ import pytest
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
+from tunebook._base.config_codec import encode
+from tunebook._cli.pin import pin
 
 X = np.ones(4)
 STRICT = tb.AutotunePolicy(strict=True)
@@ -124,3 +126,47 @@ def test_strict_is_a_policy_for_a_block_too():
         rejected(X)
     with pytest.warns(tb.TunebookWarning, match="is not tuned"):
         rejected(X)
+
+
+def pinned_kernel(tmp_path, code):
+    """A kernel whose second candidate adds `code` to the right output."""
+    clock = FakeClock()
+
+    @tb.tunable(space=tb.Space(b=[1, 2]), reference=lambda n: n, store=tmp_path, name="mm", tuner=fake_tuner(clock))
+    def matmul(n, *, config):
+        clock.spend(1e-3)
+        return n + code * (config.b == 2)
+
+    return matmul
+
+
+def rejected_kernel(tmp_path):
+    """The same in a new process, after a tuning that rejected the candidate."""
+    with pytest.warns(tb.TunebookWarning, match="gave a wrong output"):
+        pinned_kernel(tmp_path, 1)(5)
+    return pinned_kernel(tmp_path, 1)
+
+
+def test_a_pin_to_a_candidate_that_was_rejected_warns_once(tmp_path, monkeypatch):
+    matmul = rejected_kernel(tmp_path)
+    monkeypatch.setenv("TUNEBOOK_PIN", "mm:b=2")
+    assert matmul.explain(5).selection.source == "pinned"
+    said = r"TUNEBOOK_PIN gives mm@v0 Config\(b=2\), which was rejected when it was tuned: output is 6, expected 5"
+    with pytest.warns(tb.TunebookWarning, match=said) as caught:
+        assert [matmul(5), matmul(5)] == [6, 6]
+    assert len(caught) == 1
+    assert pinned_kernel(tmp_path, 0)(5) == 5, "of other code nothing is known"
+
+
+def test_a_pin_to_a_candidate_that_was_right_is_no_news(tmp_path, monkeypatch):
+    matmul = rejected_kernel(tmp_path)
+    monkeypatch.setenv("TUNEBOOK_PIN", "mm:b=1")
+    assert matmul(5) == 5
+
+
+def test_a_pin_in_the_book_to_a_candidate_that_was_rejected_warns(tmp_path):
+    matmul = rejected_kernel(tmp_path)
+    cache = matmul.selector.persistent
+    cache.write(pin(cache.read(matmul.problem(5)), encode(tb.Config(b=2))))
+    with pytest.warns(tb.TunebookWarning, match=r"`tunebook pin` gives mm@v0 Config\(b=2\), which was rejected"):
+        assert matmul(5) == 6

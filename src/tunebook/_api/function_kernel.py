@@ -195,7 +195,7 @@ class FunctionKernel(Kernel[Any, Any]):
         if self._heuristic is None:
             return super().heuristic_cfg(inv)
         if not callable(self._heuristic):
-            return self._heuristic
+            return self._written.tell_of_heuristic(self._heuristic)
         try:
             found = self._spread(self._heuristic, inv)
         except TypeError as error:
@@ -205,7 +205,7 @@ class FunctionKernel(Kernel[Any, Any]):
                 f"{self.op_id!r}: the heuristic cannot be called with the arguments of the kernel, "
                 f"({', '.join(self.parameters)}): {error}"
             ) from None
-        return self._written.check_heuristic(as_config(found))
+        return self._written.tell_of_heuristic(self._written.check_heuristic(as_config(found)))
 
     def whole_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> Any:
         return self._written.whole("overlay", cfg, partial(self.heuristic, inv))

@@ -18,6 +18,7 @@ from tunebook._selection.listeners import listener_failed
 from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import recordings
 from tunebook._selection.trusted_entries import Refused
+from tunebook._selection.tuning_watch import warn_of_rejected_pin
 from tunebook._tuning.job import Call
 
 if TYPE_CHECKING:
@@ -254,6 +255,10 @@ class Pinned(Tier[C]):
 
     name = "pinned"
 
+    def __init__(self, parts: Parts[C]) -> None:
+        super().__init__(parts)
+        self._checked: BoundedDict[Problem, C] = BoundedDict(CAPACITY)  # a book is not read at every call
+
     def ask(self, request: Request[C]) -> Found[Any] | Skipped:
         text = pins_text()
         if not text:
@@ -261,7 +266,12 @@ class Pinned(Tier[C]):
         from tunebook._selection.env_pins import pinned  # noqa: PLC0415 - loaded late: few processes pin
 
         config = pinned(text, request.kernel, request.inv)
-        return Skipped("not in TUNEBOOK_PIN") if config is None else Found(config=config, event="pinned")
+        if config is None:
+            return Skipped("not in TUNEBOOK_PIN")
+        if request.problem not in self._checked and request.mode != "off" and not request.silent:
+            self._checked[request.problem] = config
+            warn_of_rejected_pin(request, self._parts.book.find(request).record, config, "TUNEBOOK_PIN")
+        return Found(config=config, event="pinned")
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -328,6 +338,8 @@ class Persistent(Tier[C]):
         entry = self._parts.book.find(request)
         request.looks[:] = [(state, entry)]
         if not isinstance(entry, Refused):
+            if entry.record.head.origin == "pinned" and not request.silent:
+                warn_of_rejected_pin(request, entry.record, entry.config, "`tunebook pin`")
             return Found(config=entry.config, event="cache_hit", level="persistent", remember=True)
         trusted = None if _is_verified_behind(request) else _trusted_answer(self._parts.book, request)
         if trusted is None or trusted.trust is None or request.policy.reverify != "behind":

@@ -16,8 +16,9 @@ from tunebook._keys.key_text import spell_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Measurement, Problem
-    from tunebook._tuning.job import Job, Step, Tuned
+    from tunebook._tuning.job import Call, Job, Step, Tuned
 
 C = TypeVar("C")
 
@@ -112,6 +113,27 @@ def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None
             f"{problem.op}: {_some(wrong, tuned)} gave a wrong output and cannot be chosen: {_reason(wrong)}. "
             "explain(...) of the call lists every reason",
         )
+
+
+def warn_of_rejected_pin(call: Call[C], record: Record | None, config: C, by: str) -> None:
+    """Warn once that a pin gives a kernel a candidate that was rejected for the output of this very code."""
+    code, name = call.kernel.code_checksum, _fingerprint(config)
+    for m in () if record is None else record.body.measurements:
+        wrong = m.failure is not None and m.failure.kind in _WRONG and m.values_from == "call"
+        if wrong and (m.code, m.fingerprint) == (code, name):
+            warn_once(
+                "rejected pin",
+                f"{call.problem.op} {code} {name}",
+                f"{by} gives {call.problem.op} {config!r}, which was rejected when it was tuned: {_reason([m])}. It "
+                "runs all the same, and its output may be wrong; take the pin away, or mend the kernel or its check",
+            )
+            return
+
+
+def _fingerprint(config: object) -> str:
+    with suppress(CodecError):
+        return fingerprint(config)
+    return ""  # it cannot be in a book
 
 
 def _some(failed: Sequence[Measurement], tuned: Tuned[Any]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, did_you_mean, warn_once
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook._space.space import Config, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_NOT_TOGETHER: Final = "no candidate has these values together"
 _REMEMBERED: Final = 256  # checked configurations: a program that passes `config=` in a loop writes a few
 
 
@@ -32,6 +33,7 @@ class WrittenConfigs:
         self._forms: Final = {frozenset(names): names for names in forms}
         self._names: Final = tuple(dict.fromkeys(name for names in forms for name in names))
         self._checked: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)
+        self._told: object = None  # the heuristic's configuration that was looked at last
         self._free: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)  # with values that need not be in the space
 
     def check_heuristic(self, config: Any) -> Any:
@@ -39,6 +41,19 @@ class WrittenConfigs:
         if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
             return config
         raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
+
+    def tell_of_heuristic(self, config: Any) -> Any:
+        """Return the heuristic's configuration; warn once if it is not in the space, as `config=` would say."""
+        if self._forms and config is not self._told and isinstance(config, Config):
+            self._told = config
+            if reason := self._why_outside(config):
+                warn_once(
+                    "heuristic",
+                    self._op_id,
+                    f"{self._op_id!r}: heuristic={_text(config)}: {reason}. It is used all the same: it answers until "
+                    "a call is tuned, and then races with the candidates. Add it to the space, or mend the heuristic",
+                )
+        return config
 
     def check_names(self, given: str, config: Any) -> None:
         """Raise `DefinitionError` if a configuration has a name that the space does not have."""
@@ -101,30 +116,47 @@ class WrittenConfigs:
         return list(dict.fromkeys(config[name] for config in self._listed if name in config))
 
     def _has_values(self, config: Config) -> bool:
-        return all(value in self._values(name) for name, value in config.items())
+        return all(self._has_value(config, name) for name in config)
+
+    def _has_value(self, config: Config, name: str) -> bool:
+        return config[name] in self._values(name)
+
+    def _why_outside(self, config: Config) -> str:
+        """Return why a configuration, with names of the space, is not in it; empty if it is."""
+        for name in config:
+            if not self._has_value(config, name):
+                return self._reason_against(name, config[name])
+        if self._space is None:
+            return "" if config in self._listed else _NOT_TOGETHER
+        try:
+            self._space.config(**config)
+        except DefinitionError as error:
+            return str(error)
+        return ""
 
     def _check_value(self, given: str, name: str, value: Any) -> None:
+        if not any(type(own) is type(value) and own == value for own in self._values(name)):
+            raise DefinitionError(
+                f"{self._op_id!r}: {given}: {self._reason_against(name, value)}. To try a value outside of the space, "
+                "pass a tunebook.Config"
+            )
+
+    def _reason_against(self, name: str, value: Any) -> str:
+        """Return which values an axis has, and which of them is near to a value that it does not have."""
         values = self._values(name)
-        if any(type(own) is type(value) and own == value for own in values):
-            return
         if self._space is not None and not isinstance(value, str):
             values = [own for own in values if own == value] or values
         texts = [own for own in values if isinstance(own, str)]
         near = did_you_mean("value", value, texts) if isinstance(value, str) and texts else ""
         has = f"it has {', '.join(map(repr, values[:8]))}{', ...' if len(values) > 8 else ''}"
-        raise DefinitionError(
-            f"{self._op_id!r}: {given}: {name}={value!r} is not in the space; {near or has}. To try a value outside of "
-            f"the space, pass a tunebook.Config"
-        )
+        return f"{name}={value!r} is not in the space; {near or has}"
 
     def _member(self, given: str, config: Config) -> Config:
         """Return the candidate that is equal to a configuration whose values are all in the space."""
         if self._space is None:
             found = next((each for each in self._listed if each == config), None)
             if found is None:
-                raise DefinitionError(
-                    f"{self._op_id!r}: {given}={_text(config)}: no candidate has these values together"
-                )
+                raise DefinitionError(f"{self._op_id!r}: {given}={_text(config)}: {_NOT_TOGETHER}")
             return found
         try:
             return self._space.config(**config)
