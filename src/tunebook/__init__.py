@@ -82,12 +82,12 @@ if TYPE_CHECKING:
     from tunebook._report import metrics as metrics
     from tunebook._report import report as report
     from tunebook._selection.deferred_tuning import wait_for_background as wait_for_background
+    from tunebook._selection.invocation_registry import clear_invocations as clear_invocations
+    from tunebook._selection.invocation_registry import get_invocations as get_invocations
+    from tunebook._selection.invocation_registry import record_invocation as record_invocation
     from tunebook._selection.persistent_cache import PersistentCache as PersistentCache
     from tunebook._selection.recording import Recording as Recording
-    from tunebook._selection.recording import clear_invocations as clear_invocations
-    from tunebook._selection.recording import get_invocations as get_invocations
     from tunebook._selection.recording import record as record
-    from tunebook._selection.recording import record_invocation as record_invocation
     from tunebook._selection.selector import ConfigSelectorChain as ConfigSelectorChain
     from tunebook._selection.selector import policy_override as policy_override
     from tunebook._space.choice import Choice as Choice
@@ -135,8 +135,9 @@ _NAMES = {
     "_report": "report",
     "_report.metrics": "metrics",
     "_selection.deferred_tuning": "wait_for_background",
+    "_selection.invocation_registry": "clear_invocations get_invocations record_invocation",
     "_selection.persistent_cache": "PersistentCache",
-    "_selection.recording": "clear_invocations get_invocations record record_invocation Recording",
+    "_selection.recording": "record Recording",
     "_selection.selector": "ConfigSelectorChain policy_override",
     "_space.choice": "Choice choice Option",
     "_space.space": "Config Space",

@@ -48,6 +48,7 @@ def objects(tmp_path):
         "explanation of a miss": matmul.explain(2),
         "problem": matmul.problem(1),
         "recording": recording,
+        "record": tb.record(),
         "selector": matmul.selector,
         "chain": chain,
         "cache": cache,
@@ -94,6 +95,29 @@ def test_the_result_of_a_tuning_shows_its_choice_its_time_and_its_failures():
     assert "Config(block=1): 1.1 ms, fastest, 12 candidates, 1 failed, 12 measured" in text
     assert repr(matmul.explain(1)) == "<Explanation of mm@v0: Config(block=1) from memory; print it for the reasons>"
     assert "from memory" in str(matmul.explain(1))
+
+
+def test_a_recording_names_its_kernels_before_in_and_after_its_block():
+    matmul = tuned_kernel(FakeClock(), False)
+    block = tb.record()
+    assert repr(block) == "<record: use it as `with tunebook.record() as recording:`>"
+    with block as recording:
+        assert repr(recording) == "<Recording of 0 kinds of calls>"
+        matmul(1)
+        matmul(2)
+        assert repr(block) == f"<record: {recording!r}>"
+    assert repr(recording) == "<Recording of 2 kinds of calls: mm@v0 (2)>"
+    assert len(recording) == 2
+
+
+def test_a_recording_can_still_decorate_a_function():
+    matmul = tuned_kernel(FakeClock(), False)
+
+    @tb.record()
+    def run():
+        return matmul.explain(1).selection.tried
+
+    assert dict(run())["autotune"] == "off: a recording is on"
 
 
 PUBLIC = ["search", "stores", "formats", "fleet", "testing", *(f"adapters.{n}" for n in ("native", "numpy"))]

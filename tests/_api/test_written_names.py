@@ -179,3 +179,16 @@ def test_a_policy_may_be_the_name_of_its_fallback():
     assert matmul.selector.policy == tb.AutotunePolicy(cache_miss_fallback="heuristics")
     matmul.selector.policy = "background"
     assert matmul.selector.policy.cache_miss_fallback == "background"
+
+
+@pytest.mark.parametrize("verb", [tb.tune, tb.verify])
+def test_a_slip_in_an_option_of_a_tuning_names_the_option(verb):
+    matmul = kernel()
+    with pytest.raises(
+        TypeError, match=rf"tunebook.{verb.__name__}\(mm, ...\): unknown argument 'budgt'; did you mean 'budget'"
+    ):
+        verb(matmul, 1, budgt=1)
+    with pytest.raises(TypeError, match=r"unknown argument 'm'.*Valid: n, budget, progress"):
+        verb(matmul, m=1)
+    with pytest.raises(TypeError, match="missing a required argument: 'n'"):
+        verb(matmul)

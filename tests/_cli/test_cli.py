@@ -70,6 +70,19 @@ class TestTheCommand(OnABook):
         assert code == 2
         assert "The verbs are: demo, ls" in err
 
+    @pytest.mark.parametrize(
+        ("words", "hint"),
+        [
+            (["ls", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
+            (["prune", "--older-then=3d"], "did you mean --older-than?"),
+            (["ls", "--zzz"], "unrecognized arguments: --zzz; `tunebook ls --help` lists the options"),
+        ],
+    )
+    def test_an_unknown_option_gets_the_nearest_suggested(self, words, hint, capsys):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert hint in capsys.readouterr().err
+
     def test_an_unknown_option_is_wrong_usage(self):
         with pytest.raises(SystemExit, match="2"):
             main(["ls", "--colour"])

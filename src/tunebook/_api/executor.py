@@ -12,7 +12,8 @@ from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
 from tunebook._hotpath.kernel_memo import KernelMemo
 from tunebook._kernel.kernel import PLACEMENT, Invocation, Kernel
-from tunebook._selection.recording import REGISTRY, recordings
+from tunebook._selection.invocation_registry import REGISTRY
+from tunebook._selection.recording import recordings
 from tunebook._selection.selector import ConfigSelectorChain
 
 if TYPE_CHECKING:

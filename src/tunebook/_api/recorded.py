@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._api.tunable import Outcome, tune_all
 from tunebook._arrays.device_fingerprint import device_fingerprint
 from tunebook._memo.context_stack import overlay_cache
-from tunebook._selection.recording import REGISTRY, Invocations
+from tunebook._selection.invocation_registry import REGISTRY, Invocations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

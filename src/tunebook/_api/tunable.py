@@ -10,7 +10,7 @@ from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions
 from tunebook._api.option_checks import check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed
+from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed, did_you_mean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
@@ -18,8 +18,9 @@ from tunebook._kernel.measure import check_measure
 from tunebook._keys.call_key import explain_difference
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
+from tunebook._selection.invocation_registry import calls_in
 from tunebook._selection.persistent_cache import open_persistent
-from tunebook._selection.recording import calls_in, how_to_give_values, make_up, observing, problem_here
+from tunebook._selection.recording import how_to_give_values, make_up, observing, problem_here
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
 from tunebook._tuning.job import Budget, Tuned, parse_budget
 from tunebook._tuning.progress import progress_for
@@ -185,7 +186,7 @@ def tune(
     """
     kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    inv = kernel.call((*bound, *args), kwargs)
+    inv = _call_of(kernel, (*bound, *args), kwargs, tune)
     return kernel.selector.tune(
         inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure)
     )
@@ -231,7 +232,8 @@ def verify(
     """
     kernel, bound = _kernel_of(function)
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.verify(kernel.call((*bound, *args), kwargs), kernel, budget=budget, on_step=show)
+    inv = _call_of(kernel, (*bound, *args), kwargs, verify)
+    return kernel.selector.verify(inv, kernel, budget=budget, on_step=show)
 
 
 def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
@@ -240,6 +242,22 @@ def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
     if not isinstance(kernel, FunctionKernel):
         raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
     return kernel, (function.__self__,) if hasattr(function, "__self__") else ()
+
+
+def _call_of(
+    kernel: FunctionKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any], verb: Callable[..., object]
+) -> Invocation[Any, Any]:
+    """Return a call of a kernel; a name that neither it nor the verb has is an error that names the nearest one."""
+    try:
+        return kernel.call(args, kwargs)
+    except TypeError:
+        for name in kwargs:
+            if name not in kernel.parameters:
+                given = inspect.signature(verb).parameters.values()
+                options = [each.name for each in given if each.kind is each.KEYWORD_ONLY]
+                known = did_you_mean("argument", name, [*kernel.parameters, *options])
+                raise TypeError(f"tunebook.{verb.__name__}({kernel.op_id}, ...): {known}") from None
+        raise
 
 
 class Outcome(NamedTuple):

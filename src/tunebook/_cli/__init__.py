@@ -85,8 +85,20 @@ class _Parser(ArgumentParser):
         terminal.flush()
 
     def error(self, message: str) -> NoReturn:
-        Terminal().note(f"{self.format_usage()}{self.prog}: error: {message}")
+        Terminal().note(f"{self.format_usage()}{self.prog}: error: {message}{self._hint(message)}")
         sys.exit(USAGE)
+
+    def _hint(self, message: str) -> str:
+        """Return the option that an unknown one may be a slip of; empty without one."""
+        _, unknown, words = message.partition("unrecognized arguments: ")
+        given = next((word.partition("=")[0] for word in words.split() if word.startswith("-")), "")
+        if not unknown or not given:
+            return ""
+        from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
+
+        options = [name for action in self._actions for name in action.option_strings]
+        near = get_close_matches(given, options, n=1)
+        return f"; did you mean {near[0]}?" if near else f"; `{self.prog} --help` lists the options"
 
 
 def parser_of(name: str) -> ArgumentParser:

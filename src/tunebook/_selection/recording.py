@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from collections import Counter
+from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -40,13 +40,16 @@ from tunebook.stores._files import replace_file
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
 # A program with ever new shapes must not turn a recording into a leak. Calls beyond this are counted as dropped.
 CAPACITY: Final = 10_000
 # Nor must the integers in it: after so many characters of them, calls are recorded without values.
 _MOST_SAMPLED: Final = 32 << 20
 
+_NAMED: Final = 4  # kernels, in a `repr`
 _FORMAT: Final = "tunebook-recording/1"
 _OLD_NAMES: Final = ("tunebook._arrays.ArraySpec", "tunebook._arrays.describe.ArraySpec")  # of specs in older files
 
@@ -96,7 +99,12 @@ class Recording:
         return len(self._calls)
 
     def __repr__(self) -> str:
-        return f"<Recording: {len(self)} kinds of calls, {self.dropped} dropped>"
+        counts = Counter(call.problem.op for call in self)
+        named = ", ".join(f"{op} ({count})" for op, count in counts.most_common(_NAMED))
+        more = f" and {len(counts) - _NAMED} more kernels" if len(counts) > _NAMED else ""
+        kinds = "1 kind of call" if len(self) == 1 else f"{len(self)} kinds of calls"
+        lost = f"; {self.dropped} dropped" if self.dropped else ""
+        return f"<Recording of {kinds}{f': {named}{more}' if named else ''}{lost}>"
 
     def observe(
         self,
@@ -137,7 +145,7 @@ class Recording:
             kernel=kernel,
             args=specs[0],
             kwargs=specs[1],
-            module=_module_of(kernel),
+            module=module_of(kernel),
             finder="" if recorder is None else recorder.finder,
             count=0,
             surroundings=surroundings_of(given),
@@ -179,7 +187,8 @@ def _sampled(call: RecordedCall) -> int:
     return sum(len(text) for text in texts if isinstance(text, str))
 
 
-def _module_of(kernel: object) -> str:
+def module_of(kernel: object) -> str:
+    """Return the module that a kernel is defined in."""
     return kernel.module if isinstance(kernel, Kernel) else type(kernel).__module__
 
 
@@ -398,7 +407,6 @@ def problem_here(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem
 
 # --------------------------------------------------------------------------------------------- current recordings
 
-REGISTRY: Final = Recording()
 _active: Final[list[Recording]] = []  # append and remove are atomic
 
 
@@ -430,14 +438,36 @@ def observing(problem: Problem, kernel: Kernel[Any, Any], args: tuple[Any, ...])
     return count
 
 
-@contextmanager
-def record(capacity: int = CAPACITY) -> Iterator[Recording]:
+class record(ContextDecorator):  # noqa: N801 - it is used like a function
     """Collect every tunable call of the program, in all its threads, without tuning anything while it lasts.
 
-    Calls run with a known configuration, else with the heuristic, else with the first candidate.
+    Calls run with a known configuration, else with the heuristic, else with the first candidate. The with-block has a
+    `Recording`.
     """
-    if capacity < 1:
-        raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise DefinitionError(f"a recording needs room for at least one call; got capacity={capacity}")
+        self._capacity = capacity
+        self._blocks: list[tuple[AbstractContextManager[Recording], Recording]] = []
+
+    def __repr__(self) -> str:
+        found = f": {self._blocks[-1][1]!r}" if self._blocks else ""
+        return f"<record{found or ': use it as `with tunebook.record() as recording:`'}>"
+
+    def __enter__(self) -> Recording:
+        block = _recorded(self._capacity)
+        self._blocks.append((block, block.__enter__()))
+        return self._blocks[-1][1]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._blocks.pop()[0].__exit__(kind, error, trace)
+
+
+@contextmanager
+def _recorded(capacity: int) -> Iterator[Recording]:
     recording = Recording(capacity)
     suspension = None
     try:
@@ -451,48 +481,3 @@ def record(capacity: int = CAPACITY) -> Iterator[Recording]:
         with suppress(ValueError):
             _active.remove(recording)
         del suspension  # here, because the traceback of an error keeps this frame
-
-
-def record_invocation(
-    dev: str, op_id_v: str, call_key: str, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
-    """Remember a call in the process's registry, with specs in place of arrays; it replaces an earlier one of its key.
-
-    An `Executor` does so for each of its calls, if `TUNEBOOK_RECORD=1`.
-    """
-    REGISTRY.observe(Problem(dev, op_id_v, call_key), kernel, tuple(args), kwargs, latest=True)
-
-
-class Invocations(dict[str, dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]]):
-    """`{op: {call_key: (kernel, args, kwargs)}}`. `calls` also has counts and seconds, the most expensive first."""
-
-    def __init__(self, calls: Iterable[RecordedCall]) -> None:
-        super().__init__()
-        self.calls: Final = tuple(calls)
-        for call in self.calls:
-            self.setdefault(call.problem.op, {})[call.problem.call_key] = (call.kernel, call.args, dict(call.kwargs))
-
-
-def get_invocations(dev: str) -> Invocations:
-    """Return the calls remembered for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
-    return Invocations(call for call in REGISTRY if call.problem.device == dev)
-
-
-def calls_in(recording: Iterable[RecordedCall] | Mapping[str, Any]) -> Iterable[RecordedCall]:
-    """Return the calls of a recording, or of the result of `get_invocations`."""
-    if isinstance(recording, Invocations):
-        return recording.calls
-    if not isinstance(recording, Mapping):
-        return recording
-    return [
-        RecordedCall(
-            problem=Problem("", op, key), kernel=kernel, args=tuple(args), kwargs=kwargs, module=_module_of(kernel)
-        )
-        for op, calls in recording.items()
-        for key, (kernel, args, kwargs) in calls.items()
-    ]
-
-
-def clear_invocations() -> None:
-    """Forget the calls of `record_invocation`."""
-    REGISTRY._calls.clear()  # noqa: SLF001 - the registry is this module's own
