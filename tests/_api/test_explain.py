@@ -16,6 +16,7 @@ from tunebook._api.explain import Explanation, _spread, explain_entry
 from tunebook._api.versions import versions_differ
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import Failure, Measurement, Problem
+from tunebook._cli import main
 from tunebook._selection.recorded_decision import measured_for_choice
 from tunebook._selection.selector import NoSelection
 from tunebook._statistics.decide import Ranked, decide
@@ -341,10 +342,19 @@ def test_a_candidate_that_left_early_with_a_lower_time_than_the_runner_up_is_tol
     assert re.search(r"but +1\.5 s  block=4  left early, 3 samples: .* its time is of that moment", str(told))
 
 
-def test_every_line_has_the_names_in_the_order_of_the_space(tmp_path):
+def test_every_line_has_the_names_in_the_order_of_the_space_also_without_the_program(tmp_path, capsys):
+    def command(*words):
+        assert main([*words, "--book", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
     clock = FakeClock()
 
-    @tb.tunable(space=tb.Space(way=["view", "copy"], inner=[1, 2], bi=[1]), store=tmp_path, tuner=fake_tuner(clock))
+    @tb.tunable(
+        space=tb.Space(way=["view", "copy"], inner=[1, 2], bi=[1]),
+        heuristic={"bi": 1, "inner": 1, "way": "copy"},
+        store=tmp_path,
+        tuner=fake_tuner(clock),
+    )
     def conv(n, *, config):
         if config.inner == 2:
             raise ValueError("no such tile")
@@ -357,3 +367,8 @@ def test_every_line_has_the_names_in_the_order_of_the_space(tmp_path):
     assert "way='view', inner=1, bi=1" in said.replace("Config(way='view', inner=1, bi=1)", "")
     assert "way='copy', inner=2, bi=1" in said
     assert "bi=1, inner" not in said
+    listed, shown = command("ls"), command("show", "conv")
+    for text in (command("explain", "conv"), listed, shown):
+        assert "way='view', inner=1, bi=1" in text
+        assert "bi=1, inner" not in text
+    assert "\n  names" not in shown

@@ -23,6 +23,7 @@ from tunebook._selection.recorded_decision import (
     left_early,
     measured_for_choice,
     measured_so_far,
+    names_in,
     values_of,
     verdict_of,
 )
@@ -133,7 +134,9 @@ class Explanation:
     def _names(self) -> tuple[str, ...]:
         """The names of the answer in the order of the space: an encoded configuration has them sorted."""
         config = self.selection.config if isinstance(self.selection, Selection) else None
-        return tuple(config) if isinstance(config, Mapping) else ()
+        if isinstance(config, Mapping):
+            return tuple(config)
+        return () if self.record is None else names_in(self.record)
 
     @property
     def failed(self) -> tuple[FailureGroup, ...]:
@@ -282,10 +285,7 @@ def _shortened(text: str) -> str:
 def _readable(config: Json, names: Sequence[str] = ()) -> str:
     """Return an encoded configuration as people write it, in the order of `names` if it has just these."""
     try:
-        plain = decode(config) if names else None
-        if isinstance(plain, dict) and plain.keys() == set(names):
-            return ", ".join(f"{name}={plain[name]!r}" for name in names)
-        return readable(config)
+        return readable(config, names)
     except CodecError as error:  # a newer release may have tags that this one does not know
         return f"<{error}>"
 
@@ -393,7 +393,7 @@ def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None,
     outdated = () if record is None else versions_differ(record.head.environment, here)
     selection = select_offline(OfflineEntry(problem, record, catalogue.store.where, outdated))
     if isinstance(selection, Selection) and record is not None and selection.source != "pinned":
-        selection = selection._replace(config=_named(record.head.config))
+        selection = selection._replace(config=_named(record.head.config, names_in(record)))
     so_far = [] if record is None else measured_so_far(record)
     others = _entries(catalogue, problem.op)
     explained = _explained(selection, record, measured_for_choice(body), here, others, so_far)
@@ -445,7 +445,7 @@ def _notes(record: Record | None, measured: Sequence[Measurement]) -> list[Measu
     return [m for m in known if m.values_from != "call" and m not in measured]
 
 
-def _named(config: Json) -> object:
+def _named(config: Json, names: Sequence[str]) -> object:
     from tunebook._space.space import Config  # noqa: PLC0415 - loaded late: without the program only
 
     try:
@@ -453,7 +453,9 @@ def _named(config: Json) -> object:
     except CodecError:
         return _readable(config)
     named = isinstance(plain, dict) and all(isinstance(name, str) and name.isidentifier() for name in plain)
-    return Config(**plain) if named else plain
+    if not named:
+        return plain
+    return Config(**{name: plain[name] for name in names} if plain.keys() == set(names) else plain)
 
 
 def _entries(catalogue: Catalogue, op: str) -> list[tuple[Problem, str]]:

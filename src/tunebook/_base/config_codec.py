@@ -29,7 +29,7 @@ from tunebook._base.errors import CodecError
 from tunebook._base.record_format import blake2b, canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json
 
@@ -256,8 +256,8 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(p.name for p in parameters) if all(p.kind in named for p in parameters) else None
 
 
-def readable(encoded: Json) -> str:
-    """Return an encoded configuration as people write it.
+def readable(encoded: Json, names: Sequence[str] = ()) -> str:
+    """Return an encoded configuration as people write it, in the order of `names` if it has just these.
 
     >>> from tunebook import Config
     >>> readable(encode(Config(block=(64, 32), order="ij")))
@@ -265,7 +265,8 @@ def readable(encoded: Json) -> str:
     """
     plain = decode(encoded)
     if isinstance(plain, dict) and all(isinstance(name, str) for name in plain):
-        return ", ".join(f"{name}={value!r}" for name, value in plain.items())
+        ordered = names if plain.keys() == set(names) else plain
+        return ", ".join(f"{name}={plain[name]!r}" for name in ordered)
     return repr(plain)
 
 

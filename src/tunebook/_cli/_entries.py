@@ -13,11 +13,13 @@ from tunebook._cli._filters import Filters, filters_of
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import Namespace, NotFound, Terminal, UsageError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import is_interrupted, origin_of, verdict_of
+from tunebook._selection.recorded_decision import is_interrupted, names_in, origin_of, verdict_of
 from tunebook.stores import problem_id
 from tunebook.stores._listing import newest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Problem
     from tunebook.stores._listing import Catalogue, EntryGroup, Listed
@@ -97,19 +99,19 @@ def _record_of(listed: Listed) -> Record:
     return record
 
 
-def config_text(config: Json) -> str:
-    """Return a stored configuration as people write it."""
+def config_text(config: Json, names: Sequence[str] = ()) -> str:
+    """Return a stored configuration as people write it, in the order of `names` if it has just these."""
     if config is None:
         return "no winner"
     try:
-        return clean(readable(config))
+        return clean(readable(config, names))
     except CodecError as error:
         return f"unreadable: {error}"
 
 
 def decision_text(record: Record) -> str:
     """Return the configuration of a record as people write it, or why it has none."""
-    return origin_of(record) if is_interrupted(record) else config_text(record.head.config)
+    return origin_of(record) if is_interrupted(record) else config_text(record.head.config, names_in(record))
 
 
 def key_text(call_key: str) -> str:

@@ -13,7 +13,7 @@ from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
-from tunebook._selection.recorded_decision import left_early, measured_for_choice, origin_of, verdict_of
+from tunebook._selection.recorded_decision import left_early, measured_for_choice, names_in, origin_of, verdict_of
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
@@ -101,7 +101,17 @@ def _rest_as_json(record: Record) -> dict[str, Any]:
 def _tuning(facts: dict[str, Any]) -> str:
     """Return when, where and how the decision was made; removes facts that are shown elsewhere."""
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
-    for shown_elsewhere in ("winner", "default", "rule", "found", "waiting_s", "values", "band", "interrupted"):
+    for shown_elsewhere in (
+        "winner",
+        "default",
+        "rule",
+        "found",
+        "waiting_s",
+        "values",
+        "band",
+        "interrupted",
+        "names",
+    ):
         facts.pop(shown_elsewhere, None)
     if facts.get("objective") == "typical":
         del facts["objective"]
@@ -128,7 +138,7 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
-    verdict = verdict_of(record)
+    verdict, names = verdict_of(record), names_in(record)
     ranking = () if verdict is None else verdict.ranking
     for rank, ranked in enumerate(ranking, 1):
         m = ranked.measurement
@@ -137,12 +147,13 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         notes += [left_early(m)] if m.dropped else []
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
-        yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config_text(m.config), ", ".join(notes)
+        config = config_text(m.config, names)
+        yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config, ", ".join(notes)
     for m in measured_for_choice(record.body):
         if m.failure is not None:
             said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
             said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"
-            yield "", "failed", "", "", config_text(m.config), said
+            yield "", "failed", "", "", config_text(m.config, names), said
 
 
 VERB = Verb("tunebook show matmul", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._report.entry import config_text, entry_of
-from tunebook._selection.recorded_decision import verdict_of
+from tunebook._selection.recorded_decision import is_settled, names_in, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ def compared_since(
 
 def before_of(record: Record, since: float) -> Before | None:
     """Return the best of a record's measurements from before a time, under one set of conditions; None without any."""
-    old = [m for m in record.body.measurements if m.when < since and m.failure is None]
+    old = [m for m in record.body.measurements if m.when < since and m.failure is None and is_settled(m)]
     if not old:
         return None
     last = max(old, key=lambda m: m.when)
@@ -79,7 +79,7 @@ def before_of(record: Record, since: float) -> Before | None:
     if verdict is None:
         return None
     best = min(verdict.ranking, key=lambda ranked: (ranked.measurement.dropped, ranked.value_s))
-    return Before(config_text(best.measurement.config), best.value_s)
+    return Before(config_text(best.measurement.config, names_in(record)), best.value_s)
 
 
 def _conditions(m: Measurement) -> tuple[str, str, str]:

@@ -27,6 +27,7 @@ from tunebook._selection.recorded_decision import (
     environments_verified,
     is_interrupted,
     left_early,
+    names_in,
     why_undecided,
 )
 from tunebook.stores import problem_id
@@ -152,13 +153,13 @@ def detail_of(facts: MeasuredRecord) -> Detail:
 
 
 def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[CandidateRow]:
-    began, values_s = _began(facts, entry), facts.values_s()
+    began, values_s, names = _began(facts, entry), facts.values_s(), names_in(facts.record)
     for m in facts.current:
         failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
         samples = () if failure else m.valid_samples_s
         finalist = "" if m.dropped or failure or not entry.decided else "finalist"
         yield CandidateRow(
-            config=config_text(m.config),
+            config=config_text(m.config, names),
             axes=axes_of(m.config),
             value_s=values_s.get(m.fingerprint),
             samples_s=tuple(samples[:: max(math.ceil(len(samples) / SAMPLES), 1)]),

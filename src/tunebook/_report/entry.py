@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import is_interrupted, is_settled, verdict_of, winner_of
+from tunebook._selection.recorded_decision import is_interrupted, is_settled, names_in, verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def entry_of(record: Record) -> ReportEntry:
     return ReportEntry(
         problem=head.problem,
         call=in_short(head.problem.call_key),
-        config=config_text(head.config) if head.decided else "",
+        config=config_text(head.config, names_in(record)) if head.decided else "",
         origin=head.origin if head.decided else INTERRUPTED if is_interrupted(record) else NONE_WORKED,
         # The time of a pin is not the time of the tuning.
         when=(head.origin == PINNED and _positive(provenance, "measured")) or _positive(provenance, "when") or 0.0,
@@ -173,9 +173,9 @@ def entry_of(record: Record) -> ReportEntry:
     )
 
 
-def config_text(encoded: Json) -> str:
-    """Return a configuration as people write it, or the reason why it cannot be read."""
+def config_text(encoded: Json, names: Sequence[str] = ()) -> str:
+    """Return a configuration as people write it, in the order of `names`, or the reason why it cannot be read."""
     try:
-        return readable(encoded)
+        return readable(encoded, names)
     except CodecError as error:
         return f"unreadable: {error}"

@@ -23,6 +23,12 @@ def winner_of(body: Body) -> str | None:
     return winner if isinstance(winner, str) else None
 
 
+def names_in(record: Record) -> tuple[str, ...]:
+    """Return the names of the configurations in the order of their space; empty if that is the alphabet's."""
+    names = record.provenance.get("names")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
 def is_live(body: Body) -> bool:
     """Return whether the decision was found in the calls of a running program."""
     return body.provenance.get("live") is True

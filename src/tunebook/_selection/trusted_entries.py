@@ -27,7 +27,7 @@ from tunebook._selection.recorded_decision import (
     why_undecided,
     winner_of,
 )
-from tunebook._space.space import Space
+from tunebook._space.space import Config, Space
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.job import History, host_name, is_believed
 
@@ -383,6 +383,10 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
     facts |= {"found": _found(tuned), "values_from": tuned.values_from}
     facts |= {"at": dict(tuned.at)} if tuned.at else {}
+    # Encoded configurations have their names sorted. The last one is the space's own; the heuristic is the first.
+    last = next(reversed(list(tuned.configs.values())), None)
+    names = list(map(str, last)) if isinstance(last, Config) else []
+    facts |= {"names": [*names]} if names != sorted(names) else {}
     if (roofline := tuned.roofline) is not None:
         amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
