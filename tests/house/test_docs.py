@@ -11,8 +11,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from doc_pages import fences
 
 import tunebook
+from tunebook._cli import ls
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -99,3 +101,16 @@ def test_the_times_on_the_page_of_jax_match_the_last_bench(who):
     (shown,) = re.findall(rf"^\| {who}\b.*\| ([\d.]+) us\b", (ROOT / "docs" / "jax.md").read_text(), re.MULTILINE)
     number, unit = measured.split()
     assert float(shown) == pytest.approx(float(number) * {"ns": 1e-3, "us": 1.0}[unit], rel=0.05)
+
+
+def test_listings_on_the_pages_have_the_columns_of_the_command():
+    names = [column.title for column in ls._COLUMNS]
+    heads = {
+        page.stem: fence.text.splitlines()[0].split()
+        for page in PAGES
+        for fence in fences(page)
+        if fence.language == "text" and fence.title.startswith("tunebook ls") and "--" not in fence.title
+    }
+    assert "tutorial" in heads
+    for page, head in heads.items():
+        assert head == [name for name in names if name in head], page
