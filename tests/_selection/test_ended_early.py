@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,67 @@ def test_an_interrupted_tuning_on_demand_leaves_the_choice_as_it_was(tmp_path):
     assert "winner" in str(again.explain(1))
 
 
+class TestHowMuchIsRunAgain:
+    """Half of these candidates take three times as long as the best: not hopeless at the first look."""
+
+    def kernel(self, store, at=10**9):
+        clock, runs, limit = FakeClock(), [], Costs(at)
+
+        @tb.tunable(space=tb.Space(b=list(range(12))), store=store, tuner=fake_tuner(clock), name="mm", check=False)
+        def matmul(n, *, config):
+            runs.append(config.b)
+            if len(runs) == limit.by_config:
+                raise KeyboardInterrupt
+            clock.spend((1.0 + config.b / 100) * (3e-3 if config.b % 2 else 1e-3))
+            return n
+
+        return matmul, runs
+
+    def counts(self, store, at=None):
+        """Return the runs of each candidate in a new tuning, and in one that goes on after so many, or at its end."""
+        matmul, runs = self.kernel(False)
+        matmul(1)
+        new = Counter(runs)
+        matmul, _ = self.kernel(store, at or sum(new.values()))
+        with pytest.raises(KeyboardInterrupt):
+            matmul(1)
+        matmul, runs = self.kernel(store)
+        matmul(1)
+        assert matmul.config_for(1).b == 0
+        return new, Counter(runs)
+
+    def test_candidates_that_left_the_race_are_not_run_again(self, tmp_path):
+        new, again = self.counts(tmp_path)
+        assert not {b for b in again if b % 2}
+        assert sum(again.values()) < 0.8 * sum(new.values())
+
+    def test_candidates_that_were_twice_as_slow_in_their_only_run_are_not_measured_in_full(self, tmp_path):
+        new, again = self.counts(tmp_path, 13)
+        assert {again[b] for b in again if b % 2} == {2}
+        assert all(again[b] < new[b] for b in again if b % 2)
+
+    def test_a_slow_first_run_that_compiled_something_does_not_cost_a_candidate_the_race(self, tmp_path):
+        clock, limit, made = FakeClock(), Costs(0), Costs(set())
+
+        @tb.tunable(space=tb.Space(b=[1, 2, 3]), store=tmp_path, tuner=fake_tuner(clock), name="mm", check=False)
+        def matmul(n, *, config):
+            limit.by_config -= 1
+            if limit.by_config == 0:
+                raise KeyboardInterrupt
+            if config.b not in made.by_config:
+                made.by_config.add(config.b)
+                clock.spend(config.b * 10e-3)
+            clock.spend(1e-3 / config.b)
+            return n
+
+        limit.by_config = 4
+        with pytest.raises(KeyboardInterrupt):
+            matmul(1)
+        made.by_config.clear()
+        matmul(1)
+        assert matmul.config_for(1).b == 3
+
+
 def test_without_a_book_an_interrupt_promises_nothing():
     matmul, _ = interrupted_kernel(False, 3)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -195,9 +257,9 @@ def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_pa
     # In a process of its own: with a mapped file, the second line of notes ended it by SIGBUS.
     program = (
         "import sys; from pathlib import Path\n"
-        "from tunebook._tuning import job_run\n"
-        "job_run.lock_root = lambda: Path(sys.argv[1])\n"
-        "with job_run.RunningCandidate('x') as one, job_run.RunningCandidate('x') as other:\n"
+        "from tunebook._tuning import running_candidate\n"
+        "running_candidate.lock_root = lambda: Path(sys.argv[1])\n"
+        "with running_candidate.RunningCandidate('x') as one, running_candidate.RunningCandidate('x') as other:\n"
         "    (note,) = Path(sys.argv[1]).iterdir()\n"
         "    note.write_bytes(b'')\n"
         "    one.note('a'), other.note('b')\n"

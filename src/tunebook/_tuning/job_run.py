@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
@@ -40,12 +36,10 @@ from tunebook._statistics.race import (
     typical_s,
 )
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
-from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -56,6 +50,9 @@ Cfg = TypeVar("Cfg")
 
 # The same as HOPELESS for a first run alone, which may have loaded or compiled something.
 HOPELESS_AT_ONCE: Final = 10.0
+# A candidate that was so many times slower in an interrupted tuning gets two runs in the next one, and leaves if both
+# say the same: a disturbed run takes three times as long now and then, but seldom in two processes.
+SLOW_BEFORE: Final = 2.0
 
 
 class JobRun(Generic[Cfg]):
@@ -81,7 +78,9 @@ class JobRun(Generic[Cfg]):
         self.lanes: list[Lane] = []
         self.programs: dict[str, str] = {}  # the first candidate of each compiled program
         self.twins: dict[str, str] = {}
+        self.racing: Race | None = None
         self.ran = 0
+        self._slow_before: set[str] = set()
         self._now_s, self._turn = now_s, turn
 
     @property
@@ -118,21 +117,38 @@ class JobRun(Generic[Cfg]):
         return todo
 
     def _drop_hopeless(self) -> None:
-        """Leave out the candidates of an unfinished tuning that were many times slower than its best."""
+        """Leave out the candidates of an unfinished tuning that were many times slower than its best; note the slow."""
         results = self.candidates.results
         valid = {name: m.valid_samples_s for name, m in results.items() if m.failure is None and m.valid_samples_s}
         best_s = min(map(min, valid.values()), default=0.0)
         for name, samples_s in valid.items():
+            if name in (self.candidates.heuristic, self.job.incumbent):
+                continue
             margin = HOPELESS if len(samples_s) > 1 else HOPELESS_AT_ONCE
-            if min(samples_s) > margin * best_s and name not in (self.candidates.heuristic, self.job.incumbent):
+            if min(samples_s) > margin * best_s:
                 results[name] = results[name]._replace(dropped=True)
+            elif min(samples_s) > SLOW_BEFORE * best_s:
+                self._slow_before.add(name)
+
+    def leave_out_slow(self) -> None:
+        """Take the candidates out of the race that are slow in this process too, after one sample each."""
+        limit_s = SLOW_BEFORE * min((lane.first_s for lane in self.lanes), default=0.0)
+        for lane in [lane for lane in self.lanes if lane.name in self._slow_before and lane.first_s > limit_s]:
+            if lane.run_once() and not self.renew([lane]) and min(lane.samples_s) > limit_s:
+                known = self.candidates.results[lane.name]
+                self.candidates.results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=True)
+                self.lanes.remove(lane)
 
     def so_far(self) -> tuple[Measurement, ...]:
-        """Return the measurements of an unfinished job, with the samples of its race."""
+        """Return the measurements of an unfinished job, with the samples of its race; some have left it."""
         results = dict(self.candidates.results)
+        stay = {lane.name for lane in (self.lanes if self.racing is None else self.racing.finalists)}
+        stay |= {name for name in (self.candidates.heuristic, self.job.incumbent) if name is not None}
         for lane in self.lanes:
-            if lane.samples_s and results[lane.name].failure is None:
-                results[lane.name] = results[lane.name]._replace(samples_s=tuple(lane.samples_s))
+            known = results[lane.name]
+            if lane.samples_s and known.failure is None:
+                left = lane.name not in stay
+                results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=left)
         return tuple(results.values())
 
     def _about_to_run(self, name: str) -> None:
@@ -310,8 +326,9 @@ class JobRun(Generic[Cfg]):
 def race(run: JobRun[Any], probes: Iterable[Probe]) -> tuple[bool, Disturbances]:
     """Sample the valid candidates; return False if the budget ended the race, and the disturbances meanwhile."""
     job, results = run.job, run.candidates.results
+    run.leave_out_slow()
     ends_s = math.inf if job.budget.seconds is None else run.started_s + job.budget.seconds
-    racing = Race(
+    racing = run.racing = Race(
         run.lanes,
         run.rng,
         run.clock_s,
@@ -406,85 +423,3 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
-
-
-# -------------------------------------------------------------------------- the candidate that runs when a process dies
-
-_SIZE: Final = 512
-_NAME: Final = 64  # bytes of a fingerprint
-_open: Final[set[RunningCandidate]] = set()
-
-
-class RunningCandidate:
-    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
-
-    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
-    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
-    when the last one died, or None.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._path: Final[Path] = lock_root() / f"running-{name}"
-        self._descriptor: int | None = None
-        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
-        self._maker: Maker | None = None
-        self.died: str | None = None
-
-    def __enter__(self) -> Self:
-        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
-        with suppress(OSError, ValueError):
-            known = _read(self._path)
-            if known is not None and known[0] != this_process() and not known[0].is_gone():
-                return self  # another process tunes the same, without a book
-            self.died = None if known is None or known[0] == this_process() else known[1]
-            self._open()
-        return self
-
-    def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        maker = self._maker = this_process()
-        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
-        if not _open:
-            atexit.register(_forget_all)
-        _open.add(self)
-
-    def note(self, fingerprint: str) -> None:
-        """Note the candidate that runs from now on."""
-        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
-        with self._lock, suppress(OSError):
-            if self._descriptor is not None:
-                os.pwrite(self._descriptor, name, 0)
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
-        _open.discard(self)
-        if self._descriptor is None or self._maker != this_process():
-            return
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
-                self._path.unlink()
-
-
-def _forget_all() -> None:
-    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
-    for note in list(_open):
-        note.forget()
-
-
-def _read(path: Path) -> tuple[Maker, str | None] | None:
-    """Return the process that made a note, and the candidate in it; None without a note."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
-    host, pid, started = head.split()
-    return Maker(host, int(pid), started), name or None
