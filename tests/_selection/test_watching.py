@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import random
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from kernels import FakeClock, fake_tuner
+from kernels import FakeClock, fake_tuner, job
 
 import tunebook as tb
 from tunebook._base.vocabulary import Event
@@ -278,3 +279,41 @@ def test_the_time_left_has_the_race_in_it_while_candidates_are_tried():
     trying = [step for step in steps if step.doing == "trying"]
     for step in trying:
         assert step.left_s >= (steps[-1].elapsed_s - step.elapsed_s) * 0.9
+
+
+def test_the_time_left_is_seldom_too_short_while_candidates_of_all_speeds_are_tried():
+    short, told = 0, 0
+    for seed in range(8):
+        rng, clock, steps = random.Random(seed), FakeClock(), []
+        work, _ = job(clock, {n: 5e-3 * (1 + 20 * rng.random() ** 2) for n in range(48)}, on_step=steps.append)
+        fake_tuner(clock).tune(work)
+        trying = [step for step in steps if step.doing == "trying"][2:]
+        told += len(trying)
+        short += sum(step.left_s < steps[-1].elapsed_s - step.elapsed_s for step in trying)
+    assert told > 300
+    assert short <= 0.03 * told
+
+
+def test_a_search_tells_the_time_and_the_failures_of_the_whole_search():
+    steps, clock, wide = [], FakeClock(), list(range(40))
+
+    @tb.tunable(space=tb.Space(a=wide, b=wide), store=False, name="mm", tuner=fake_tuner(clock), check=False)
+    def matmul(n, *, config):
+        if config.b == 3:
+            raise ValueError("no")
+        clock.spend(1e-3 * (1 + abs(config.a - 17) + abs(config.b - 5)))
+        return n
+
+    began_s = clock.seconds
+    tuned = tb.tune(matmul, 1, progress=lambda step: steps.append((clock.seconds - began_s, step)))
+    for now_s, step in steps:
+        assert step.elapsed_s == pytest.approx(now_s)
+    trying = [step for _, step in steps if step.doing == "trying"]
+    assert len(trying) > 100
+    for step in trying:
+        assert step.left_s >= tuned.seconds - step.elapsed_s
+    best = [step.best_s for step in trying if step.best_s is not None]
+    assert best == sorted(best, reverse=True)
+    failed = [sum(step.failures.values()) for step in trying if step.total > 16]
+    assert failed == sorted(failed)
+    assert failed[-1] == sum(m.failure is not None for m in tuned.measurements)

@@ -53,6 +53,8 @@ HOPELESS_AT_ONCE: Final = 10.0
 # A candidate that was so many times slower in an interrupted tuning gets two runs in the next one, and leaves if both
 # say the same: a disturbed run takes three times as long now and then, but seldom in two processes.
 SLOW_BEFORE: Final = 2.0
+# Of the times of candidates, relative to their mean: after two or three tries, likeness may be chance.
+LEAST_SPREAD: Final = 0.3
 
 
 class JobRun(Generic[Cfg]):
@@ -193,11 +195,20 @@ class JobRun(Generic[Cfg]):
         if doing == "racing":  # it ends when its times are certain, which nobody knows before
             left_s = 0.0 if done == total else None
         elif done:
-            spent_s = now_s - self.started_s
-            left_s = min(spent_s * (total - done) / done + self._race_s(done, total), max(self.left_s(), 0.0))
+            left_s = min(self._left_to_try_s(done, total) + self._race_s(done, total), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
         elapsed_s, known = now_s - self.started_s, self.job.history.unfinished
         self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known))
+
+    def _left_to_try_s(self, tried: int, total: int) -> float:
+        return self.elapsed_s / tried * (total - tried) * self._caution(tried)
+
+    def _caution(self, tried: int) -> float:
+        """Return how much slower than the tried candidates the others may be on the whole: two standard errors."""
+        first_s = [lane.first_s for lane in self.lanes]
+        mean_s = math.fsum(first_s) / max(len(first_s), 1)
+        spread = math.sqrt(math.fsum((s - mean_s) ** 2 for s in first_s) / max(len(first_s), 1)) / (mean_s or 1.0)
+        return 1 + 2 * max(spread, LEAST_SPREAD) / math.sqrt(tried)
 
     def _race_s(self, tried: int, total: int) -> float:
         """Return how long the race will take at most, from the first runs of the candidates that were tried."""
@@ -205,10 +216,11 @@ class JobRun(Generic[Cfg]):
             return 0.0
         lanes = len(self.lanes) * total / max(tried, 1)
         first_s = [lane.first_s for lane in self.lanes]
-        rounds_s = QUALIFYING[-1].samples * math.fsum(first_s) / len(first_s) * lanes
+        others_s = math.fsum(first_s) / len(first_s) * (lanes - len(first_s)) * self._caution(tried)
+        rounds_s = QUALIFYING[-1].samples * (math.fsum(first_s) + others_s)
         # After these rounds only fast candidates run, for no longer than everything before.
         samples = max(SAMPLES_PER_CANDIDATE * lanes, LEAST_SAMPLES) - QUALIFYING[-1].samples * lanes
-        before_s = (self.clock_s() - self.started_s) * total / max(tried, 1) + rounds_s
+        before_s = self.elapsed_s + self._left_to_try_s(tried, total) + rounds_s
         return rounds_s + min(samples * min(first_s), max(before_s, LEAST_FINAL_S))
 
     def try_all(self, todo: list[str]) -> bool:

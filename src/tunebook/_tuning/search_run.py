@@ -7,12 +7,14 @@ and the decision is made over all measurements.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
-from tunebook._statistics.race import typical_s
+from tunebook._statistics.race import LEAST_FINAL_S, LEAST_SAMPLES, QUALIFYING, typical_s
 from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Step, Tuned
 from tunebook.search import Observation
 
@@ -50,6 +52,9 @@ class Searching(Generic[Cfg]):
         self._search, self._tune, self._clock_s, self._started_s = search, tune, clock_s, clock_s()
         self._candidates: CandidateSet[Any] = CandidateSet(job.conditions, policy, None)
         self._ran, self._waiting_s = 0, 0.0
+        self._trials = search.trials
+        self._began_s, self._slowest_s = 0.0, 0.0  # when this batch began; of a candidate, in the slowest batch
+        self._best: tuple[float, object] = math.inf, None
         for m in job.known:
             if self._candidates.is_comparable(m) and (config := search.space.decoded(m.config)) is not None:
                 self._candidates.results[self._candidates.admit(config)] = m
@@ -59,6 +64,7 @@ class Searching(Generic[Cfg]):
         strategy.observe(self._observations(measured))
         trials = self._search.trials - len(measured)
         trials = trials if self._job.budget.trials is None else self._job.budget.trials
+        self._trials = trials
         ended = False
         while self._ran < trials and not ended:
             batch = strategy.propose(min(self._search.batch or BATCH, trials - self._ran))
@@ -77,6 +83,7 @@ class Searching(Generic[Cfg]):
     def _measure(self, batch: list[Config]) -> list[str]:
         """Measure a batch briefly, and return the fingerprints of its measured candidates."""
         measured = self._candidates.results
+        self._began_s = self._elapsed_s
         job = self._job._replace(
             candidates=cast("list[Cfg]", batch),
             history=History(tuple(measured.values())),
@@ -96,6 +103,7 @@ class Searching(Generic[Cfg]):
             measured.setdefault(m.fingerprint, m)
         names = [name for name in map(self._candidates.admit, batch) if name in measured]
         self._ran += len(set(names) - before)
+        self._slowest_s = max(self._slowest_s, (self._elapsed_s - self._began_s) / len(batch))
         return names
 
     def _finals(self, *, complete: bool) -> Tuned[Cfg]:
@@ -114,7 +122,9 @@ class Searching(Generic[Cfg]):
             measurements=failures if self._ran else tuple(measured.values()),
             complete=not self._ran and job.history.complete,
         )
-        final = self._tune(job._replace(candidates=finalists, history=history, budget=self._budget()))
+        final = self._tune(
+            job._replace(candidates=finalists, history=history, budget=self._budget(), on_step=self._tell_of_finals)
+        )
         measured.update({name: m._replace(dropped=True) for name, m in measured.items()})
         measured.update({m.fingerprint: m for m in final.measurements})
         configs.update(final.configs)
@@ -124,7 +134,7 @@ class Searching(Generic[Cfg]):
             job.goal.objective,
             ran=self._ran,
             complete=complete and final.complete,
-            seconds=self._clock_s() - self._started_s,
+            seconds=self._elapsed_s,
             disturbances=final.disturbances,
             waiting_s=self._waiting_s + final.waiting_s,
             roofline=final.roofline,
@@ -138,17 +148,59 @@ class Searching(Generic[Cfg]):
             for name, m in measured
         ]
 
+    @property
+    def _elapsed_s(self) -> float:
+        return self._clock_s() - self._started_s
+
     def _left_s(self, share: float = 1.0) -> float:
-        return self._job.budget.left_s(self._clock_s() - self._started_s, share)
+        return self._job.budget.left_s(self._elapsed_s, share)
 
     def _budget(self) -> Budget:
         return Budget(None if self._job.budget.seconds is None else max(self._left_s(), 1e-3))
 
     def _tell(self, step: Step) -> None:
-        """Report tried candidates; the race of a batch is not the race of the whole."""
-        if self._job.on_step is not None and step.doing == "trying":
-            done = self._ran + step.done
-            self._job.on_step(step._replace(done=done, total=max(self._search.trials, done)))
+        """Report tried candidates of the whole search; the race of a batch is not the race of the whole."""
+        if self._job.on_step is None or step.doing != "trying":
+            return
+        if step.best_s is not None and step.best_s < self._best[0]:
+            self._best = step.best_s, step.best
+        best_s, best = self._best if self._best[0] < math.inf else (None, None)
+        done = self._ran + step.done
+        total = max(self._trials, done)
+        left_s = min(self._left_to_try_s(step.done, total) + self._finals_s(), max(self._left_s(), 0.0))
+        before = Counter(m.failure.kind for m in self._candidates.results.values() if m.failure is not None)
+        self._job.on_step(
+            step._replace(
+                done=done,
+                total=total,
+                elapsed_s=self._elapsed_s,
+                failures=before + Counter(step.failures),
+                best_s=best_s,
+                best=best,
+                left_s=left_s,
+            )
+        )
+
+    def _left_to_try_s(self, done: int, total: int) -> float:
+        """Return how long further candidates will take, by the slowest batch, or in the first one by its first runs."""
+        if self._slowest_s:
+            untried, in_batch_s = total - self._ran, self._elapsed_s - self._began_s
+            return self._slowest_s * max(untried - in_batch_s / self._slowest_s, untried - done)
+        return self._elapsed_s / done * (1 + QUALIFYING[-1].samples) * total - self._elapsed_s
+
+    def _tell_of_finals(self, step: Step) -> None:
+        if self._job.on_step is not None:
+            self._job.on_step(step._replace(elapsed_s=self._elapsed_s))
+
+    def _finals_s(self) -> float:
+        """Return how long the race of the finalists will take at most, by the fastest candidates so far."""
+        measured = (m.valid_samples_s for m in self._candidates.results.values() if m.failure is None)
+        fastest_s = sorted(typical_s(samples_s) for samples_s in measured if samples_s)[:FINALISTS]
+        if not fastest_s:
+            return 0.0
+        rounds_s = (1 + QUALIFYING[-1].samples) * math.fsum(fastest_s) / len(fastest_s) * FINALISTS
+        # As in every race: then only the fastest run, for no longer than everything before.
+        return rounds_s + min(LEAST_SAMPLES * fastest_s[0], max(rounds_s, LEAST_FINAL_S))
 
 
 def _compile_once(compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> Callable[[Cfg], object]:
