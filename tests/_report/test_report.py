@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -25,10 +26,10 @@ from tunebook._report.charts import heat_map, heat_step, speedups
 from tunebook._report.colours import STEPS, contrast, oklch, themes
 from tunebook._report.detail import LEVELS, HeatMap, axes_of, explained, heat_maps, importances, levels
 from tunebook._report.entry import entry_of
-from tunebook._report.marks import Scale, TextMark, linear_ticks, quantile
-from tunebook._report.model import DETAILS, KernelGroup
+from tunebook._report.marks import DotMark, Scale, TextMark, linear_ticks, quantile
+from tunebook._report.model import DETAILS, KernelGroup, model_of
 from tunebook._report.page import svg_of, tag
-from tunebook._report.tuning_charts import samples_range
+from tunebook._report.tuning_charts import samples, samples_range
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook.stores import MemoryStore
 
@@ -478,6 +479,22 @@ class TestScales:
     def test_a_disturbed_run_does_not_stretch_the_axis_of_samples(self):
         assert samples_range([[1.0, 1.01, 1.02, 50.0], [1.1, 1.11, 1.13]])[1] < 1.5
         assert samples_range([[1.0]]) == (1.0, 1.01)
+
+    @pytest.mark.parametrize("beyond", [4, 18, 59])
+    def test_the_number_of_samples_to_the_right_does_not_lie_on_a_sample(self, beyond):
+        made = record(size=64)
+        tail = (*[1e-4] * 60, 1.0399e-4, *[9e-4] * beyond)  # the axis ends at 1.04e-4
+        measured = [m._replace(samples_s=tail) for m in made.body.measurements]
+        changed = Record(made.head, replace(made.body, measurements=tuple(measured)))
+        (detail,) = model_of([changed], title="", where="", made=0.0).details
+        chart = samples(detail)
+        ends = {mark.y: mark.x - 8 * len(mark.content) for mark in chart.marks if "→" in getattr(mark, "content", "")}
+        assert len(ends) > 1
+        dots = [mark for mark in chart.marks if isinstance(mark, DotMark)]
+        assert len(dots) > 50
+        for dot in dots:
+            assert all(dot.x + dot.radius < x for y, x in ends.items() if abs(y - dot.y) < 20)
+        assert max(dot.x for dot in dots) > 300
 
     @given(st.floats(1.0, 100.0))
     def test_a_slower_time_is_never_a_better_colour(self, ratio):

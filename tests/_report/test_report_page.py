@@ -63,6 +63,13 @@ WIDE_TABLE = """
 const place = table("entries").querySelector(".scroll");
 return [place.scrollWidth > place.clientWidth, getComputedStyle(place).backgroundImage]
 """
+# The edges of the entries, the edges of the text around them, and whether the table scrolls sideways.
+MARGINS = """
+const main = document.querySelector("main"), style = getComputedStyle(main), around = main.getBoundingClientRect();
+const box = table("entries").getBoundingClientRect(), place = table("entries").querySelector(".scroll");
+const left = around.left + parseFloat(style.paddingLeft), right = around.right - parseFloat(style.paddingRight);
+return [box.left - left, right - box.right, place.scrollWidth > place.clientWidth]
+"""
 PASTE = """
 document.querySelector("#paste")?.remove();
 const area = document.createElement("textarea");
@@ -159,6 +166,15 @@ def test_it_opens_from_a_file_without_an_error_and_asks_for_nothing(browser, boo
     assert browser.title == "A book · tunebook"
 
 
+def test_the_entries_stay_inside_the_margins_of_the_page(browser, page, tmp_path):
+    left, right, _ = run(page, MARGINS)
+    assert (left, right) == pytest.approx((0, 0), abs=1)
+    path = tmp_path / "report.html"
+    report([record(size=n, failing=SPACE[2:4]) for n in range(9)], path)
+    opened(browser, path)
+    assert run(browser, MARGINS) == pytest.approx([0, 0, False], abs=1), "and a plain book needs no scrolling"
+
+
 def test_every_chart_is_drawn(page):
     titles = {"Gain over the default", "Roofline", "Compiling and measuring", "Winners by size", "Failures", "Tunings"}
     titles |= {"All entries", "No winner"}
@@ -198,12 +214,12 @@ def test_entries_are_turned_over_page_by_page(page):
 def test_entries_are_filtered_by_words_and_by_choice(page):
     box = run(page, "return table('entries').querySelector('input')")
     box.send_keys("SOFTMAX [2,")
-    assert cells(page, "entries", 0) == ["softmax@v1"]
+    assert cells(page, "entries", 1) == ["softmax@v1"]
     assert run(page, "return table('entries').querySelector('.count').textContent") == "1 of 45"
     box.clear()
     box.send_keys(" ")
     run(page, PICK)
-    assert set(cells(page, "entries", 1)) == {"cuda:y"}
+    assert set(cells(page, "entries", 2)) == {"cuda:y"}
 
 
 def test_missing_values_are_sorted_last_both_ways(browser, tmp_path):
@@ -304,7 +320,7 @@ def test_text_of_a_record_is_shown_and_never_run(browser, tmp_path):
     run(browser, "document.querySelectorAll('details').forEach(d => d.open = true)")
     assert run(browser, "return [window.harmed, document.images.length]") == [None, 0]
     assert asked == [(tmp_path / "evil.html").as_uri()]
-    assert EVIL in cells(browser, "entries", 0)
+    assert EVIL in cells(browser, "entries", 1)
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
 
 
@@ -315,7 +331,7 @@ def test_a_page_with_packed_tables_opens_too(browser, tmp_path):
     opened(browser, tmp_path / "packed.html")
     assert run(browser, "return table('entries').querySelector('.count').textContent") == "1\u201325 of 8,000"
     run(browser, "return table('entries').querySelector('input')").send_keys("4321o")
-    assert cells(browser, "entries", 0) == [names[4321]]
+    assert cells(browser, "entries", 1) == [names[4321]]
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
 
 

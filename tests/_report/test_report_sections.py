@@ -172,7 +172,7 @@ class TestDevices:
         page = report([record(device=CPU, size=n) for n in range(1, 9)]).html
         assert page.count(CPU) == 1
         assert "AMD EPYC, 2 cores" in page
-        assert [c["name"] for c in data_in(page)["entries"]][:2] == ["Kernel", "Call"]
+        assert [c["name"] for c in data_in(page)["entries"]][:3] == ["Id", "Kernel", "Call"]
 
     def test_several_devices_have_short_names_that_tell_them_apart(self):
         gpu, other = "cuda:NVIDIA H200:sm_90", CPU.replace("isa-0edc9f61", "isa-11111111")

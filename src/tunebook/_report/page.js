@@ -170,7 +170,7 @@
       const value = this.value(column, row);
       const missing = value === null || value === "";
       const words = missing ? "" : write[column.kind](value);
-      const marks = [isText(column.kind) ? "" : "number", column.kind === "code" ? "code" : "", column.wide ? "wide" : "", column.marks ? String(value).replace(/\W+/g, "-") : ""];
+      const marks = [isText(column.kind) ? "" : "number", column.kind === "code" ? "code" : "", column.kind === "date" ? "date" : "", column.wide ? "wide" : "", column.marks ? String(value).replace(/\W+/g, "-") : ""];
       const shown = missing ? "" : column.kind === "id" ? copier(words, `tunebook explain ${words}`) : column.kind === "command" ? copier("Copy", words) : words;
       return make("td", { class: marks.filter(Boolean).join(" ") || null, "data-name": column.name }, ...(missing ? [] : [shown]));
     }

@@ -67,7 +67,8 @@ def _entries(model: ReportModel) -> list[TableColumn]:
     entries = model.entries
     configs = [e.config or NO_WINNER.get(e.origin) for e in entries]
     return [
-        TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True),
+        TableColumn("Id", "id", [problem_id(e.problem)[:ID_DIGITS] for e in entries], "copies a command"),
+        TableColumn("Kernel", "text", [e.problem.op for e in entries], pick=True, wide=True),
         *_device_column(model, [e.problem.device for e in entries]),
         TableColumn("Call", "text", [e.call for e in entries], wide=True),
         TableColumn("Configuration", "code", configs, wide=True, marks=True),
@@ -81,7 +82,6 @@ def _entries(model: ReportModel) -> list[TableColumn]:
         TableColumn("Failed", "count", [sum(e.failed.values()) for e in entries], down=True),
         TableColumn("Measured (UTC)", "date", [int(e.when) or None for e in entries], down=True),
         TableColumn("Origin", "text", [e.origin for e in entries], pick=True),
-        TableColumn("Id", "id", [problem_id(e.problem)[:ID_DIGITS] for e in entries], "copies a command"),
     ]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _AXES: Final = 7  # parameters that the chart of all candidates shows, the most important
 _LINES: Final = 160  # candidates that it shows
+_LETTER: Final = 9.0  # the width of a letter, on a phone
 
 
 def of_tuning(detail: Detail) -> Iterable[tuple[str, Chart]]:
@@ -65,7 +66,9 @@ def samples(detail: Detail) -> Chart:
     # A default that is many times slower would press the others together at the left.
     low, high = samples_range([c.samples_s for c in shown if (c.value_s or 0.0) <= 2 * best])
     height = 40.0 * len(shown)
-    x = Scale(low - (high - low) * 0.03, high, 8, HALF - 40)
+    # Room for the samples that are not shown, at the largest size of the letters; else it would lie on the last dots.
+    room = max(len(_beyond(c, high)) for c in shown) * _LETTER + 8
+    x = Scale(low - (high - low) * 0.03, high, 8, HALF - max(room, 40.0))
     marks = axis_below(x, 4, height, time_axis(x.high), "time per run")
     for index, c in enumerate(shown):
         y = 40.0 * index + 26
@@ -78,17 +81,26 @@ def samples(detail: Detail) -> Chart:
 
 def _strip(c: CandidateRow, x: Scale, y: float, kind: str) -> Iterable[ChartMark]:
     typical = c.value_s or x.low
+    beyond = _beyond(c, x.high)
     if typical > x.high:
-        yield TextMark(HALF - 4, y + 4, f"{time_text(typical)} →", f"small-label of-{kind}", "end")
+        yield TextMark(HALF - 4, y + 4, beyond, f"small-label of-{kind}", "end")
         return
     seen = [(index, sample) for index, sample in enumerate(c.samples_s) if sample <= x.high]
     for index, sample in seen:
         # Neighbours get different heights, the same each time.
         jitter = 2 * math.modf(index * 0.618034)[0] - 1
         yield DotMark(x(sample), y + 4 * jitter, f"sample {kind}", time_text(sample), 2.2)
-    if beyond := len(c.samples_s) - len(seen):
-        yield TextMark(HALF - 4, y + 4, f"+{beyond} →", "tick", "end")
+    if beyond:
+        yield TextMark(HALF - 4, y + 4, beyond, "tick", "end")
     yield line(x(typical), y - 8, x(typical), y + 8, f"typical {kind}")
+
+
+def _beyond(c: CandidateRow, high: float) -> str:
+    """Return the words at the end of a strip: the time of a candidate, or the number of its samples, to the right."""
+    if (c.value_s or 0.0) > high:
+        return f"{time_text(c.value_s or 0.0)} →"
+    count = sum(sample > high for sample in c.samples_s)
+    return f"+{count} →" if count else ""
 
 
 def samples_range(samples: Sequence[Sequence[float]]) -> tuple[float, float]:
