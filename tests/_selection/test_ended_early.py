@@ -253,6 +253,23 @@ def test_a_wrong_output_warns_again_after_an_edit(tmp_path, store):
             kernel(code)(1)
 
 
+def test_wrong_outputs_before_an_interrupt_are_told_by_the_tuning_that_goes_on(tmp_path):
+    clock, left = FakeClock(), Costs(5)
+
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), store=tmp_path, name="mm", tuner=fake_tuner(clock), reference=lambda n: n)
+    def matmul(n, *, config):
+        left.by_config -= 1
+        if left.by_config == 0:
+            raise KeyboardInterrupt
+        clock.spend(1e-3)
+        return n + (config.b == 2)
+
+    with pytest.raises(KeyboardInterrupt):
+        matmul(1)
+    with pytest.warns(tb.TunebookWarning, match=r"1 of 3 candidates \(Config\(b=2\)\) gave a wrong output"):
+        matmul(1)
+
+
 def test_two_notes_of_one_problem_and_a_note_that_is_cut_short_do_no_harm(tmp_path):
     # In a process of its own: with a mapped file, the second line of notes ended it by SIGBUS.
     program = (

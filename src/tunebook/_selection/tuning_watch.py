@@ -99,7 +99,8 @@ def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
 
 def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None:
     """Log the failures of this tuning in one line, and warn of wrong outputs, once per kernel and version of it."""
-    known = {identity(m) for m in job.known}  # an edited kernel's are of other code
+    # An edited kernel's are of other code; of the failures of a tuning that was interrupted nothing was told.
+    known = set() if job.history.unfinished else {identity(m) for m in job.known}
     new = [m for m in tuned.measurements if m.failure is not None and identity(m) not in known]
     wrong = [m for m in new if m.failure is not None and m.failure.kind in _WRONG]
     if len(wrong) < len(new):
