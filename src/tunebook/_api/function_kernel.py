@@ -195,7 +195,7 @@ class FunctionKernel(Kernel[Any, Any]):
         if self._heuristic is None:
             return super().heuristic_cfg(inv)
         if not callable(self._heuristic):
-            return self._written.tell_of_heuristic(self._heuristic)
+            return self._written.tell_of_heuristic(self._heuristic) if self._written.outside else self._heuristic
         try:
             found = self._spread(self._heuristic, inv)
         except TypeError as error:

@@ -33,26 +33,25 @@ class WrittenConfigs:
         self._forms: Final = {frozenset(names): names for names in forms}
         self._names: Final = tuple(dict.fromkeys(name for names in forms for name in names))
         self._checked: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)
-        self._told: object = None  # the heuristic's configuration that was looked at last
+        self.outside = ""  # why the heuristic's last configuration is not in the space
         self._free: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)  # with values that need not be in the space
 
     def check_heuristic(self, config: Any) -> Any:
         """Return the heuristic's configuration; it must have every name of the space, and may have other values."""
         if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
+            self.outside = self._why_outside(config)
             return config
         raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
 
     def tell_of_heuristic(self, config: Any) -> Any:
         """Return the heuristic's configuration; warn once if it is not in the space, as `config=` would say."""
-        if self._forms and config is not self._told and isinstance(config, Config):
-            self._told = config
-            if reason := self._why_outside(config):
-                warn_once(
-                    "heuristic",
-                    self._op_id,
-                    f"{self._op_id!r}: heuristic={_text(config)}: {reason}. It is used all the same: it answers until "
-                    "a call is tuned, and then races with the candidates. Add it to the space, or mend the heuristic",
-                )
+        if self.outside:
+            warn_once(
+                "heuristic",
+                self._op_id,
+                f"{self._op_id!r}: heuristic={_text(config)}: {self.outside}. It is used all the same: it answers "
+                "until a call is tuned, and then races with the candidates. Add it to the space, or mend the heuristic",
+            )
         return config
 
     def check_names(self, given: str, config: Any) -> None:
@@ -121,8 +120,10 @@ class WrittenConfigs:
     def _has_value(self, config: Config, name: str) -> bool:
         return config[name] in self._values(name)
 
-    def _why_outside(self, config: Config) -> str:
-        """Return why a configuration, with names of the space, is not in it; empty if it is."""
+    def _why_outside(self, config: Any) -> str:
+        """Return why a configuration, with names of the space, is not in it; empty if it is, or may be."""
+        if not self._forms or not isinstance(config, Config):
+            return ""
         for name in config:
             if not self._has_value(config, name):
                 return self._reason_against(name, config[name])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
+import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
@@ -28,18 +32,17 @@ from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
     LEAST_FINAL_S,
-    LEAST_SAMPLES,
-    QUALIFYING,
-    SAMPLES_PER_CANDIDATE,
     Lane,
     Race,
     typical_s,
 )
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
+from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -53,8 +56,6 @@ HOPELESS_AT_ONCE: Final = 10.0
 # A candidate that was so many times slower in an interrupted tuning gets two runs in the next one, and leaves if both
 # say the same: a disturbed run takes three times as long now and then, but seldom in two processes.
 SLOW_BEFORE: Final = 2.0
-# Of the times of candidates, relative to their mean: after two or three tries, likeness may be chance.
-LEAST_SPREAD: Final = 0.3
 
 
 class JobRun(Generic[Cfg]):
@@ -195,33 +196,13 @@ class JobRun(Generic[Cfg]):
         if doing == "racing":  # it ends when its times are certain, which nobody knows before
             left_s = 0.0 if done == total else None
         elif done:
-            left_s = min(self._left_to_try_s(done, total) + self._race_s(done, total), max(self.left_s(), 0.0))
+            from tunebook._tuning.time_left import time_left_s  # noqa: PLC0415 - for a tuning that is watched
+
+            first_s = [] if self.job.brief else [lane.first_s for lane in self.lanes]
+            left_s = min(time_left_s(self.elapsed_s, done, total, first_s), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
         elapsed_s, known = now_s - self.started_s, self.job.history.unfinished
         self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known))
-
-    def _left_to_try_s(self, tried: int, total: int) -> float:
-        return self.elapsed_s / tried * (total - tried) * self._caution(tried)
-
-    def _caution(self, tried: int) -> float:
-        """Return how much slower than the tried candidates the others may be on the whole: two standard errors."""
-        first_s = [lane.first_s for lane in self.lanes]
-        mean_s = math.fsum(first_s) / max(len(first_s), 1)
-        spread = math.sqrt(math.fsum((s - mean_s) ** 2 for s in first_s) / max(len(first_s), 1)) / (mean_s or 1.0)
-        return 1 + 2 * max(spread, LEAST_SPREAD) / math.sqrt(tried)
-
-    def _race_s(self, tried: int, total: int) -> float:
-        """Return how long the race will take at most, from the first runs of the candidates that were tried."""
-        if not self.lanes or self.job.brief:
-            return 0.0
-        lanes = len(self.lanes) * total / max(tried, 1)
-        first_s = [lane.first_s for lane in self.lanes]
-        others_s = math.fsum(first_s) / len(first_s) * (lanes - len(first_s)) * self._caution(tried)
-        rounds_s = QUALIFYING[-1].samples * (math.fsum(first_s) + others_s)
-        # After these rounds only fast candidates run, for no longer than everything before.
-        samples = max(SAMPLES_PER_CANDIDATE * lanes, LEAST_SAMPLES) - QUALIFYING[-1].samples * lanes
-        before_s = self.elapsed_s + self._left_to_try_s(tried, total) + rounds_s
-        return rounds_s + min(samples * min(first_s), max(before_s, LEAST_FINAL_S))
 
     def try_all(self, todo: list[str]) -> bool:
         """Try candidates until one is fast enough; return False if the budget ended first."""
@@ -435,3 +416,85 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
+
+
+# -------------------------------------------------------------------------- the candidate that runs when a process dies
+
+_SIZE: Final = 512
+_NAME: Final = 64  # bytes of a fingerprint
+_open: Final[set[RunningCandidate]] = set()
+
+
+class RunningCandidate:
+    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
+
+    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
+    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
+    when the last one died, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path: Final[Path] = lock_root() / f"running-{name}"
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
+        self._maker: Maker | None = None
+        self.died: str | None = None
+
+    def __enter__(self) -> Self:
+        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
+        with suppress(OSError, ValueError):
+            known = _read(self._path)
+            if known is not None and known[0] != this_process() and not known[0].is_gone():
+                return self  # another process tunes the same, without a book
+            self.died = None if known is None or known[0] == this_process() else known[1]
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        maker = self._maker = this_process()
+        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
+        if not _open:
+            atexit.register(_forget_all)
+        _open.add(self)
+
+    def note(self, fingerprint: str) -> None:
+        """Note the candidate that runs from now on."""
+        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        with self._lock, suppress(OSError):
+            if self._descriptor is not None:
+                os.pwrite(self._descriptor, name, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
+        _open.discard(self)
+        if self._descriptor is None or self._maker != this_process():
+            return
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+                self._path.unlink()
+
+
+def _forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
+    for note in list(_open):
+        note.forget()
+
+
+def _read(path: Path) -> tuple[Maker, str | None] | None:
+    """Return the process that made a note, and the candidate in it; None without a note."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
+    host, pid, started = head.split()
+    return Maker(host, int(pid), started), name or None

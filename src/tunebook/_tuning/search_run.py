@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from tunebook._base.errors import TuningFailed
 from tunebook._measure.compile_pool import program_of
-from tunebook._statistics.race import LEAST_FINAL_S, LEAST_SAMPLES, QUALIFYING, typical_s
+from tunebook._statistics.race import QUALIFYING, typical_s
 from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Step, Tuned
+from tunebook._tuning.time_left import finals_s
 from tunebook.search import Observation
 
 if TYPE_CHECKING:
@@ -193,14 +194,8 @@ class Searching(Generic[Cfg]):
             self._job.on_step(step._replace(elapsed_s=self._elapsed_s))
 
     def _finals_s(self) -> float:
-        """Return how long the race of the finalists will take at most, by the fastest candidates so far."""
         measured = (m.valid_samples_s for m in self._candidates.results.values() if m.failure is None)
-        fastest_s = sorted(typical_s(samples_s) for samples_s in measured if samples_s)[:FINALISTS]
-        if not fastest_s:
-            return 0.0
-        rounds_s = (1 + QUALIFYING[-1].samples) * math.fsum(fastest_s) / len(fastest_s) * FINALISTS
-        # As in every race: then only the fastest run, for no longer than everything before.
-        return rounds_s + min(LEAST_SAMPLES * fastest_s[0], max(rounds_s, LEAST_FINAL_S))
+        return finals_s(sorted(typical_s(samples_s) for samples_s in measured if samples_s)[:FINALISTS], FINALISTS)
 
 
 def _compile_once(compile_one: Callable[[Cfg], object], launch_axes: frozenset[str]) -> Callable[[Cfg], object]:
