@@ -13,6 +13,7 @@ from kernels import Costs, FakeClock, fake_tuner
 from limits import HANG_S
 
 import tunebook as tb
+from tunebook._base.record_format import identity, merge
 
 PROGRAM = Path(__file__).parents[1] / "interrupted_program.py"
 
@@ -343,3 +344,13 @@ class TestOfAnEditedKernel:
         assert told.verdict is None
         assert "so far     4 candidates measured, 1 failed" in str(told)
         assert "fastest    1 ms  b=2; the next call decides" in str(told)
+
+    def test_merging_books_never_puts_them_in_the_place_of_a_finished_tuning(self, tmp_path):
+        matmul, _ = self.kernel(tmp_path / "b", 2)
+        matmul(1)
+        self.edited(tmp_path / "a", 15)
+        whole = matmul.selector.persistent.read(matmul.problem(1))
+        some = self.kernel(tmp_path / "a", 2)[0].selector.persistent.read(matmul.problem(1))
+        assert len({identity(m) for m in some.body.measurements} & {identity(m) for m in whole.body.measurements}) == 4
+        for merged in (merge(whole, some), merge(some, whole)):
+            assert all(m in merged.body.measurements for m in whole.body.measurements)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
 from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
-from tunebook._base.record_format import Body
+from tunebook._base.record_format import Body, from_whole_tuning
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.bucket_tuning import measured_at
@@ -19,7 +19,6 @@ from tunebook._selection.recorded_decision import (
     disturbances_of,
     environments_verified,
     is_interrupted,
-    is_settled,
     left_early,
     measured_for_choice,
     measured_so_far,
@@ -378,7 +377,7 @@ def explain_call(
     body, code = Body() if record is None else record.body, kernel.code_checksum
     conditions = () if record is None or is_interrupted(record) else (code, here)
     so_far = [] if record is None else measured_so_far(record, *conditions)
-    measured = [m for m in body.measurements if (m.code, m.environment) == (code, here) and is_settled(m)]
+    measured = [m for m in body.measurements if (m.code, m.environment) == (code, here) and from_whole_tuning(m)]
     chosen = [] if so_far and not measured else measured_for_choice(body, measured or None)
     explained = _explained(selection, record, chosen, here, others, so_far)
     winner = None if explained.verdict is None else explained.verdict.winner.measurement

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
 from tunebook._base.errors import CodecError, warn_once
-from tunebook._base.vocabulary import Failure, FailureKind, Json, Measurement, Origin, Problem
+from tunebook._base.vocabulary import INTERRUPTED, Failure, FailureKind, Json, Measurement, Origin, Problem
 
 try:
     # The same function as `hashlib.blake2b`. Importing `hashlib` loads OpenSSL, which takes 3 ms.
@@ -343,7 +343,7 @@ def merge(mine: Record, theirs: Record) -> Record:
     """
     both = sorted(
         (*mine.body.measurements, *theirs.body.measurements),
-        key=lambda m: (*identity(m), _outlasts(m), m.when, canonical_json(_measurement_to(m))),
+        key=lambda m: (*identity(m), from_whole_tuning(m), _outlasts(m), m.when, canonical_json(_measurement_to(m))),
     )
     latest = {identity(m): m for m in both}  # in the order of the identities still
     newer = max(mine, theirs, key=precedence)
@@ -356,6 +356,11 @@ def merge(mine: Record, theirs: Record) -> Record:
 def _outlasts(m: Measurement) -> bool:
     """Whether a measurement is worth more than a failure that may be gone by now, even a later one."""
     return m.failure is None or m.failure.is_lasting
+
+
+def from_whole_tuning(m: Measurement) -> bool:
+    """Return whether the tuning that a measurement is from came to its end: a choice may rest on it."""
+    return INTERRUPTED not in m.extra
 
 
 def identity(m: Measurement) -> tuple[str, str, str, str]:

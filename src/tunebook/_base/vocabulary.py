@@ -55,6 +55,8 @@ StrategyLike: TypeAlias = "str | Callable[..., Any]"
 # In a policy: launches between other work of a program, on warm caches, never compare with the samples of a race.
 LIVE: Final = "/live"
 _SHORT: Final = 120  # characters of a reason in one line
+# In the facts of a record without a choice, and in measurements beside a choice: a tuning was interrupted.
+INTERRUPTED: Final = "interrupted"
 VALUES: Final = "/values="  # in a policy, before the origin of made-up arguments; times on these never compare
 
 

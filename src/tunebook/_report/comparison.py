@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tunebook._base.record_format import from_whole_tuning
 from tunebook._report.entry import config_text, entry_of
-from tunebook._selection.recorded_decision import is_settled, names_in, verdict_of
+from tunebook._selection.recorded_decision import names_in, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +71,7 @@ def compared_since(
 
 def before_of(record: Record, since: float) -> Before | None:
     """Return the best of a record's measurements from before a time, under one set of conditions; None without any."""
-    old = [m for m in record.body.measurements if m.when < since and m.failure is None and is_settled(m)]
+    old = [m for m in record.body.measurements if m.when < since and m.failure is None and from_whole_tuning(m)]
     if not old:
         return None
     last = max(old, key=lambda m: m.when)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.config_codec import fingerprint_of, readable
 from tunebook._base.errors import CodecError
+from tunebook._base.record_format import from_whole_tuning
+from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._keys.call_key import in_short
-from tunebook._selection.recorded_decision import is_interrupted, is_settled, names_in, verdict_of, winner_of
+from tunebook._selection.recorded_decision import is_interrupted, names_in, verdict_of, winner_of
 from tunebook._statistics.roofline import Peak, Roofline
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 
 NONE_WORKED: Final = "none worked"
-INTERRUPTED: Final = "interrupted"
 PINNED: Final = "pinned"
 _LARGEST: Final = 1e30  # a larger number in a record is a mistake, and sums of larger numbers may overflow
 
@@ -90,7 +91,7 @@ def facts_of(record: Record) -> MeasuredRecord:
     chosen = winner or "" if origin == PINNED else winner if winner and origin == "tuned" else in_use
     in_use = in_use if origin == PINNED else chosen
     default = body.provenance.get("default")
-    current = _current(record, list(filter(is_settled, body.measurements)), chosen)
+    current = _current(record, list(filter(from_whole_tuning, body.measurements)), chosen)
     return MeasuredRecord(record, body, chosen, in_use, default if isinstance(default, str) else None, current)
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from tunebook._base.record_format import Body, Record, identity
+from tunebook._base.record_format import Body, Record, from_whole_tuning, identity
+from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
-
-# In the facts of a record without a choice, and in measurements beside a choice: a tuning was interrupted.
-_INTERRUPTED: Final = "interrupted"
 
 
 def winner_of(body: Body) -> str | None:
@@ -42,22 +40,21 @@ def values_of(body: Body) -> str | None:
 
 def is_interrupted(record: Record) -> bool:
     """Return whether a record holds the measurements of a tuning that was interrupted before it could choose."""
-    return not record.head.decided and record.body.provenance.get(_INTERRUPTED) is True
-
-
-def is_settled(m: Measurement) -> bool:
-    """Return whether the tuning that a measurement is from came to its end: a choice may rest on it."""
-    return _INTERRUPTED not in m.extra
+    return not record.head.decided and record.body.provenance.get(INTERRUPTED) is True
 
 
 def marked_unfinished(m: Measurement) -> Measurement:
     """Return a measurement of a tuning that was interrupted, to be kept beside the choice of an earlier one."""
-    return m._replace(extra={**m.extra, _INTERRUPTED: True})
+    return m._replace(extra={**m.extra, INTERRUPTED: True})
 
 
 def unmarked(m: Measurement) -> Measurement:
     """Return a measurement as a tuning took it."""
-    return m if is_settled(m) else m._replace(extra={name: m.extra[name] for name in m.extra if name != _INTERRUPTED})
+    return (
+        m
+        if from_whole_tuning(m)
+        else m._replace(extra={name: m.extra[name] for name in m.extra if name != INTERRUPTED})
+    )
 
 
 def measured_so_far(record: Record, code: str | None = None, environment: str | None = None) -> list[Measurement]:
@@ -66,7 +63,7 @@ def measured_so_far(record: Record, code: str | None = None, environment: str | 
     return [
         m
         for m in record.body.measurements
-        if (whole or not is_settled(m)) and code in (None, m.code) and environment in (None, m.environment)
+        if (whole or not from_whole_tuning(m)) and code in (None, m.code) and environment in (None, m.environment)
     ]
 
 
@@ -100,7 +97,7 @@ def measured_for_choice(body: Body, measured: Sequence[Measurement] | None = Non
 
     `measured` are the measurements to look at, if not all.
     """
-    measured = list(filter(is_settled, body.measurements)) if measured is None else measured
+    measured = list(filter(from_whole_tuning, body.measurements)) if measured is None else measured
     winner, values_from = winner_of(body), values_of(body) or "call"
 
     def rank(m: Measurement) -> tuple[bool, bool, float]:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.errors import CodecError, warn_once
-from tunebook._base.record_format import Body, Head, Record, identity
+from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._selection.recorded_decision import (
     environments_verified,
     goes_on,
     is_finished,
     is_live,
-    is_settled,
     marked_unfinished,
     measured_so_far,
     unmarked,
@@ -291,7 +290,7 @@ class EntryGuard(Generic[C]):
         """
         if earlier is not None and earlier.head.decided:
             if interrupted:
-                better = {identity(m) for m in earlier.body.measurements if is_settled(m)}
+                better = {identity(m) for m in earlier.body.measurements if from_whole_tuning(m)}
                 measurements = [marked_unfinished(m) for m in measurements if identity(m) not in better]
             else:
                 measurements = [m for m in measurements if m.failure is not None]
