@@ -50,11 +50,9 @@ def marked_unfinished(m: Measurement) -> Measurement:
 
 def unmarked(m: Measurement) -> Measurement:
     """Return a measurement as a tuning took it."""
-    return (
-        m
-        if from_whole_tuning(m)
-        else m._replace(extra={name: m.extra[name] for name in m.extra if name != INTERRUPTED})
-    )
+    if from_whole_tuning(m):
+        return m
+    return m._replace(extra={name: m.extra[name] for name in m.extra if name != INTERRUPTED})
 
 
 def measured_so_far(record: Record, code: str | None = None, environment: str | None = None) -> list[Measurement]:
