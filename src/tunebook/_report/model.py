@@ -12,8 +12,9 @@ import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._report.detail import Detail, detail_of
-from tunebook._report.entry import INTERRUPTED, PINNED, ReportEntry, config_text, entry_of, facts_of
+from tunebook._report.entry import PINNED, ReportEntry, config_text, entry_of, facts_of
 from tunebook._report.sizes import lines_of
 
 if TYPE_CHECKING:

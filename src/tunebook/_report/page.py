@@ -14,9 +14,10 @@ from importlib.resources import files
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._report import charts
 from tunebook._report.colours import STEPS, style_sheet
-from tunebook._report.entry import INTERRUPTED, PINNED
+from tunebook._report.entry import PINNED
 from tunebook._report.marks import TIMES, BarMark, DotMark, StrokeMark, TextMark, quantile, ratio_text, time_text
 from tunebook._report.model import DETAILS, READ_FAILURES
 from tunebook._report.size_chart import winners_by_size

@@ -5,7 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from tunebook._report.entry import INTERRUPTED, NONE_WORKED, PINNED
+from tunebook._base.vocabulary import INTERRUPTED
+from tunebook._report.entry import NONE_WORKED, PINNED
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
