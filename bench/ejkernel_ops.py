@@ -428,18 +428,19 @@ def warm_of(raw, name, ways):
     return {"ways": kept, "choosing": raw.get(f"{name}, choosing")}
 
 
-def measure(names, rounds, samples, kept):
+def measure(names, rounds, samples, kept, cold_again):
     """Return rows and raw times. With `kept`, the content of the last file of results, cold times are taken from it.
 
-    So are the warm times of operations that are not among `names`.
+    Not those of the operations in `cold_again`; and the warm times of operations that are not among `names` are.
     """
     raw, rows, ratios = ({"import": import_s(samples)} if kept is None else kept["raw"]), [], []
     decided = []
     took_ms = statistics.median(raw["import"]) * 1e3
     rows.append(Row(what="import tunebook.adapters.ejkernel, and install()", measured=took_ms, unit="ms"))
     show(rows)
-    for (name, way), outcomes in (measure_cold(names, samples) if kept is None else {}).items():
-        raw[f"{name}, {way}"] = {"cold": outcomes, "same": same_result(outcomes)}
+    cold_of = names if kept is None else cold_again
+    for (name, way), outcomes in (measure_cold(cold_of, samples) if cold_of else {}).items():
+        raw[f"{name}, {way}"] = {**raw.get(f"{name}, {way}", {}), "cold": outcomes, "same": same_result(outcomes)}
     for name in names if kept is None else operations():
         worked = [way for way in WAYS if not failures(raw[f"{name}, {way}"]["cold"])]
         first = [row for way in WAYS for row in cold_rows(f"{name}, {way}", **raw[f"{name}, {way}"])]
@@ -482,6 +483,7 @@ def main():
     parser.add_argument(
         "--keep-cold", action="store_true", help="take cold times, and with --ops the others' too, from the last run"
     )
+    parser.add_argument("--cold-again", nargs="+", default=[], help="with --keep-cold: but of these, take them again")
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -492,7 +494,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= caches_in(folder)
         kept = json.loads((RESULTS / "ejkernel_ops.json").read_text()) if given.keep_cold else None
-        rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples, kept)
+        rows, raw = measure(given.ops or list(operations()), given.rounds, given.samples, kept, given.cold_again)
     if given.keep_cold or not given.ops:
         save("ejkernel_ops", rows, raw, ["tunebook", "ejkernel", "jax", "jaxlib", "numpy"])
         (RESULTS / "summary.md").write_text(tables.summary(tables.read()))
