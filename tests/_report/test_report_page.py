@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 from report_records import SPACE, record
 
 from tunebook._report import report
@@ -282,6 +283,7 @@ def test_a_wide_table_shows_that_it_goes_on(page):
 def test_commands_are_copied_from_a_page_of_a_file(page):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.wait import WebDriverWait
 
     buttons = ("details[open] .about .copy", "[data-table=detail0] td .copy", "[data-table=entries] td .copy")
     for selector in buttons:
@@ -290,9 +292,13 @@ def test_commands_are_copied_from_a_page_of_a_file(page):
         assert re.match(r"tunebook (pin|explain) [0-9a-f]{8}", command)
         run(page, "arguments[0].scrollIntoView({block: 'center'})", button)
         button.click()
-        run(page, PASTE)
-        ActionChains(page).key_down(Keys.CONTROL).send_keys("v").key_up(Keys.CONTROL).perform()
-        assert run(page, "return document.querySelector('#paste').value") == command
+
+        def pasted(_, command=command):  # again and again: a browser writes to its clipboard after the click is over
+            run(page, PASTE)
+            ActionChains(page).key_down(Keys.CONTROL).send_keys("v").key_up(Keys.CONTROL).perform()
+            return run(page, "return document.querySelector('#paste').value") == command
+
+        WebDriverWait(page, HANG_S).until(pasted, f"{command} is not on the clipboard")
 
 
 def test_the_first_lines_name_the_entries_without_a_winner_and_link_to_them(page):
