@@ -123,15 +123,22 @@ OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("given", ["dict", "Config", "function"])
+@pytest.mark.parametrize("given", ["dict", "function"])
 @pytest.mark.parametrize(("options", "heuristic", "message"), OUTSIDE)
 def test_a_heuristic_outside_the_space_warns_once_and_says_what_happens(given, options, heuristic, message):
-    forms = {"dict": heuristic, "Config": tb.Config(**heuristic), "function": lambda n: dict(heuristic)}
+    forms = {"dict": heuristic, "function": lambda n: dict(heuristic)}
     matmul = kernel(**options, heuristic=forms[given], tuner=False)
     with pytest.warns(tb.TunebookWarning, match=says("'mm': heuristic=", message, "It is used all the same")) as caught:
         assert [matmul(n) for n in range(3)] == [tb.Config(**heuristic)] * 3
     assert len(caught) == 1
     assert "test_written_names.py" in caught[0].filename
+
+
+@pytest.mark.parametrize("given", ["Config", "function"])
+@pytest.mark.parametrize(("options", "heuristic", "message"), OUTSIDE)
+def test_a_config_object_as_the_heuristic_may_be_outside_the_space(given, options, heuristic, message):
+    forms = {"Config": tb.Config(**heuristic), "function": lambda n: tb.Config(**heuristic)}
+    assert kernel(**options, heuristic=forms[given], tuner=False)(1) == tb.Config(**heuristic)
 
 
 def test_a_heuristic_inside_the_space_is_no_news():

@@ -25,8 +25,8 @@ from tunebook._keys.buckets import Buckets, as_buckets, unknown_name
 from tunebook._keys.call_key import call_key
 from tunebook._measure.stopwatch import Attempt
 from tunebook._space.choice import Choice
-from tunebook._space.space import Config, Space
-from tunebook._space.written_config import WrittenConfigs
+from tunebook._space.space import Space
+from tunebook._space.written_config import WrittenConfigs, as_config
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
 
@@ -117,7 +117,7 @@ class FunctionKernel(Kernel[Any, Any]):
         self._space = space if isinstance(space, Space) or callable(space) else _configs(self.op_id, space)
         self._written = WrittenConfigs(self.op_id, self._space)
         if self._heuristic is not None and not callable(self._heuristic):
-            self._heuristic = self._written.check_heuristic(as_config(self._heuristic))
+            self._heuristic = self._written.check_heuristic(self._heuristic)
         self._checksum: str | None = None
         key, mutates = options.get("key"), options.get("mutates")
         keyed = self._known_names("key", self.parameters if key is None else key)
@@ -205,7 +205,7 @@ class FunctionKernel(Kernel[Any, Any]):
                 f"{self.op_id!r}: the heuristic cannot be called with the arguments of the kernel, "
                 f"({', '.join(self.parameters)}): {error}"
             ) from None
-        return self._written.tell_of_heuristic(self._written.check_heuristic(as_config(found)))
+        return self._written.tell_of_heuristic(self._written.check_heuristic(found))
 
     def whole_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> Any:
         return self._written.whole("overlay", cfg, partial(self.heuristic, inv))
@@ -391,11 +391,6 @@ def _takes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[
     except ValueError:  # some builtins have no signature
         return True
     return True
-
-
-def as_config(value: object) -> Any:
-    """Return a plain dict as a `Config`, and an instance of the author's own class unchanged."""
-    return Config(**value) if type(value) is dict else value
 
 
 def _configs(op_id: str, space: Any) -> tuple[Any, ...]:

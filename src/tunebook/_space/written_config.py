@@ -16,6 +16,11 @@ _NOT_TOGETHER: Final = "no candidate has these values together"
 _REMEMBERED: Final = 256  # checked configurations: a program that passes `config=` in a loop writes a few
 
 
+def as_config(value: object) -> Any:
+    """Return a plain dict as a `Config`, and an instance of the author's own class unchanged."""
+    return Config(**value) if type(value) is dict else value
+
+
 class WrittenConfigs:
     """Checks `config=`, `overlay(...)` and `heuristic=` of a kernel against its space, or its list of configurations.
 
@@ -36,10 +41,14 @@ class WrittenConfigs:
         self.outside = ""  # why the heuristic's last configuration is not in the space
         self._free: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)  # with values that need not be in the space
 
-    def check_heuristic(self, config: Any) -> Any:
-        """Return the heuristic's configuration; it must have every name of the space, and may have other values."""
+    def check_heuristic(self, given: Any) -> Any:
+        """Return the heuristic's configuration; it must have every name of the space.
+
+        Values outside of the space are a mistake in a dict, and meant in a `Config`, as in `config=` of a call.
+        """
+        config = as_config(given)
         if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
-            self.outside = self._why_outside(config)
+            self.outside = "" if given is config else self._why_outside(config)
             return config
         raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tunebook._api.function_kernel import CONFIG
 from tunebook._api.tunable import tunable
 from tunebook._base.errors import DefinitionError
-from tunebook._space.space import Space
+from tunebook._space.space import Config, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +51,7 @@ def tune(
             )
     defaults = {name: parameters[name].default for name in names if name in parameters}
     if len(defaults) == len(names) and inspect.Parameter.empty not in defaults.values():
-        options.setdefault("heuristic", defaults)
+        options.setdefault("heuristic", Config(**defaults))
     if all(isinstance(key, str) for key in hyperparams):
         space: Any = Space(**{cast("str", key): list(values) for key, values in hyperparams.items()})
     else:  # a list of all combinations where names go together, because an axis of a space has one name
