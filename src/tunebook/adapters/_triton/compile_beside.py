@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tunebook._tuning.live_session import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
-# Forks of this process that compile at once, and of one problem. A fork takes 10 to 30 ms of the program's time, and a
+# Forks of this process that compile at once, and of one problem. A fork takes 13 ms of the program's time, and a
 # training step meets ten problems at its start, so a second fork is made only if so many candidates are left after the
 # first one's first.
 _AT_ONCE: Final = 8
