@@ -218,7 +218,7 @@ def _settings(store: Store) -> Iterator[Finding]:
 
 
 def _doubtful_pins(store: Store) -> str:
-    """Return a remark on pins of kernels that have no entry; empty if there are none."""
+    """Return a warning that names the pinned kernels without an entry; empty if every pinned kernel has one."""
     with suppress(StoreError):  # the check of the entries says so
         ops = sorted({entry.op for entry in Filters().pick(Catalogue(store))})
         known = {name for op in ops for name in names_of(op)}

@@ -103,7 +103,7 @@ def make(listener, event, {names}):
     def tell():
         try:
             listener(event, {passed})
-        except Exception as error:
+        except Exception as error:  # a listener may raise anything
             failed(error, listener)
     return tell
 """

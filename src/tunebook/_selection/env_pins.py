@@ -97,7 +97,7 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
 
 
 def _axes_of(candidates: Iterable[Any]) -> dict[str, Sequence[object]]:
-    """Return the values of each name; of candidates that are no `Space`, those of some."""
+    """Return the values of each axis. A list or generator of candidates is read up to its 1,000th."""
     if isinstance(candidates, Space):
         return dict(candidates.axes)
     return values_in(_encoded(config) for config in islice(candidates, 1000))

@@ -66,7 +66,7 @@ def _going_on(job: Job[Any]) -> str:
 
 
 def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, chosen: bool) -> None:
-    """Add to an interrupt's traceback what it leaves behind; `chosen` says that calls have an earlier choice."""
+    """Add a note to an interrupt: how many measurements were kept. `chosen`: an earlier tuning has made a choice."""
     count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
     state, then = ("keeps its choice", "tuning") if chosen else ("is not tuned yet", "call")
     error.add_note(f"tunebook: {problem.op} {state}. {count} kept; the next {then} goes on from there.")

@@ -140,7 +140,7 @@ def after_hook(launch: Launch, cfg: LaunchConfig, names: Sequence[str]) -> Launc
     The hook gets copies of the descriptors, and tensors without data, so that nothing happens on the device. None if it
     needs the data: only a real launch shows what it sets.
     """
-    given = launch.named(names)
+    given = {} if cfg.pre_hook is None else launch.named(names)
     if cfg.pre_hook is None or not any(map(_is_descriptor, given.values())):
         return launch
     copies = {id(value): copy(value) for value in given.values() if _is_descriptor(value)}
