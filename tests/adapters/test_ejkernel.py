@@ -309,18 +309,19 @@ def test_an_operation_whose_candidates_have_no_gradient_does_not_ask_the_tiers_i
 
 
 @pytest.mark.parametrize(
-    ("ours", "differs", "expected"),
+    ("ours", "more", "expected"),
     [
-        (1.0, "", 11 / 12),  # the same work: choosing alone decides
-        (4.0, "", 14 / 12),
-        (0.0, "one call more", 1.5),  # other work: the calls as timed
+        (1.0, 0, 11 / 12),  # the same work: choosing alone decides
+        (4.0, 0, 14 / 12),
+        (1.0, 5, 11.5 / 12),  # 5 of 100 calls more cost 5 % of the rest
+        (1.0, -5, 11 / 12),  # fewer calls count as none fewer
+        (0.0, None, 1.5),  # other programs run: the calls as timed decide
     ],
 )
-def test_the_bench_decides_a_warm_call_by_choosing_only_if_the_rest_is_the_same_work(ours, differs, expected):
-    warm = {"ejkernel": [12.0] * 3, "tunebook": [18.0] * 3}
+def test_the_bench_decides_a_warm_call_by_choosing_and_by_the_calls_that_it_makes_more(ours, more, expected):
+    warm = {"ejkernel": [12.0] * 3, "tunebook": [18.0 if more is None else 10.0 + ours] * 3}
     chose = {"ejkernel": [2.0] * 3, "tunebook": [ours] * 3}
-    warm_of = warm if differs else {**warm, "tunebook": [10.0 + ours] * 3}
-    assert bench_operations().by_work(warm_of, chose, {"difference": differs}) == pytest.approx(expected)
+    assert bench_operations().by_work(warm, chose, {"calls": 100, "more calls": more}) == pytest.approx(expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*os.fork")  # these children do not use jax
