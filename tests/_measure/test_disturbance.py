@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from fake_driver import driver as driver  # noqa: PLC0414 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
-from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, job_of
+from kernels import Costs, FakeClock, PretendKernel, Tiles, fake_tuner, invocation, job_of
 
 import tunebook as tb
 from tunebook._api.explain import explain_call
+from tunebook._base.config_codec import fingerprint
+from tunebook._base.vocabulary import Failure
 from tunebook._measure.device_lock import cuda_uuid, physical_name
 from tunebook._measure.disturbance import (
     DRIFT,
@@ -32,6 +35,7 @@ from tunebook._measure.disturbance import (
     read_cpu,
 )
 from tunebook._statistics.race import median_s
+from tunebook._tuning.job import DIED
 from tunebook.testing import Landscape
 
 START = CpuReading(wall_s=100.0, cores=4, busy_s=50.0, own_s=10.0, stolen_s=1.0)
@@ -424,6 +428,48 @@ def test_a_later_tuning_on_quiet_ground_measures_the_finalists_again_and_replace
     again, same, _ = make(tmp_path)
     tune(again, same)
     assert same.runs == [], "undisturbed measurements stay"
+
+
+@pytest.mark.parametrize("then", [COSTS, {**COSTS, SLOW: RuntimeError("the driver was gone")}])
+def test_again_repairs_a_choice_because_no_earlier_measurement_excludes_a_candidate(tmp_path, then):
+    tune(*make(tmp_path, BUSY, costs=then)[:2])
+    chain, kernel, _ = make(tmp_path, costs=OTHER)
+    assert tune(chain, kernel).config == GUESS, "the fastest now, SLOW, left the disturbed race or failed in it"
+    tuned = tune(chain, kernel, again=True)
+    assert (tuned.config, tuned.ran) == (SLOW, 3)
+    assert stored(chain, kernel) == (SLOW, None)
+    assert chain.choose(invocation(kernel, 1), kernel) == SLOW
+
+
+def test_again_does_not_run_a_candidate_that_ended_the_process(tmp_path):
+    chain, kernel, _ = make(tmp_path)
+    tune(chain, kernel)
+    record = chain.persistent.read(kernel.problem(invocation(kernel, 1)))
+    died = Failure("crash", DIED, expires=1e12)
+    measured = [m._replace(failure=died) if m.fingerprint == fingerprint(SLOW) else m for m in record.body.measurements]
+    chain.persistent.write(record.replace(body=replace(record.body, measurements=tuple(measured))))
+    kernel.runs.clear()
+    tune(chain, kernel, again=True)
+    assert set(kernel.runs) == {FAST, GUESS}
+
+
+def test_the_line_about_a_disturbance_says_what_to_type_against_it(tmp_path):
+    clock = FakeClock()
+    tuner = fake_tuner(clock, probes=lambda _: [FakeProbe(*reasons)])
+    reasons, costs = [BUSY], Costs({1: 0.001, 2: 0.5})
+
+    @tb.tunable(space=[1, 2], name="pages.draw", store=tmp_path, tuner=tuner)
+    def draw(n, *, config):
+        clock.spend(costs.by_config[config])
+        return n
+
+    draw(7)
+    said = next(line for line in str(draw.explain(7)).splitlines() if "disturbed" in line)
+    assert said.endswith("measure anew: tunebook.tune(draw, ..., again=True)")
+    reasons.clear()
+    costs.by_config = {1: 0.5, 2: 0.001}
+    assert tb.tune(draw, 7, again=True).config == 2
+    assert "disturbed" not in str(draw.explain(7))
 
 
 def test_a_second_tuning_on_disturbed_may_replace_the_first(tmp_path):

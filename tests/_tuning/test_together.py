@@ -94,6 +94,9 @@ def test_times_alone_are_kept_and_not_taken_again(tmp_path):
     before = clock.ns
     again = tb.tune_together(kernel, calls, combine="relative", progress=False)
     assert (again.config, clock.ns) == (tuned.config, before)
+    anew = tb.tune_together(kernel, calls, combine="relative", progress=False, again=True)
+    assert (anew.config, anew.ran) == (tuned.config, len(CONFIGS))
+    before = clock.ns
     tb.tune_together(kernel, calls, combine="geomean", progress=False)
     assert clock.ns > before, "times of one way do not compare with times of another"
 

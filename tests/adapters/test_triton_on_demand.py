@@ -85,6 +85,18 @@ def test_several_launches_get_the_configuration_that_is_best_on_the_whole(gpu, w
     assert {facts["BLOCK"] for facts in gpu.launches} == {best}
 
 
+def test_a_launch_is_tuned_again_from_scratch(gpu):
+    kernel = kernel_of()
+    kernel.tune(*tensor(256), grid=grid)
+    gpu.launches.clear()
+    kernel.tune(*tensor(256), grid=grid)
+    assert not gpu.launches
+    assert kernel.tune(*tensor(256), grid=grid, again=True).ran == len(CONFIGS)
+    assert {facts["BLOCK"] for facts in gpu.launches} == {64, 128, 256}
+    with pytest.raises(tb.DefinitionError, match=r"has methods of its own for this, as \.tune"):
+        tb.tune(kernel, *tensor(256), grid=grid, again=True)
+
+
 def test_times_of_launches_can_be_combined_in_other_ways(gpu):
     calls = [(grid, tensor(256)), (grid, tensor(1024))]
     assert block(kernel_of().tune_together(calls, combine="max").config.config) in (64, 128, 256)

@@ -134,6 +134,20 @@ def test_the_verb_lists_new_problems_in_a_dry_run_and_then_tunes_them(tmp_path, 
     }
 
 
+def test_again_tunes_known_calls_from_scratch_but_not_the_choices_of_a_program(tmp_path, run):
+    calls = recorded(tmp_path / "calls.json", sizes=[1, 2])
+    farm_kernels.quick(np.ones(1))  # the program's own
+    assert run(calls)[0] == 0
+    (tmp_path / "log").unlink()
+    code, out, _ = run(calls, "--again", "--dry-run", "--json")
+    assert (code, sorted(entry["status"] for entry in json.loads(out))) == (0, ["known", "new"])
+    code, out, _ = run(calls, "--again", "--json")
+    known, tuned = sorted(json.loads(out), key=lambda entry: entry["status"])
+    assert (code, tuned["status"], tuned["measured"]) == (0, "tuned", 2)
+    assert "tunebook.tune(..., again=True) in the program" in known["detail"]
+    assert {size for _, size, *_ in log(tmp_path)} == {"2"}
+
+
 def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
     with tb.record() as calls:
         farm_kernels.broken(np.ones(1))

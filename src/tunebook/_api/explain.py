@@ -23,6 +23,7 @@ from tunebook._selection.recorded_decision import (
     measured_for_choice,
     measured_so_far,
     names_in,
+    tune_again,
     values_of,
     verdict_of,
 )
@@ -241,7 +242,7 @@ class Explanation:
         if facts.get("complete") is False:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
-            yield _item("disturbed", f"{disturbances}. An undisturbed tuning replaces it: tunebook.tune(...)")
+            yield _item("disturbed", f"{disturbances}. On a quiet machine, measure anew: {tune_again(record.head)}")
 
 
 def _so_far(record: Record, measured: Sequence[Measurement], names: Sequence[str]) -> Iterator[ExplanationLine]:

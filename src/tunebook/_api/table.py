@@ -55,6 +55,7 @@ class ConfigTable(Tunable[Any], Protocol):
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
         strategy: StrategyLike | None = None,
+        again: bool = False,
         **kwargs: Any,
     ) -> Tuned[Any]:
         """Tune the entry of these numbers now, as `tunebook.tune` does for a call."""

@@ -176,9 +176,13 @@ def tune(
     progress: Progress | bool | None = None,
     strategy: StrategyLike | None = None,
     measure: Measure | None = None,
+    again: bool = False,
     **kwargs: Any,
 ) -> Tuned[C]:
     """Tune one call ahead of time and return the measurements; earlier measurements are used again.
+
+    `again=True` measures all candidates anew instead, also those that failed or left an earlier race. It repairs a
+    choice that was made on a disturbed machine; but no disturbed race replaces an undisturbed one.
 
     `budget` is seconds, or a string: "30s", "200 trials". `progress` is True or False, a function of `Step`,
     or None to show a bar if standard error is a terminal. `strategy` and `measure` are as for `tunable`, for this
@@ -188,7 +192,7 @@ def tune(
     show = progress_for(progress, kernel.op_id)
     inv = _call_of(kernel, (*bound, *args), kwargs, tune)
     return kernel.selector.tune(
-        inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure)
+        inv, kernel, budget=budget, on_step=show, strategy=strategy, measure=check_measure(measure), again=again
     )
 
 
@@ -201,6 +205,7 @@ def tune_together(
     combine: Combine = "mean",
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
+    again: bool = False,
 ) -> Tuned[C]:
     """Find the configuration with the least time over several calls, and use it for each of them.
 
@@ -209,12 +214,14 @@ def tune_together(
 
     `combine` says which time is to be small: the weighted "mean" or geometric mean ("geomean") of the calls' times, the
     weighted mean of their times "relative" to the best time of each call, or the largest of these ("max", without
-    weights). For the last two, each call is tuned alone first; measurements in the book are reused.
+    weights). For the last two, each call is tuned alone first; measurements in the book are reused, unless `again`.
     """
     kernel, bound = _kernel_of(function)
     invs = [kernel.call((*bound, *args), {}) for args in calls]
     show = progress_for(progress, kernel.op_id)
-    return kernel.selector.tune_together(invs, kernel, weights, combine=combine, budget=budget, on_step=show)
+    return kernel.selector.tune_together(
+        invs, kernel, weights, combine=combine, budget=budget, on_step=show, again=again
+    )
 
 
 def verify(
@@ -240,7 +247,12 @@ def _kernel_of(function: Any) -> tuple[FunctionKernel, tuple[object, ...]]:
     """Return the kernel of a tunable function, and the object that it is bound to, if it is a method of one."""
     kernel = getattr(function, "kernel", None)
     if not isinstance(kernel, FunctionKernel):
-        raise DefinitionError(f"{function!r} is not tunable; decorate it with @tunebook.tunable(space=...)")
+        remedy = "is not tunable; decorate it with @tunebook.tunable(space=...)"
+        if isinstance(function, Kernel):
+            remedy = "is a Kernel, which the selector of its Executor tunes: selector.tune(invocation, kernel)"
+        elif callable(getattr(function, "tune", None)):
+            remedy = "has methods of its own for this, as .tune(...)"
+        raise DefinitionError(f"{function!r} {remedy}")
     return kernel, (function.__self__,) if hasattr(function, "__self__") else ()
 
 
@@ -280,8 +292,12 @@ def tune_all(
     budget: Budget | float | str | None = None,
     progress: Progress | bool | None = None,
     seed: int = 0,
+    again: bool = False,
 ) -> list[Outcome]:
     """Tune every call of a recording that is not known yet, the most expensive first, on made-up arrays.
+
+    `again=True` tunes the known calls too, and measures all candidates anew. A choice that was made on a program's own
+    arguments stays: `tune(..., again=True)` in the program replaces it.
 
     `recording` may also be the result of `get_invocations`. All calls share the budget: the rest of a call goes to the
     next. A call that fails does not stop the others. `selector` is for kernels that an `Executor` ran in another
@@ -290,7 +306,7 @@ def tune_all(
     left = parse_budget(budget)
     outcomes = []
     for call in calls_in(recording):
-        outcome = tune_recorded(call, selector, left, progress, seed)
+        outcome = tune_recorded(call, selector, left, progress, seed, again=again)
         outcomes.append(outcome)
         if outcome.tuned is not None:
             left = left.less(outcome.tuned)
@@ -303,8 +319,10 @@ def tune_recorded(
     left: Budget,
     progress: Progress | bool | None = None,  # noqa: FBT001 - passed on unchanged
     seed: int = 0,
+    *,
+    again: bool = False,
 ) -> Outcome:
-    """Tune one recorded call within the budget `left`, unless the call is known."""
+    """Tune one recorded call within the budget `left`, unless the call is known, or `again` if it is."""
     kernel = call.kernel
     if not isinstance(kernel, Kernel):
         reason = f"was noted with a {type(kernel).__name__}, not with a Kernel"
@@ -315,16 +333,17 @@ def tune_recorded(
         return Outcome(call, "skipped", f"{call.problem.op} was run by an Executor; pass its selector to tune_all")
     try:
         inv = call.invocation(kernel)
-        known = _known_by(selector, inv, kernel, _same_problem(call, kernel, inv))
+        known = _known_by(selector, inv, kernel, _same_problem(call, kernel, inv), again=again)
         if known is None and left.is_spent:
             return Outcome(call, "skipped", "the budget is spent")
         if known is None:
             inv = make_up(kernel, inv, seed)
             # Asked again: the description of an array need not hold its device and driver, and the array does.
-            known = _known_by(selector, inv, kernel, kernel.problem(inv))
+            known = _known_by(selector, inv, kernel, kernel.problem(inv), again=again)
         if known is not None:
-            return Outcome(call, "known", known.source, config=known.config)
-        tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id))
+            there = "; tunebook.tune(..., again=True) in the program measures its candidates anew" if again else ""
+            return Outcome(call, "known", f"{known.source}{there}", config=known.config)
+        tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id), again=again)
     except TunebookError as error:
         return Outcome(call, "failed", _reason(error, kernel))
     return Outcome(call, "tuned", tuned.tally, tuned, tuned.config)
@@ -352,9 +371,10 @@ def _reason(error: TunebookError, kernel: Kernel[Any, Any]) -> str:
 
 
 def _known_by(
-    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem
-) -> Selection[Any] | None:
-    """Return the known answer to a call; None without one, or if a budget cut its tuning short."""
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], problem: Problem,
+    *, again: bool,
+) -> Selection[Any] | None:  # fmt: skip
+    """Return the known answer to a call; None without one, if a budget cut its tuning short, or to tune it `again`."""
     known = selector.preview(inv, kernel, problem)
     if isinstance(known, NoSelection) or known.event != "cache_hit":
         return None
@@ -362,6 +382,6 @@ def _known_by(
         return None
     record = None if selector.persistent is None else selector.persistent.read(problem)
     facts = {} if record is None else record.body.provenance
-    # A tuning on a caller's arguments cannot be finished on made-up ones.
-    unfinished = facts.get("complete") is False and facts.get("values_from", "call") != "call"
-    return None if unfinished else known
+    # A tuning on a caller's arguments can be neither finished nor replaced on made-up ones.
+    made_up = facts.get("values_from", "call") != "call"
+    return None if made_up and (again or facts.get("complete") is False) else known

@@ -133,7 +133,7 @@ def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str])
         raise UsageError(
             f"{config_text(rejected.config)} was rejected: {rejected.failure.said}\n"
             "It would fail, or give a wrong result, in every call. To try it in one run, set TUNEBOOK_PIN; if the "
-            "check is wrong, change it and tune again."
+            "check is wrong, change it and call tunebook.tune(...) in the program."
         )
 
 

@@ -1,9 +1,10 @@
 """Tune the calls of a recording on each device of this machine, or on a cluster.
 
-Skips calls that are tuned already, takes expensive calls first, and measures on made-up arguments: of the kernel's
-inputs= function, or else recorded integers and random floats. Workers import the modules that the calls name. Results
-are merged into the book as they arrive, so that an interrupted run continues where it stopped. Exits with 1 unless
-every call is tuned at the end.
+Skips calls that are tuned already, unless --again is given; takes expensive calls first, and measures on made-up
+arguments: of the kernel's inputs= function, or else recorded integers and random floats. A choice that was made on a
+program's own arguments stays: tunebook.tune(..., again=True) in the program replaces it. Workers import the modules
+that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where it
+stopped. Exits with 1 unless every call is tuned at the end.
 
 The candidates of all Triton kernels are compiled first, on all cores. With --target this is all that happens, and it
 needs no GPU: it fills Triton's cache for a machine with one.
@@ -33,11 +34,16 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--at-once", metavar="N", type=int, default=1, help=text)
     text = "only compile the candidates of Triton kernels, for e.g. cuda:90 (H100, H200) or hip:gfx942; needs no GPU"
     parser.add_argument("--target", metavar="TARGET", help=text)
+    text = "tune known calls too: measure all their candidates anew"
+    parser.add_argument("--again", action="store_true", help=text)
     parser.add_argument("--watch", action="store_true", help="print progress while tuning")
 
 
 def _compile(options: Namespace) -> FarmReport:
-    given = ("--over", "--budget", "--dry-run"), (options.over != "local", options.budget, options.dry_run)
+    given = (
+        ("--over", "--budget", "--dry-run", "--again"),
+        (options.over != "local", options.budget, options.dry_run, options.again),
+    )
     if unused := [name for name, value in zip(*given, strict=True) if value]:
         raise UsageError(f"--target measures nothing, and takes no {', '.join(unused)}")
     names = {"modules": options.modules, "kernel": options.kernel, "device": options.device}
@@ -67,6 +73,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
                 book=open_book(options.book) if "://" in (options.book or "") else options.book,
                 at_once=options.at_once,
                 dry_run=options.dry_run,
+                again=options.again,
                 on_step=show if options.watch else None,
             )
         )

@@ -28,6 +28,7 @@ from tunebook._selection.recorded_decision import (
     is_interrupted,
     left_early,
     names_in,
+    tune_again,
     why_undecided,
 )
 from tunebook.stores import problem_id
@@ -203,6 +204,8 @@ def _notes(facts: MeasuredRecord) -> Iterable[str]:
         yield "The budget ended this tuning; the best candidate until then was chosen."
     for reason in disturbances_of(facts.body):
         yield f"Disturbed during measuring: {reason}."
+    if disturbances_of(facts.body):
+        yield f"On a quiet machine, measure anew: {tune_again(facts.record.head)}."
     if environments_verified(facts.body):
         yield "Verified: the finalists were measured again under other versions, and the choice still holds."
     if others:

@@ -169,7 +169,8 @@ def _drift(model: ReportModel) -> Iterable[Markup]:
         said = f"{disturbed:,} of {gains:,} gains {were} measured while other work disturbed the machine."
         yield tag(
             "p",
-            f"{said} They may be far off. The tables mark them; tune again on a quiet machine.",
+            f"{said} They may be far off. The tables mark them; on a quiet machine, "
+            "tunebook.tune(..., again=True) measures them anew.",
             class_="note doubt",
         )
     many = sum(entry.drift for entry in model.entries)

@@ -233,7 +233,7 @@ class AutotuneTier(Tier[C]):
 
     def tune(self, request: Request[C], *, budget: Budget, on_step: Callable[[Step], None] | None) -> Tuned[C]:
         """Tune though an answer may be known; another process that does so already is waited for."""
-        with self._turn_on_demand(request, "tune") as turn:
+        with self._turn_on_demand(request, "again" if request.again else "tune") as turn:
             if turn.leads:
                 entry = self._book.find(request)
                 # A choice that stands can only be verified.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tunebook._base.record_format import Body, Record, from_whole_tuning, identity
+from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 
@@ -74,6 +74,13 @@ def left_early(m: Measurement) -> str:
     """Return the words for a candidate that left the race: its few samples are of another moment than the winner's."""
     count = len(m.valid_samples_s)
     return f"left early, {count} sample{'' if count == 1 else 's'}"
+
+
+def tune_again(head: Head) -> str:
+    """Return the code that measures all candidates of an entry anew, as its program writes it."""
+    name = head.problem.op.partition("@")[0].rpartition(".")[2]
+    triton = "triton" in head.environment  # of its kernels alone
+    return f"{name}.tune(..., grid=..., again=True)" if triton else f"tunebook.tune({name}, ..., again=True)"
 
 
 def goes_on(count: int) -> str:

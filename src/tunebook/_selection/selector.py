@@ -329,9 +329,10 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         on_step: Callable[[Step], None] | None = None,
         strategy: StrategyLike | None = None,
         measure: Measure | None = None,
+        again: bool = False,
     ) -> Tuned[C]:
-        """Tune a call now and use the result from now on; known measurements are reused."""
-        request = replace(self._tuning_request(inv, kernel), strategy=strategy, measure=measure)
+        """Tune a call now and use the result from now on; known measurements are reused, unless `again`."""
+        request = replace(self._tuning_request(inv, kernel), strategy=strategy, measure=measure, again=again)
         return self._finish(partial(self._autotune.tune, request), [request], budget, on_step)
 
     def tune_together(
@@ -343,13 +344,14 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         on_step: Callable[[Step], None] | None = None,
+        again: bool = False,
     ) -> Tuned[C]:
         """Find the configuration that is best for several calls on the whole, and use it for each from now on."""
         if combine not in get_args(Combine):
             raise DefinitionError(f"combine={combine!r}: choose one of {', '.join(map(repr, get_args(Combine)))}")
         if combine == "max" and weights is not None:
             raise DefinitionError('combine="max" takes no weights: the worst call counts; use "relative" with weights')
-        requests = [self._tuning_request(inv, kernel) for inv in invs]
+        requests = [replace(self._tuning_request(inv, kernel), again=again) for inv in invs]
         shares = [1.0] * len(invs) if weights is None else weights
         if not invs:
             raise DefinitionError("calls to tune for are missing; give at least one tuple of arguments")

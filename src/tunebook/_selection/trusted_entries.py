@@ -28,7 +28,7 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._space.space import Config, Space
 from tunebook._statistics.decide import OBJECTIVES
-from tunebook._tuning.job import History, host_name, is_believed
+from tunebook._tuning.job import DIED, History, host_name, is_believed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -158,6 +158,9 @@ class EntryGuard(Generic[C]):
         if record is None:
             return History()
         body, so_far = record.body, self._so_far(call, record)
+        if call.again:  # a candidate that ended the process would do so again
+            fatal = tuple(m for m in body.measurements if m.failure is not None and m.failure.message == DIED)
+            return History(fatal, winner_of(body), record.head.generation)
         complete = is_finished(body) and not so_far
         known = tuple(map(unmarked, filter(is_believed, body.measurements)))
         if record.head.environment == (environment := call.kernel.environment(call.inv)):

@@ -59,13 +59,17 @@ _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[Cfg]):
-    """A call that needs a configuration, with its kernel, problem, search strategy and way to measure."""
+    """A call that needs a configuration, with its kernel, problem, search strategy and way to measure.
+
+    `again` has all candidates measured anew, whatever the book says of them.
+    """
 
     inv: Invocation[Cfg, Any]
     kernel: Kernel[Cfg, Any]
     problem: Problem
     strategy: StrategyLike | None = None
     measure: Measure | None = None
+    again: bool = False
 
 
 class History(NamedTuple):

@@ -79,10 +79,11 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         grid: Any,
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
+        again: bool = False,
         **kwargs: Any,
     ) -> Tuned[LaunchConfig]:
-        """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
-        return self._engine.tune(*args, grid=grid, budget=budget, progress=progress, **kwargs)
+        """Tune a launch ahead of time, and return the measurements; stored ones are taken anew only if `again`."""
+        return self._engine.tune(*args, grid=grid, budget=budget, progress=progress, again=again, **kwargs)
 
     def tune_together(
         self,
@@ -92,13 +93,16 @@ class TunedKernel(Autotuner):  # type: ignore[misc] # Triton has no types
         combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
+        again: bool = False,
     ) -> Tuned[LaunchConfig]:
         """Find the configuration with the least time over several launches, and use it for each of them.
 
         A launch is a tuple of its grid and its arguments, and may have a dict of keyword arguments as a third part.
         `weights` weigh the launches, for example by how often each happens. `combine`: see `tunebook.tune_together`.
         """
-        return self._engine.tune_together(calls, weights=weights, combine=combine, budget=budget, progress=progress)
+        return self._engine.tune_together(
+            calls, weights=weights, combine=combine, budget=budget, progress=progress, again=again
+        )
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration that a launch gets, tuned first if need be; nothing is launched for the caller.

@@ -406,12 +406,13 @@ class Engine:
         grid: Any,
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
+        again: bool = False,
         **kwargs: Any,
     ) -> Tuned[LaunchConfig]:
-        """Tune a launch ahead of time, and return the measurements; stored measurements are not taken again."""
+        """Tune a launch ahead of time, and return the measurements; stored ones are taken anew only if `again`."""
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
         show = progress_for(progress, self.kernel.op_id)
-        return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show)
+        return self.selector.tune(inv, self.kernel, budget=parse_budget(budget), on_step=show, again=again)
 
     def tune_together(
         self,
@@ -421,6 +422,7 @@ class Engine:
         combine: Combine = "mean",
         budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
+        again: bool = False,
     ) -> Tuned[LaunchConfig]:
         """Find the configuration with the least time over several launches, and use it for each of them."""
         launches = []
@@ -431,7 +433,9 @@ class Engine:
             launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
         show = progress_for(progress, self.kernel.op_id)
         invs = [self.kernel.invocation(launch) for launch in launches]
-        return self.selector.tune_together(invs, self.kernel, weights, combine=combine, budget=budget, on_step=show)
+        return self.selector.tune_together(
+            invs, self.kernel, weights, combine=combine, budget=budget, on_step=show, again=again
+        )
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""

@@ -94,9 +94,10 @@ def tune_recording(
     book: Store | str | os.PathLike[str] | None = None,
     at_once: int = 1,
     dry_run: bool = False,
+    again: bool = False,
     on_step: Callable[[FarmStep], None] | None = None,
 ) -> FarmReport:
-    """Tune the calls of a recording, or of its file, on many devices; known problems are not tuned again.
+    """Tune the calls of a recording, or of its file, on many devices; known problems only if `again`, from scratch.
 
     `over` names the workers: None or "local" for the devices of this machine, the address of a cluster, as in
     "dask://host:port" (docs/fleet-tuning.md lists all kinds), or any executor of `concurrent.futures`. Workers import
@@ -119,11 +120,11 @@ def tune_recording(
     store = default_book() if book is None else book
     known = _known_records(store, calls)
     local = over in {None, "local"}
-    task = Task(calls[0], tuple(modules), book=path, dry=dry_run, local=local)
+    task = Task(calls[0], tuple(modules), book=path, dry=dry_run, local=local, again=again)
     tasks = [task._replace(call=call, records=known[call.problem[1:]]) for call in calls]
     limit = parse_budget(budget)
     compilation = Compilation()
-    unknown = [task for task in tasks if task.call.finder and not task.records]
+    unknown = [task for task in tasks if task.call.finder and (again or not task.records)]
     if unknown and local and not dry_run:  # the workers of a cluster compile on their own machines
         compilation = compile_ahead(unknown, limit_s=limit.seconds)
     if limit.seconds is not None:

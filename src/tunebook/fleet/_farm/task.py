@@ -40,7 +40,7 @@ class Task(NamedTuple):
 
     The worker imports `modules` first. A `dry` task only finds out whether the call needs tuning. `attempt` makes a
     second try another task: Dask returns the old result of a task that it has seen. `local`: the worker is a process of
-    the sender's machine, with its directory and path.
+    the sender's machine, with its directory and path. `again`: a known call is tuned too, and from scratch.
     """
 
     call: SavedCall
@@ -51,6 +51,7 @@ class Task(NamedTuple):
     dry: bool = False
     attempt: int = 1
     local: bool = False
+    again: bool = False
 
 
 class TaskOutcome(NamedTuple):
@@ -97,7 +98,7 @@ def _tune(task: Task) -> TaskOutcome:
     merge_into(store, map(Record.from_bytes, task.records))
     if store.get(problem) is None:
         selector.cache.clear()  # a long-lived worker may have the answer in memory only, and must write it down
-    outcome = tune_recorded(call, selector, Budget(trials=0) if task.dry else task.budget)
+    outcome = tune_recorded(call, selector, Budget(trials=0) if task.dry else task.budget, again=task.again)
     if task.dry and outcome.status == "skipped":
         return TaskOutcome("new", "", problem)
     record = store.get(problem)
