@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from kernels import FakeClock, fake_tuner
 import tunebook as tb
 from tunebook._api.explain import Explanation, _spread, explain_entry
 from tunebook._api.versions import versions_differ
+from tunebook._base.config_codec import decode
 from tunebook._base.record_format import Body
 from tunebook._base.vocabulary import Failure, Measurement, Problem
 from tunebook._cli import main
@@ -28,11 +30,10 @@ def make(tmp_path, **options):
 
     @tb.tunable(
         space=tb.Space(block=[1, 2, 3, 4]),
-        heuristic={"block": 4},
         tuner=fake_tuner(clock),
         name="explained",
         store=tmp_path,
-        **options,
+        **{"heuristic": {"block": 4}, **options},
     )
     def kernel(x, causal=False, *, config):
         if config.block == 3:
@@ -156,7 +157,7 @@ def test_the_explained_winner_of_a_tie_is_the_one_that_was_chosen(tmp_path):
     explanation = tied.explain(np.ones(3))
     assert explanation.selection.config.b == 2
     assert "winner     1 s (to 1 s in 3 samples)  b=2" in str(explanation)
-    assert "chosen as  tie, kept the heuristic; 3 cannot be told apart" in str(explanation)
+    assert "chosen as  one of 3 that are equally fast, within 0.0%: kept the heuristic" in str(explanation)
     assert "as good    b=1; b=3" in str(explanation)
 
 
@@ -330,16 +331,56 @@ def test_drawings_are_as_wide_as_their_scale_for_any_samples(mine, theirs):
     assert all(len(line.text.partition("  ")[0]) == 24 for line in lines[:2])
 
 
-def test_a_candidate_that_left_early_with_a_lower_time_than_the_runner_up_is_told(tmp_path):
+def test_the_runner_up_is_the_second_fastest_also_if_it_was_eliminated(tmp_path):
     kernel = make(tmp_path)
     kernel(np.ones(8))
     told = kernel.explain(np.ones(8))
-    winner, runner_up, slowest = told.verdict.ranking
-    assert "left early" not in str(told)
-    runner_up = runner_up._replace(measurement=runner_up.measurement._replace(dropped=False))
-    early = slowest._replace(measurement=slowest.measurement._replace(dropped=True), value_s=1.5)
-    told = replace(told, verdict=told.verdict._replace(ranking=(winner, runner_up, early)))
-    assert re.search(r"but +1\.5 s  block=4  left early, 3 samples: .* its time is of that moment", str(told))
+    winner, second, third = told.verdict.ranking
+    assert "eliminated" not in str(told)
+    stayed = second._replace(measurement=second.measurement._replace(dropped=False))
+
+    def with_time(seconds):
+        early = third._replace(measurement=third.measurement._replace(dropped=True), value_s=seconds)
+        return str(replace(told, verdict=told.verdict._replace(ranking=(winner, stayed, early))))
+
+    assert re.search(r"runner-up  1\.5 s .* block=4  1\.50 x\n  slowest    2 s .* block=2  2\.0 x", with_time(1.5))
+    since = "eliminated after 3 samples: the best was faster then, and the machine has become slower since"
+    assert re.search(rf"runner-up  900 ms .* block=4  0\.90 x, {since}\n", with_time(0.9))
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "said", "gain"),
+    [
+        (4, "block=4  4 s: the winner is 4.00 x faster", 4.0),
+        (1, "block=1, the winner itself", 1.0),
+        (3, "block=3, which failed", None),
+    ],
+)
+def test_the_heuristic_and_the_gain_over_it_are_told_with_and_without_the_program(
+    tmp_path, heuristic, said, gain, capsys
+):
+    kernel = make(tmp_path, heuristic={"block": heuristic})
+    kernel(np.ones(8))
+    told = kernel.explain(np.ones(8))
+    assert f"\n  heuristic  {said}\n" in str(told)
+    assert (decode(told.heuristic.config), told.gain) == ({"block": heuristic}, gain)
+    for verb in ("explain", "show"):
+        assert main([verb, "explained", "--book", str(tmp_path)]) == 0
+        assert re.search(rf"heuristic +{re.escape(said)}", capsys.readouterr().out)
+        assert main([verb, "explained", "--json", "--book", str(tmp_path)]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["heuristic"], shown["gain"]) == ({"block": heuristic}, gain)
+
+
+def test_a_heuristic_that_left_a_faster_machine_has_no_gain(tmp_path):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    told = kernel.explain(np.ones(8))
+    *others, heuristic = told.verdict.ranking
+    early = heuristic._replace(measurement=heuristic.measurement._replace(dropped=True), value_s=0.5)
+    told = replace(told, verdict=told.verdict._replace(ranking=(*others, early)))
+    assert told.gain is None
+    assert "block=4, eliminated after 3 samples, before the machine became slower" in str(told)
 
 
 def test_every_line_has_the_names_in_the_order_of_the_space_also_without_the_program(tmp_path, capsys):

@@ -321,6 +321,7 @@ measured DAY on HOST under VERSIONS
   spread     █·······················  winner
              ·······················█  runner-up
              160 us            320 us
+  heuristic  block=16, the winner itself
   chosen as  fastest
   failed     block=128  memory: ValueError: out of resource: shared memory, Required: 262144, limit: 232448
 """

@@ -79,12 +79,12 @@ def ranked(*times):
     return Tuned({"n": 0}, verdict, tuple(measured), len(measured), complete=True, seconds=1.0, configs={})
 
 
-def test_the_demo_marks_candidates_that_left_early_and_counts_those_that_it_does_not_show():
+def test_the_demo_marks_eliminated_candidates_and_counts_those_that_it_does_not_show():
     tuned = ranked(((1.0,) * 20, False), ((5.0,) * 20, False), *(((3.0 + n,) * 3, True) for n in range(6)))
     out = io.StringIO()
     demo._ranking(tuned, Terminal(out=out, width=80))
     text = out.getvalue()
-    assert text.count("left early, 3 samples") == 4
+    assert text.count("eliminated after 3 samples") == 4
     assert "  ... 2 more\n" in text
     assert "chosen" in text
 

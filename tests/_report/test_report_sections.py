@@ -152,7 +152,7 @@ def test_candidates_that_left_the_race_are_marked():
     table = data_in(report([made]).html)["detail0"]
     dropped = [m for m in made.body.measurements if m.dropped]
     marked = [remark for remark in column(table, "Remark") if remark]
-    assert marked == [f"left early, {len(m.samples_s)} samples" for m in dropped]
+    assert marked == [f"eliminated after {len(m.samples_s)} samples" for m in dropped]
 
 
 class TestFailures:

@@ -16,10 +16,13 @@ from tunebook._base.vocabulary import MADE_UP
 from tunebook._keys.call_key import explain_difference, spell_out
 from tunebook._selection.bucket_tuning import measured_at
 from tunebook._selection.recorded_decision import (
+    beside_heuristic,
     disturbances_of,
+    eliminated_after,
     environments_verified,
+    gain_of,
+    heuristic_among,
     is_interrupted,
-    left_early,
     measured_for_choice,
     measured_so_far,
     names_in,
@@ -139,6 +142,18 @@ class Explanation:
         return () if self.record is None else names_in(self.record)
 
     @property
+    def heuristic(self) -> Measurement | None:
+        """The measurement of the heuristic's configuration, the one of a call that is not tuned."""
+        ranking = () if self.verdict is None else self.verdict.ranking
+        measured = (*(ranked.measurement for ranked in ranking), *self.failures)
+        return None if self.record is None else heuristic_among(self.record, measured)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the winner is than the heuristic's configuration; None if that was not measured."""
+        return None if self.record is None or self.verdict is None else gain_of(self.record, self.verdict)
+
+    @property
     def failed(self) -> tuple[FailureGroup, ...]:
         """The failures by reason, the most frequent first, and failures on made-up arguments last."""
         failed = [(m, m.failure) for m in self.failures if m.failure is not None]
@@ -213,17 +228,15 @@ class Explanation:
         body = record.body
         facts = body.provenance
         yield _item("winner", _ranked(verdict.winner, self._names))
-        others = [r for r in verdict.ranking if r is not verdict.winner]
+        # By their times alone: the ranking puts candidates that were eliminated behind the others.
+        others = sorted((r for r in verdict.ranking if r is not verdict.winner), key=lambda ranked: ranked.value_s)
         if others:
             yield _item("runner-up", f"{_ranked(others[0], self._names)}  {_beside(others[0], verdict.winner, 2)}")
-            yield from _seemingly_faster(others, self._names)
-            # Not the last one: times of candidates that left early are early ones, in no order.
-            slowest = max(others, key=lambda ranked: ranked.value_s)
-            if slowest is not others[0]:
-                yield _item("slowest", f"{_ranked(slowest, self._names)}  {_beside(slowest, verdict.winner, 1)}")
+            if others[1:]:
+                yield _item("slowest", f"{_ranked(others[-1], self._names)}  {_beside(others[-1], verdict.winner, 1)}")
             yield from _spread(verdict.winner, others[0])
-        many = len(verdict.tied)
-        tied = "" if many == 1 else f"; {many} cannot be told apart, within {verdict.band:.1%}"
+        if (heuristic := beside_heuristic(record, verdict, self.failures)) is not None:
+            yield _item("heuristic", heuristic)
         if record.head.origin == "pinned":
             own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
             beside = f", measured at {own[0] / verdict.winner.value_s:.2f} x of the winner" if own else ""
@@ -231,7 +244,7 @@ class Explanation:
         else:
             name = verdict.objective
             by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
-            yield _item("chosen as", f"{verdict.rule}{by}{tied}")
+            yield _item("chosen as", _rule(verdict, by))
         alike = [_readable(r.measurement.config, self._names) for r in verdict.tied if r is not verdict.winner]
         if alike:
             yield _item("as good", _some(alike))
@@ -299,23 +312,19 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
+def _rule(verdict: Verdict, by: str) -> str:
+    """Return why the winner won, in words; `by` names the objective, if it is not the usual one."""
+    many, rule, among = len(verdict.tied), f"{verdict.rule}{by}", f"within {verdict.band:.1%}"
+    if many > 1 and rule.startswith("tie, "):
+        return f"one of {many} that are equally fast, {among}: {rule.removeprefix('tie, ')}"
+    return rule if many == 1 else f"{rule}; {many - 1} more {'is' if many == 2 else 'are'} as fast, {among}"
+
+
 def _beside(other: Ranked, winner: Ranked, digits: int) -> str:
     """Return the time of a candidate as a multiple of the winner's."""
-    factor = other.value_s / winner.value_s
-    early = other.measurement.dropped and factor < 1
-    return f"{factor:.{digits}f} x{', but it left early: the machine became slower after that' if early else ''}"
-
-
-def _seemingly_faster(others: Sequence[Ranked], names: Sequence[str]) -> Iterator[ExplanationLine]:
-    """Yield a line on candidates that left the race with a lower time than the runner-up, the lowest first."""
-    early = [r for r in others if r.measurement.dropped and r.value_s < others[0].value_s]
-    if early and not others[0].measurement.dropped:
-        best = min(early, key=lambda ranked: ranked.value_s)
-        more = f"; {len(early) - 1} more like it" if len(early) > 1 else ""
-        said = (
-            f"{seconds_text(best.value_s)}  {_readable(best.measurement.config, names)}  {left_early(best.measurement)}"
-        )
-        yield _item("but", f"{said}: it was clearly slower than the best by then, and its time is of that moment{more}")
+    factor, m = other.value_s / winner.value_s, other.measurement
+    since = f", {eliminated_after(m)}: the best was faster then, and the machine has become slower since"
+    return f"{factor:.{digits}f} x{since if m.dropped and factor < 1 else ''}"
 
 
 def _ranked(ranked: Ranked, names: Sequence[str]) -> str:

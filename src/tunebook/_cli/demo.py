@@ -18,7 +18,7 @@ from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._cli.explain import write
-from tunebook._selection.recorded_decision import left_early
+from tunebook._selection.recorded_decision import eliminated_after
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LIMIT: Final = 2_000_000
 _SHOWN: Final = 6  # candidates, beside the chosen one and the default
 _EARLY: Final = (
-    "A candidate that left early was clearly slower than the best by then, and was not timed any more: its time is "
-    "of that moment, and stands below the times of the candidates that stayed."
+    "An eliminated candidate was clearly slower than the best when it had so many samples, and was not timed any more: "
+    "it stands below the candidates that were timed to the end, also if the machine became slower later."
 )
 DEFAULT: Final = {"segment": 16384, "skip_even": False}
 _ABOUT: Final = (
@@ -118,7 +118,7 @@ def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
         bar = "━" * max(1, min(round(14 / factor), 20))
         if rank <= _SHOWN or notes:
             shown = (config, "bold" if notes else "")
-            notes += [left_early(ranked.measurement)] if ranked.measurement.dropped else []
+            notes += [eliminated_after(ranked.measurement)] if ranked.measurement.dropped else []
             rows.append((str(rank), seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
         else:
             left_out += 1

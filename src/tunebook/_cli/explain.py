@@ -91,6 +91,8 @@ def _as_json(explanation: Explanation) -> dict[str, Any]:
     }
     if verdict is not None:
         found["rule"] = verdict.rule
+        found["heuristic"] = None if (model := explanation.heuristic) is None else plain(model.config)
+        found["gain"] = explanation.gain
         found["tied"] = [plain(ranked.measurement.config) for ranked in verdict.tied]
         found["ranking"] = []
         for time_s, m in ((ranked.value_s, ranked.measurement) for ranked in verdict.ranking):

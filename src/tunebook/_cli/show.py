@@ -13,7 +13,16 @@ from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
-from tunebook._selection.recorded_decision import left_early, measured_for_choice, names_in, origin_of, verdict_of
+from tunebook._selection.recorded_decision import (
+    beside_heuristic,
+    eliminated_after,
+    gain_of,
+    heuristic_among,
+    measured_for_choice,
+    names_in,
+    origin_of,
+    verdict_of,
+)
 from tunebook._tuning.progress import day_text, seconds_text
 from tunebook.stores._listing import Catalogue
 
@@ -51,6 +60,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
     pairs += [("config", decision_text(record)), ("origin", f"{origin_of(record)}{_tuning(facts)}")]
+    verdict = verdict_of(record)
+    if verdict is not None and (beside := beside_heuristic(record, verdict, measured_for_choice(record.body))):
+        pairs += [("heuristic", beside)]
     if (values_from := facts.pop("values_from", None)) is not None:
         pairs += [("measured on", MADE_UP.get(str(values_from), str(values_from)))]
     if (at := measured_at(facts)) is not None:
@@ -95,7 +107,15 @@ def _rest_as_json(record: Record) -> dict[str, Any]:
             "config": plain(before.get("config")),
             "environment": parsed(str(before.get("environment", ""))),
         }
-    return {"checksum": head.checksum, "generation": head.generation, "candidates": candidates, "provenance": facts}
+    heuristic, verdict = heuristic_among(record, measured_for_choice(body)), verdict_of(record)
+    return {
+        "checksum": head.checksum,
+        "generation": head.generation,
+        "heuristic": None if heuristic is None else plain(heuristic.config),
+        "gain": None if verdict is None else gain_of(record, verdict),
+        "candidates": candidates,
+        "provenance": facts,
+    }
 
 
 def _tuning(facts: dict[str, Any]) -> str:
@@ -144,7 +164,7 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         m = ranked.measurement
         in_use = "pinned by hand" if record.head.origin == "pinned" else "chosen"
         notes = [in_use] if m.config == record.head.config else []
-        notes += [left_early(m)] if m.dropped else []
+        notes += [eliminated_after(m)] if m.dropped else []
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
         config = config_text(m.config, names)

@@ -24,9 +24,9 @@ from tunebook._report.entry import PINNED, MeasuredRecord, config_text, entry_of
 from tunebook._selection.env_pins import fields_of
 from tunebook._selection.recorded_decision import (
     disturbances_of,
+    eliminated_after,
     environments_verified,
     is_interrupted,
-    left_early,
     names_in,
     tune_again,
     why_undecided,
@@ -177,7 +177,7 @@ def _remarks(m: Measurement, *, pinned: bool) -> Iterable[str]:
     if pinned:
         yield "pinned by hand"
     if m.dropped and m.failure is None:
-        yield left_early(m)
+        yield eliminated_after(m)
 
 
 def _pinnable(config: Json) -> dict[str, str]:

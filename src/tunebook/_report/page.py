@@ -176,7 +176,9 @@ def _drift(model: ReportModel) -> Iterable[Markup]:
     many = sum(entry.drift for entry in model.entries)
     if many:
         left_out = "1 entry is left out: its default" if many == 1 else f"{many:,} entries are left out: their default"
-        yield _note(f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare.")
+        yield _note(
+            f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare."
+        )
 
 
 def _comparison(comparison: BookComparison) -> Iterable[Markup]:
@@ -333,7 +335,7 @@ def _chosen(detail: Detail) -> dict[str, str]:
 
 def _against(entry: ReportEntry) -> str:
     if entry.drift:
-        return "; no gain is given: the default left the race early, and the machine was slower afterwards"
+        return "; no gain is given: the default was eliminated early, and the machine was slower afterwards"
     if entry.speedup is None:
         return ""
     if abs(entry.speedup - 1) < 0.005:

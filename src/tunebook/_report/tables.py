@@ -188,7 +188,7 @@ def _candidates(detail: Detail) -> list[TableColumn]:
             parameters.append(TableColumn(name, "text", ["" if v is None else str(v) for v in values]))
     return [
         TableColumn("Role", "text", [c.role for c in shown], marks=True),
-        TableColumn("Remark", "text", [c.remark for c in shown], "times of candidates that left early may not compare"),
+        TableColumn("Remark", "text", [c.remark for c in shown], "times of eliminated candidates may not compare"),
         *parameters,
         TableColumn("Time", "time", [c.value_s for c in shown], "typical time per run"),
         TableColumn("Of best", "ratio", [c.value_s / best if c.value_s and best else None for c in shown]),

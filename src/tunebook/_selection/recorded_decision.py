@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tunebook._base.config_codec import readable
+from tunebook._base.durations import seconds_text
+from tunebook._base.errors import CodecError
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._statistics.decide import OBJECTIVES, Ranked, Verdict, decide
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement
 
@@ -70,10 +73,45 @@ def origin_of(record: Record) -> str:
     return "interrupted" if is_interrupted(record) else record.head.origin
 
 
-def left_early(m: Measurement) -> str:
+def eliminated_after(m: Measurement) -> str:
     """Return the words for a candidate that left the race: its few samples are of another moment than the winner's."""
     count = len(m.valid_samples_s)
-    return f"left early, {count} sample{'' if count == 1 else 's'}"
+    return f"eliminated after {count} sample{'' if count == 1 else 's'}"
+
+
+def heuristic_among(record: Record, measured: Iterable[Measurement]) -> Measurement | None:
+    """Return the measurement of the heuristic's configuration, the one of a call that is not tuned."""
+    return next((m for m in measured if m.fingerprint == record.provenance.get("default")), None)
+
+
+def gain_of(record: Record, verdict: Verdict) -> float | None:
+    """Return how many times faster than the heuristic's configuration the winner is; None if nothing says that."""
+    times_s = {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
+    default_s, best_s = times_s.get(str(record.provenance.get("default"))), verdict.winner.value_s
+    gain = default_s / best_s if default_s and best_s else math.nan
+    heuristic = heuristic_among(record, (r.measurement for r in verdict.ranking))
+    # No rule lets a slower candidate win a race: a heuristic that left with a lower time left a faster machine.
+    early = heuristic is not None and heuristic.dropped and gain < 1
+    return gain if math.isfinite(gain) and not early else None
+
+
+def beside_heuristic(record: Record, verdict: Verdict, failures: Sequence[Measurement] = ()) -> str | None:
+    """Return the heuristic's configuration and what tuning gains over it, in words; None if it was not measured."""
+    heuristic = heuristic_among(record, (*(r.measurement for r in verdict.ranking), *failures))
+    if heuristic is None:
+        return None
+    try:
+        own = readable(heuristic.config, names_in(record))
+    except CodecError as error:  # a newer release may have tags that this one does not know
+        own = f"<{error}>"
+    if heuristic.fingerprint == verdict.winner.measurement.fingerprint:
+        return f"{own}, the winner itself"
+    if heuristic.failure is not None:
+        return f"{own}, which failed"
+    if (gain := gain_of(record, verdict)) is None:
+        return f"{own}, {eliminated_after(heuristic)}, before the machine became slower: its time does not compare"
+    time = seconds_text(gain * verdict.winner.value_s)
+    return f"{own}  {time}: the winner is {f'{gain:.2f} x faster' if gain >= 1.005 else 'as fast'}"
 
 
 def tune_again(head: Head) -> str:
