@@ -126,6 +126,17 @@ def test_measurements_of_the_code_before_an_edit_are_said_to_be_so_under_a_pin_t
     assert "edited since" not in str(kernel(1).explain(3))
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_without_the_program_it_says_that_changed_code_tunes_anew_unless_it_answers_any_code(tmp_path, by_hand, capsys):
+    kernel = make(tmp_path)
+    if by_hand:
+        kernel.selector.persistent.put(*kernel.problem(np.ones(8)), tb.Config(block=2))
+    kernel(np.ones(8))
+    assert "tunes anew" not in str(kernel.explain(np.ones(8)))
+    assert main(["explain", "explained", "--book", str(tmp_path)]) == 0
+    assert ("a program whose code has changed tunes anew" in capsys.readouterr().out) is not by_hand
+
+
 @pytest.mark.promise("only-candidates")
 def test_a_config_outside_the_candidates_is_a_miss_with_the_reason(tmp_path):
     kernel = make(tmp_path)

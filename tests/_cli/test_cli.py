@@ -308,6 +308,7 @@ matmul@v0 on DEVICE
   b: numpy float32[4, 8] C on cpu
   causal: False
 answer: Config(block=16) from persistent
+  code        this is the record in the book; a program whose code has changed tunes anew
   override    only the program knows: config= of a call
   overlay     only the program knows: overlays around the call
   pinned      not in TUNEBOOK_PIN

@@ -96,7 +96,8 @@ class Explanation:
 
     `environment` is the environment of this process or machine; `differences` are its differences from the environment
     of the verdict's measurements, and says so if the kernel was edited after them. `so_far` are the measurements of a
-    tuning that was interrupted. `shipped_in` is the pack that the record is from, or empty.
+    tuning that was interrupted. `shipped_in` is the pack that the record is from, or empty. `offline` says that the
+    program was not asked, whose code may have changed since.
     """
 
     problem: Problem
@@ -109,6 +110,7 @@ class Explanation:
     differences: tuple[str, ...] = ()
     shipped_in: str = ""
     so_far: tuple[Measurement, ...] = ()
+    offline: bool = False
 
     def __repr__(self) -> str:
         found = self.selection
@@ -180,6 +182,8 @@ class Explanation:
             by_hand = self.record is not None and self.record.head.origin == "pinned" and selection.event == "cache_hit"
             pin = " (pinned by hand)" if by_hand else ""
             yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}{pin}")
+            if self.offline and self.record is not None and self.record.head.checksum:
+                yield _item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
             if selection.trust is not None:
                 yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
             elif selection.guess is not None:
@@ -406,7 +410,7 @@ def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None,
     so_far = [] if record is None else measured_so_far(record)
     others = _entries(catalogue, problem.op)
     explained = _explained(selection, record, measured_for_choice(body), here, others, so_far)
-    return replace(explained, shipped_in=shipped_in)
+    return replace(explained, shipped_in=shipped_in, offline=True)
 
 
 def _explained(

@@ -1,7 +1,8 @@
 """Explain which configuration a new process would find for a call, and why.
 
-Shows the tier that answers, the measurements and how certain they are, failed candidates, and similar entries. For a
-live call, use kernel.explain(...) in the program. Exits with 1 if the book has no entry for the call.
+Shows the tier that answers, the measurements and how certain they are, failed candidates, and similar entries. It reads
+the book alone: a program whose code has changed since tunes anew. For a live call, use kernel.explain(...) in the
+program. Exits with 1 if the book has no entry for the call.
 """
 
 from __future__ import annotations
