@@ -41,22 +41,29 @@ def another():
 REJECTED = {
     "wrong": (
         {"reference": lambda x: x + 1},
-        r"all 2 candidates failed: ValueError: output is off by up to 1 in 4 of 4",
+        r"all 2 candidates gave a wrong output: ValueError: output is off by up to 1 in 4 of 4",
+        "(0.5 of the largest value; the tolerance is 1e-08), unlike the reference. The call runs with the heuristic's "
+        "Config(block=1), whose output is wrong too. Mend the kernel, or its check with reference=, tolerance= or check=.",
     ),
-    "raises": ({"out": fails}, r"all 2 candidates failed: OSError: no such device"),
+    "raises": ({"out": fails}, r"all 2 candidates failed: OSError: no such device", "which failed too"),
     "returns nothing": (
         {"out": lambda _x: None, "reference": np.copy},
         r"the candidate returned nothing, and the reference returned its output",
+        "whose output is wrong too",
     ),
-    "reference raises": ({"reference": fails}, r"the reference failed: OSError: no such device"),
-    "reference varies": ({"reference": another()}, r"the reference returns another output each time.*check="),
+    "reference raises": ({"reference": fails}, r"the reference failed: OSError: no such device", "was not checked"),
+    "reference varies": (
+        {"reference": another()},
+        r"the reference returns another output each time.*check=",
+        "whose output was not checked",
+    ),
 }
 
 
 @pytest.mark.promise("all-rejected-warns")
 @pytest.mark.parametrize("why", REJECTED)
 def test_a_call_with_a_rejected_configuration_warns_once_and_says_what_to_type(why):
-    options, reason = REJECTED[why]
+    options, reason, state = REJECTED[why]
     rejected = make(**options)
 
     def call_three_times():
@@ -67,14 +74,14 @@ def test_a_call_with_a_rejected_configuration_warns_once_and_says_what_to_type(w
     with pytest.warns(tb.TunebookWarning, match=rf"f@v0 is not tuned: .*{reason}") as warned:
         call_three_times()
     (warning,) = warned
-    for part in ("heuristic's Config(block=1)", "explain(...)", "AutotunePolicy(strict=True)"):
+    for part in ("heuristic's Config(block=1), ", state, "f.explain(...)", "AutotunePolicy(strict=True)"):
         assert part in str(warning.message)
 
 
 @pytest.mark.promise("all-rejected-warns")
 @pytest.mark.parametrize("why", REJECTED)
 def test_a_strict_policy_raises_at_every_call(why):
-    options, reason = REJECTED[why]
+    options, reason, _ = REJECTED[why]
     rejected = make(policy=STRICT, **options)
     for _ in range(2):
         with pytest.raises(tb.TuningFailed) as failed:

@@ -339,8 +339,13 @@ class FunctionKernel(Kernel[Any, Any]):
     def _ask(self, reference: Callable[..., Any], inv: Invocation[Any, Any]) -> ReferenceCheck:
         from tunebook._measure.reference_check import ReferenceCheck  # noqa: PLC0415 - loaded late: for tuning only
 
-        run = partial(self._spread, reference, inv)
-        return ReferenceCheck(run, (inv.args, inv.kwargs), self.mutated(inv), self._compare_on(inv))
+        run, compare = partial(self._spread, reference, inv), self._compare_on(inv)
+        return ReferenceCheck(
+            run,
+            (inv.args, inv.kwargs),
+            self.mutated(inv),
+            lambda output, expected: as_mismatch(compare(output, expected), "unlike the reference"),
+        )
 
     @computed_once
     def check_checksum(self) -> str:

@@ -79,10 +79,15 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # n
         return bool(self.measurements) and all(m.values_from != "call" for m in self.measurements)
 
     @property
+    def reason(self) -> str:
+        """The most frequent error, in one line."""
+        errors = [f"{type(e).__name__}: {e}".partition("\n")[0] for e in self.exceptions]
+        return max(errors, key=errors.count)
+
+    @property
     def summary(self) -> str:
         """The message and the most frequent error, in one line."""
-        errors = [f"{type(e).__name__}: {e}".partition("\n")[0] for e in self.exceptions]
-        return f"{self.message}: {max(errors, key=errors.count)}"
+        return f"{self.message}: {self.reason}"
 
     def derive(self, excs: Sequence[Exception], /) -> TuningFailed:  # type: ignore[override] # errors only, no exits
         """Return a group of some of the errors, as `except*` needs it."""

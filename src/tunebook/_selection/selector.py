@@ -41,7 +41,7 @@ from tunebook._selection.tiers import (
     Teller,
     Tier,
 )
-from tunebook._selection.tuning_watch import start_log
+from tunebook._selection.tuning_watch import is_wrong, start_log
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
@@ -221,11 +221,16 @@ def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exce
         raise TuningFailed(f"{op}: {cause.message}", cause.exceptions, cause.measurements)
     on = f", on made-up arguments. {how_to_give_values(request.kernel)}" if cause.on_made_up else "."
     if not behind:
+        tried, why, name = len(cause.measurements), cause.summary, op.partition("@")[0].rpartition(".")[2]
+        state = "which failed too." if tried else "whose output was not checked."
+        if tried and all(map(is_wrong, cause.measurements)):
+            why = f"all {tried} candidates gave a wrong output: {cause.reason}"
+            state = "whose output is wrong too. Mend the kernel, or its check with reference=, tolerance= or check=."
         warn_once(
             "rejected",
             op,
-            f"{op} is not tuned: {cause.summary}{on} The call runs with the heuristic's {selection.config!r}, which "
-            "passed no check. Its explain(...) lists every reason; AutotunePolicy(strict=True) raises instead.",
+            f"{op} is not tuned: {why}{on} The call runs with the heuristic's {selection.config!r}, {state} "
+            f"{name}.explain(...) lists every reason; AutotunePolicy(strict=True) raises instead.",
         )
 
 

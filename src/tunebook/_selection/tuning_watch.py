@@ -83,6 +83,11 @@ def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step],
     return show
 
 
+def is_wrong(m: Measurement) -> bool:
+    """Whether a candidate ran, and was rejected for its output."""
+    return m.failure is not None and m.failure.kind in _WRONG
+
+
 def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
     """Warn that the process of the last tuning died, and name the candidate that ran then."""
     for config in job.candidates if job.heuristic is None else (job.heuristic, *job.candidates):
@@ -102,7 +107,7 @@ def tell_of_failures(problem: Problem, job: Job[Any], tuned: Tuned[Any]) -> None
     # An edited kernel's are of other code; of the failures of a tuning that was interrupted nothing was told.
     known = set() if job.history.unfinished else {identity(m) for m in job.known}
     new = [m for m in tuned.measurements if m.failure is not None and identity(m) not in known]
-    wrong = [m for m in new if m.failure is not None and m.failure.kind in _WRONG]
+    wrong = list(filter(is_wrong, new))
     if len(wrong) < len(new):
         rest = [m for m in new if m not in wrong]
         log("info", f"{problem.op}: {_some(rest, tuned)} did not run and cannot be chosen: {_reason(rest)}")
@@ -120,8 +125,7 @@ def warn_of_rejected_pin(call: Call[C], record: Record | None, config: C, by: st
     """Warn once that a pin gives a kernel a candidate that was rejected for the output of this very code."""
     code, name = call.kernel.code_checksum, _fingerprint(config)
     for m in () if record is None else record.body.measurements:
-        wrong = m.failure is not None and m.failure.kind in _WRONG and m.values_from == "call"
-        if wrong and (m.code, m.fingerprint) == (code, name):
+        if is_wrong(m) and m.values_from == "call" and (m.code, m.fingerprint) == (code, name):
             warn_once(
                 "rejected pin",
                 f"{call.problem.op} {code} {name}",
