@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from limits import HANG_S
 
 import tunebook as tb
+from tunebook._tuning.progress import progress_text
 from tunebook.adapters import native
 
 ISOLATED = tb.AutotunePolicy(isolate="always", candidate_timeout_s=5.0)
@@ -98,6 +100,34 @@ def test_no_process_is_left_behind(tmp_path):
 def test_without_isolation_a_tuning_survives_candidates_that_raise():
     kernel = make(tb.AutotunePolicy(), ["good", "raise", "memory", "wrong", "nan"])
     assert tb.tune(kernel, np.ones(8)).config.way == "good"
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_candidate_that_hangs_is_named_while_it_runs(tmp_path, monkeypatch, caplog, level):
+    monkeypatch.setattr("tunebook._measure.forked_worker._TOLD_S", 0.01)
+    monkeypatch.setattr("tunebook._selection.tuning_watch._LONG_S", 0.0)
+    caplog.set_level(level, logger="tunebook")
+    hanging, lines = tmp_path / "hanging", []
+    hanging.touch()
+
+    def hold(x, *, config):
+        deadline = time.monotonic() + HANG_S
+        while config.way == "hang" and hanging.exists():
+            assert time.monotonic() < deadline, "it was never told"
+            time.sleep(0.001)
+        return x
+
+    def watch(step):
+        lines.append(progress_text("hold", step))
+        if step.running is not None and step.running["way"] == "hang" and step.running_s > 0:
+            hanging.unlink(missing_ok=True)
+
+    policy = tb.AutotunePolicy(isolate="always", candidate_timeout_s=2 * HANG_S)
+    kernel = tb.tunable(hold, space=tb.Space(way=["good", "hang"]), policy=policy, name="hold", store=False)
+    assert not tb.tune(kernel, 1, progress=watch).tally.count("failed")
+    assert any(re.search(r"hold trying .*  Config\(way='hang'\) is running for \S+ \w*s  ", line) for line in lines)
+    assert ("Config(way='hang') is running for" in caplog.text) is (level == "INFO")
+    assert level != "INFO" or f"candidate_timeout_s={2 * HANG_S:g} ends it" in caplog.text
 
 
 def test_auto_isolates_only_kernels_compiled_ahead():

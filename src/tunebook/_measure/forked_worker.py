@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _REQUEST: Final = struct.Struct("<qq")  # the candidate, and the number for `sample`: 0 asks for `first`
 _LENGTH: Final = struct.Struct("<q")
 _TAIL: Final = 2048  # bytes of output, and of a message, that are kept
+_TOLD_S: Final = 1.0  # how often a caller is told that it waits
 _GLANCE_MS: Final = 50  # how often to look for a death that closed no pipe, because a grandchild holds it open
 
 
@@ -72,12 +73,16 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         task: ChildTask,
         timeout_s: float = 60.0,
         calm: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """`timeout_s` limits each request as a whole. `calm` keeps other threads from holding locks at the fork."""
+        """`timeout_s` limits each request as a whole. `calm` keeps other threads from holding locks at the fork.
+
+        `on_wait` is called each second while a request is not answered.
+        """
         if getattr(os, "fork", None) is None:
             message = f"candidates cannot be isolated on {sys.platform}, which has no fork. Tune with isolate='never'."
             raise Unsupported(message)
-        self._task, self._timeout_s, self._calm = task, timeout_s, calm
+        self._task, self._timeout_s, self._calm, self._on_wait = task, timeout_s, calm, on_wait
         self._child: _Child | None = None
 
     def start(self) -> None:
@@ -97,7 +102,7 @@ class ForkedWorker(contextlib.AbstractContextManager["ForkedWorker", None]):
         keep = False
         try:
             child = self._fork_if_needed()
-            reply = child.ask(index, number, time.monotonic() + self._timeout_s)
+            reply = child.ask(index, number, time.monotonic() + self._timeout_s, self._on_wait)
             # After a MemoryError the child may be full of earlier candidates' leftovers; the next one starts clean.
             keep = reply is not None and (reply.failure is None or reply.failure.kind != "memory")
             if reply is not None:
@@ -159,7 +164,13 @@ def exit_failure(status: int | None, others: int) -> Failure:
 class Isolated(Runner):
     """Runs candidates in a worker process, which is forked again after a candidate ends it."""
 
-    def __init__(self, there: InProcess, timeout_s: float, calm: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        there: InProcess,
+        timeout_s: float,
+        calm: Callable[[], AbstractContextManager[None]],
+        on_wait: Callable[[], None],
+    ) -> None:
         """`there` runs them in the child, which has a copy of the arguments. `calm` is entered around each fork."""
         self._there = there
 
@@ -173,7 +184,7 @@ class Isolated(Runner):
             return trial.failure or (trial.sample_s, trial.more_s)
 
         task = ChildTask(lambda index: found(there.first(index)), lambda index, runs: found(there.sample(index, runs)))
-        self._worker = ForkedWorker(task, timeout_s, put_back_and_calm)
+        self._worker = ForkedWorker(task, timeout_s, put_back_and_calm, on_wait)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._worker.close()
@@ -223,14 +234,17 @@ class _Child:
         poll.register(self._answers, select.POLLIN)
         return bool(poll.poll(within_s * 1e3))
 
-    def ask(self, index: int, number: int, deadline: float) -> Reply | None:
+    def ask(self, index: int, number: int, deadline: float, on_wait: Callable[[], None]) -> Reply | None:
         """Return the answer, or None if the child ended or has not answered by the deadline."""
         begun = self.waits_for
-        if begun not in (None, (index, number)) and self.ask(*begun, deadline) is None:
+        if begun not in (None, (index, number)) and self.ask(*begun, deadline, on_wait) is None:
             return None
         self.send(index, number)
-        received = b""
-        while (left_s := deadline - time.monotonic()) > 0:
+        received, due = b"", time.monotonic() + _TOLD_S
+        while (left_s := deadline - (now := time.monotonic())) > 0:
+            if now >= due:
+                due = now + _TOLD_S
+                on_wait()
             ended = self.has_ended()
             received += self._read(left_s, ended=ended)
             if len(received) >= _LENGTH.size:

@@ -176,9 +176,7 @@ def _drift(model: ReportModel) -> Iterable[Markup]:
     many = sum(entry.drift for entry in model.entries)
     if many:
         left_out = "1 entry is left out: its default" if many == 1 else f"{many:,} entries are left out: their default"
-        yield _note(
-            f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare."
-        )
+        yield _note(f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare.")
 
 
 def _comparison(comparison: BookComparison) -> Iterable[Markup]:

@@ -25,6 +25,7 @@ C = TypeVar("C")
 _WRONG: Final = frozenset({"wrong-result", "nan"})
 _LONGEST: Final = 120  # characters of a call's arguments in a line
 _LISTED: Final = 3  # candidates that a line names
+_LONG_S: Final = 5.0  # of a candidate that runs: then a line names it
 
 
 def start_log() -> None:
@@ -44,8 +45,7 @@ def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *
     arguments = "; ".join(spell_out(problem.call_key))
     call = f"{problem.op} ({arguments if len(arguments) <= _LONGEST else f'{arguments[:_LONGEST]} ...'})"
     log("info", f"{'verifying' if verifying else 'tuning'} {call}: {job.size} candidates{_going_on(job)}")
-    if listens("debug"):
-        job = job._replace(on_step=_logged(problem.op, job.on_step))
+    job = job._replace(on_step=_logged(problem.op, job))
     try:
         tuned = tune(job)
     except TuningFailed as error:
@@ -72,13 +72,21 @@ def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence
     error.add_note(f"tunebook: {problem.op} {state}. {count} kept; the next {then} goes on from there.")
 
 
-def _logged(op: str, on_step: Callable[[Step], None] | None) -> Callable[[Step], None]:
+def _logged(op: str, job: Job[Any]) -> Callable[[Step], None]:
+    """Return a function that logs each candidate, and one that runs for long after 5 s, 10 s, 20 s, and so on."""
+    due_s: dict[str, float] = {}
+    each = listens("debug")
+
     def show(step: Step) -> None:
-        if (m := step.latest) is not None:
+        if each and (m := step.latest) is not None:
             found = "failed" if m.failure is not None else seconds_text(min(m.samples_s, default=0.0))
             log("debug", f"{op}: {step.doing} {step.done}/{step.total}: {readable(m.config)}: {found}")
-        if on_step is not None:
-            on_step(step)
+        if step.running is not None and step.running_s >= due_s.get(name := repr(step.running), _LONG_S):
+            due_s[name] = 2 * step.running_s
+            limit = f"candidate_timeout_s={job.setup.timeout_s:g} ends it"
+            log("info", f"{op}: {name} is running for {seconds_text(step.running_s)}; {limit}")
+        if job.on_step is not None:
+            job.on_step(step)
 
     return show
 

@@ -138,9 +138,7 @@ def decide(
     alike, as_good = _bands(finalists, objective, error)
     tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
-    winner, rule = (
-        (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first alphabetically")
-    )
+    winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first alphabetically")
     for kept, among, fingerprint in (("earlier choice", tied, incumbent), ("heuristic", good, heuristic)):
         found = next((r for r in among if r.measurement.fingerprint == fingerprint), None)
         if found is not None and len(among) > 1:

@@ -146,7 +146,8 @@ class Step(NamedTuple):
     they cannot be compiled meanwhile. `done` of `total` counts candidates, and percent in a race, which may end early.
     The last step of a job has its race at 100 percent. `left_s` is a high estimate, with the race to come in
     it. It is None if it is too early for one, and in a race, which ends as soon as its times are certain.
-    `known` counts the measurements of an interrupted tuning that this one goes on from.
+    `known` counts the measurements of an interrupted tuning that this one goes on from. While an isolated candidate
+    runs for long, a step is told each second, with the candidate that is `running`, and for how long.
     """
 
     doing: Doing
@@ -159,6 +160,8 @@ class Step(NamedTuple):
     latest: Measurement | None = None
     left_s: float | None = None
     known: int = 0
+    running: object = None
+    running_s: float = 0.0
 
 
 class Part(NamedTuple, Generic[Cfg]):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tunebook._base.environment_variables import lock_root
 from tunebook._base.errors import DefinitionError
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
@@ -37,12 +33,10 @@ from tunebook._statistics.race import (
     typical_s,
 )
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
-from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -84,6 +78,8 @@ class JobRun(Generic[Cfg]):
         self.racing: Race | None = None
         self.ran = 0
         self._slow_before: set[str] = set()
+        self._running, self._since_s = "", 0.0
+        self._told: tuple[Doing, int, int] = ("trying", 0, len(job.candidates))
         self._now_s, self._turn = now_s, turn
 
     @property
@@ -148,13 +144,14 @@ class JobRun(Generic[Cfg]):
         stay = {lane.name for lane in (self.lanes if self.racing is None else self.racing.finalists)}
         stay |= {name for name in (self.candidates.heuristic, self.job.incumbent) if name is not None}
         for lane in self.lanes:
-            known = results[lane.name]
-            if lane.samples_s and known.failure is None:
+            known = results.get(lane.name)  # an interrupt may have come before it was noted
+            if lane.samples_s and known is not None and known.failure is None:
                 left = lane.name not in stay
                 results[lane.name] = known._replace(samples_s=tuple(lane.samples_s), dropped=left)
         return tuple(results.values())
 
     def _about_to_run(self, name: str) -> None:
+        self._running, self._since_s = name, self.clock_s()
         if self.job.on_run is not None:
             self.job.on_run(name)
 
@@ -184,11 +181,17 @@ class JobRun(Generic[Cfg]):
                 self.job.on_interrupt(self.so_far())
             raise
 
-    def tell(self, doing: Doing, done: int, total: int, latest: Measurement | None = None) -> None:
+    def tell_of_wait(self) -> None:
+        """Report which candidate is running, and for how long."""
+        self.tell(*self._told, running=self.candidates.configs.get(self._running))
+
+    def tell(
+        self, doing: Doing, done: int, total: int, latest: Measurement | None = None, *, running: object = None
+    ) -> None:
         """Report progress."""
         if self.job.on_step is None:
             return
-        now_s = self.clock_s()
+        now_s, self._told = self.clock_s(), (doing, done, total)
         raced = {lane.name: lane.value_s for lane in self.lanes if lane.samples_s}
         name = min(raced, key=raced.__getitem__, default=None)
         best_s, best = (None, None) if name is None else (raced[name], self.candidates.configs[name])
@@ -202,7 +205,8 @@ class JobRun(Generic[Cfg]):
             left_s = min(time_left_s(self.elapsed_s, done, total, first_s), max(self.left_s(), 0.0))
         failures = Counter(m.failure.kind for m in self.candidates.results.values() if m.failure is not None)
         elapsed_s, known = now_s - self.started_s, self.job.history.unfinished
-        self.job.on_step(Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known))
+        step = Step(doing, done, total, elapsed_s, failures, best_s, best, latest, left_s, known)
+        self.job.on_step(step if running is None else step._replace(running=running, running_s=now_s - self._since_s))
 
     def try_all(self, todo: list[str]) -> bool:
         """Try candidates until one is fast enough; return False if the budget ended first."""
@@ -384,10 +388,9 @@ def stopwatch_for(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatc
     return watch.by(setup.timer) if plain else watch
 
 
-def runner_for(
-    job: Job[Any], configs: Sequence[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]
-) -> Runner:
+def runner_for(run: JobRun[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]) -> Runner:
     """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
+    job, configs = run.job, list(run.candidates.configs.values())
     if job.setup.runner is not None:
         return job.setup.runner(configs)
     total = math.fsum(part.weight for part in job.parts)
@@ -408,7 +411,7 @@ def runner_for(
         return runner
     from tunebook._measure.forked_worker import Isolated  # noqa: PLC0415 - loaded late: for isolation only
 
-    return Isolated(runner, job.setup.timeout_s, quiet)
+    return Isolated(runner, job.setup.timeout_s, quiet, run.tell_of_wait)
 
 
 def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThemselves | None:
@@ -416,85 +419,3 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
-
-
-# -------------------------------------------------------------------------- the candidate that runs when a process dies
-
-_SIZE: Final = 512
-_NAME: Final = 64  # bytes of a fingerprint
-_open: Final[set[RunningCandidate]] = set()
-
-
-class RunningCandidate:
-    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
-
-    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
-    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
-    when the last one died, or None.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._path: Final[Path] = lock_root() / f"running-{name}"
-        self._descriptor: int | None = None
-        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
-        self._maker: Maker | None = None
-        self.died: str | None = None
-
-    def __enter__(self) -> Self:
-        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
-        with suppress(OSError, ValueError):
-            known = _read(self._path)
-            if known is not None and known[0] != this_process() and not known[0].is_gone():
-                return self  # another process tunes the same, without a book
-            self.died = None if known is None or known[0] == this_process() else known[1]
-            self._open()
-        return self
-
-    def _open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        maker = self._maker = this_process()
-        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
-        if not _open:
-            atexit.register(_forget_all)
-        _open.add(self)
-
-    def note(self, fingerprint: str) -> None:
-        """Note the candidate that runs from now on."""
-        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
-        with self._lock, suppress(OSError):
-            if self._descriptor is not None:
-                os.pwrite(self._descriptor, name, 0)
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
-        _open.discard(self)
-        if self._descriptor is None or self._maker != this_process():
-            return
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
-                self._path.unlink()
-
-
-def _forget_all() -> None:
-    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
-    for note in list(_open):
-        note.forget()
-
-
-def _read(path: Path) -> tuple[Maker, str | None] | None:
-    """Return the process that made a note, and the candidate in it; None without a note."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
-    host, pid, started = head.split()
-    return Maker(host, int(pid), started), name or None

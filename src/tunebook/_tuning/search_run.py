@@ -187,7 +187,7 @@ class Searching(Generic[Cfg]):
         if self._slowest_s:
             untried, in_batch_s = total - self._ran, self._elapsed_s - self._began_s
             return self._slowest_s * max(untried - in_batch_s / self._slowest_s, untried - done)
-        return self._elapsed_s / done * (1 + QUALIFYING[-1].samples) * total - self._elapsed_s
+        return self._elapsed_s / max(done, 1) * (1 + QUALIFYING[-1].samples) * total - self._elapsed_s
 
     def _tell_of_finals(self, step: Step) -> None:
         if self._job.on_step is not None:

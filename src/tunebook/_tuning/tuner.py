@@ -168,8 +168,7 @@ class Tuner(Generic[AnyCfg]):
                 run.compiling = Compiling(job.setup.compile, configs, self._compile_threads, self._clock_s, axes)
                 stack.callback(run.compiling.close)
             quiet = nullcontext if run.compiling is None else run.compiling.quiet
-            listed = list(run.candidates.configs.values())
-            run.runner = stack.enter_context(runner_for(job, listed, stopwatch, quiet))
+            run.runner = stack.enter_context(runner_for(run, stopwatch, quiet))
             tried = run.try_all(todo)
             with run.alone() if run.lanes else nullcontext():
                 raced, disturbances = race(run, probes)
