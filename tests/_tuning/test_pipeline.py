@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from kernels import FakeClock, fake_tuner, job
+from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, job
 from limits import HANG_S
 
 import tunebook as tb
@@ -255,6 +255,10 @@ class TestCheck:
         assert self.lost(ways, heuristic={"way": "a"}) == {"c": "wrong-result"}
 
 
+def _raise_value_error(*_):
+    raise ValueError("mine")
+
+
 class TestPrune:
     def tried(self, **options):
         @tb.tunable(space=tb.Space(n=[1, 2, 3, 4, 5, 6, 7, 8]), name="pruned", store=False, **options)
@@ -277,9 +281,62 @@ class TestPrune:
     def test_the_heuristic_races_though_it_was_pruned(self):
         assert self.tried(prune=lambda configs, _: configs[:1], heuristic={"n": 8}) == {1, 8}
 
+    def test_equal_copies_of_candidates_and_generators_are_as_good(self):
+        assert self.tried(prune=lambda configs, _: ({"n": c.n} for c in configs[:2])) == {1, 2}
+
     def test_pruning_everything_is_an_error_that_says_so(self):
-        with pytest.raises(tb.TuningFailed, match="prune left none of 8"):
+        with pytest.raises(tb.TuningFailed, match="pruned: prune left none of 8"):
             self.tried(prune=lambda *_: [])
+
+    @pytest.mark.parametrize(
+        ("returned", "said"),
+        [
+            (lambda _: None, "returned None"),
+            (lambda _: 3, "returned 3"),
+            (lambda configs: configs[0], "returned 'n', which is not one of the candidates"),
+            (lambda _: [{"n": 77}], "returned {'n': 77}, which is not one of the candidates"),
+            (lambda _: [True] * 8, "returned True, which is not one of the candidates"),
+        ],
+    )
+    def test_a_hook_that_returns_anything_but_candidates_is_an_error_that_says_what_to_return(self, returned, said):
+        with pytest.raises(tb.DefinitionError) as failed:
+            self.tried(prune=lambda configs, _x: returned(configs))
+        assert str(failed.value) == (
+            f"prune= of 'pruned' {said}; return the candidates to try, as [config for config in configs if ...]"
+        )
+
+    @pytest.mark.parametrize("name", ["prune", "cost"])
+    def test_a_hook_that_raises_is_an_error_that_names_the_kernel_the_option_and_the_call(self, name):
+        first = {"prune": "configs", "cost": "config"}[name]
+        options = {"keep": 2} if name == "cost" else {}
+        said = rf"{name}= of 'pruned' raised TypeError: .*takes 1 positional .*; it is called with \({first}, x\)"
+        with pytest.raises(tb.DefinitionError, match=said) as failed:
+            self.tried(**{name: lambda given: given}, **options)
+        assert isinstance(failed.value.__cause__, TypeError)
+        with pytest.raises(tb.DefinitionError, match=f"{name}= of 'pruned' raised ValueError: mine"):
+            self.tried(**{name: _raise_value_error}, **options)
+
+    def test_a_generator_that_raises_is_named_too(self):
+        def prune(configs, _x):
+            yield configs[0]
+            raise KeyError("mine")
+
+        with pytest.raises(tb.DefinitionError, match="prune= of 'pruned' raised KeyError: 'mine'"):
+            self.tried(prune=prune)
+
+    def test_a_cost_that_is_no_number_is_an_error_with_its_candidate(self):
+        with pytest.raises(tb.DefinitionError, match=r"cost= of 'pruned' returned None for Config\(n=1\); return"):
+            self.tried(cost=lambda *_: None, keep=1)
+
+    def test_the_method_of_a_kernel_is_named_likewise(self):
+        class Odd(PretendKernel):
+            def prune_cfgs(self, inv, cfgs):
+                return [Tiles(99)]
+
+        kernel = Odd(FakeClock(), {Tiles(1): 0.1, Tiles(2): 0.2}, op_id="odd")
+        chain = tb.ConfigSelectorChain(tb.ConfigCache(), tuner=fake_tuner(kernel.clock))
+        with pytest.raises(tb.DefinitionError, match=r"prune_cfgs of 'odd' returned Tiles\(m=99, n=32\), which is not"):
+            chain.tune(invocation(kernel, 1), kernel)
 
     @pytest.mark.parametrize("options", [{"keep": 3}, {"cost": lambda *_: 1.0}, {"cost": lambda *_: 1.0, "keep": 0}])
     def test_half_of_a_model_is_refused(self, options):

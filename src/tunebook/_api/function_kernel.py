@@ -29,6 +29,7 @@ from tunebook._space.space import Space
 from tunebook._space.written_config import WrittenConfigs, as_config
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.roofline import NEAR, Roofline, check_peak, peak_of
+from tunebook._tuning.plan import asked_of, left_by
 
 if TYPE_CHECKING:
     import os
@@ -253,15 +254,25 @@ class FunctionKernel(Kernel[Any, Any]):
     def prune_cfgs(self, inv: Invocation[Any, Any], cfgs: Sequence[Any]) -> Iterable[Any]:
         """Return the candidates that remain after `prune`, `cost` and `keep`."""
         left = [cfg for cfg in cfgs if self._choice is None or self.cfg_priority(inv, cfg) >= 0]
+        arguments = ", ".join(self.parameters)
         if self._prune is not None:
-            left = list(self._spread(self._prune, inv, left))
+            what, prune = f"prune= of {self.op_id!r}", partial(self._spread, self._prune, inv)
+            left = left_by(what, f"configs, {arguments}", prune, left, left)
         if self._cost is None or self._keep is None:
             return left
         # A cost of NaN says that the model does not know: the candidate goes last.
-        costs = {i: float(self._spread(self._cost, inv, cfg)) for i, cfg in enumerate(left)}
+        costs = {i: self._cost_of(inv, cfg, f"config, {arguments}") for i, cfg in enumerate(left)}
         order = sorted(costs, key=lambda i: math.inf if math.isnan(costs[i]) else costs[i])
         kept = set(order[: math.ceil(self._keep * len(left)) if self._keep < 1 else int(self._keep)])
         return [cfg for i, cfg in enumerate(left) if i in kept]
+
+    def _cost_of(self, inv: Invocation[Any, Any], cfg: Any, takes: str) -> float:
+        what = f"cost= of {self.op_id!r}"
+        cost = asked_of(what, takes, self._spread, self._cost, inv, cfg)
+        try:
+            return float(cost)
+        except (TypeError, ValueError):
+            raise DefinitionError(f"{what} returned {cost!r:.200} for {cfg!r}; return a number") from None
 
     def cfg_group(self, inv: Invocation[Any, Any], cfg: Any) -> int:
         return 0 if self._choice is None else self._choice.option(cfg).group

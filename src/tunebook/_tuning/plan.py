@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import is_traced, libraries_of, timer_for
-from tunebook._base.errors import DefinitionError, NoGradient, TuningFailed
+from tunebook._base.errors import DefinitionError, NoGradient, TunebookError, TuningFailed
 from tunebook._base.record_format import blake2b
 from tunebook._kernel.measure import Measure
 from tunebook._measure.argument_restore import refuse_iterators
 from tunebook._measure.stopwatch import Attempt, combined_s
 from tunebook._memo.context_stack import Scope, scoped
 from tunebook._space.space import Space
+from tunebook._space.written_config import as_config
 from tunebook._statistics.decide import objective_for
 from tunebook._tuning.job import Conditions, Goal, Job, Order, Part, Setup, Timing
 from tunebook._tuning.measuring import measure_for, timing_for
@@ -256,11 +258,39 @@ def outline(call: Call[C], policy: AutotunePolicy, history: History) -> Job[C]:
 def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C]:
     """Return the candidates that the author's hook leaves; raise `TuningFailed` if it leaves none."""
     candidates = list(kernel.candidates(inv))
-    left = list(kernel.prune_cfgs(inv, candidates))
+    left = left_by(f"prune_cfgs of {kernel.op_id!r}", "inv, cfgs", kernel.prune_cfgs, candidates, inv, candidates)
     if candidates and not left:
         error = DefinitionError("let prune keep at least one")
-        raise TuningFailed(f"prune left none of {len(candidates)} candidates", [error])
+        raise TuningFailed(f"{kernel.op_id}: prune left none of {len(candidates)} candidates", [error])
     return left
+
+
+def left_by(what: str, takes: str, prune: Callable[..., Any], candidates: list[C], *args: Any) -> list[C]:
+    """Return the candidates that a function of the author leaves; `DefinitionError` if it returns anything else."""
+    given = asked_of(what, takes, prune, *args)
+    if given is candidates:
+        return candidates
+    known = {id(config) for config in candidates}
+    how = "return the candidates to try, as [config for config in configs if ...]"
+    if not isinstance(given, Iterable):
+        raise DefinitionError(f"{what} returned {given!r:.200}; {how}")
+    left = asked_of(what, takes, list, given)  # it may be a generator
+    for place, config in enumerate(left):
+        if id(config) not in known:  # a copy, unless it is wrong
+            if (own := as_config(config)) not in candidates:
+                raise DefinitionError(f"{what} returned {config!r:.200}, which is not one of the candidates; {how}")
+            left[place] = candidates[candidates.index(own)]
+    return left
+
+
+def asked_of(what: str, takes: str, function: Callable[..., R], *args: Any) -> R:
+    """Call a function of the author; an error of it becomes a `DefinitionError` that says how it is called."""
+    try:
+        return function(*args)
+    except TunebookError:
+        raise
+    except Exception as error:
+        raise DefinitionError(f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})") from error
 
 
 def is_without_data(call: Call[Any], error: Exception | None) -> bool:
