@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -121,3 +122,65 @@ def test_a_budget_is_split_over_all_jobs():
     tuned = tb.tune_together(kernel, [(n,) for n in CALLS], combine="max", budget="8 trials", progress=False)
     assert not tuned.complete
     assert (ran.count("autotune_start"), ran.count("autotune_finish")) == (3, 3)
+
+
+# ------------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+def interrupted_kernel(path, at):
+    """A kernel of which candidate 0 fails, candidate 3 is very slow, and one run is interrupted."""
+    clock, runs, limit = FakeClock(), [], Costs(at)
+
+    @tb.tunable(space=tb.Space(c=list(CONFIGS)), name="joint", tuner=fake_tuner(clock), store=path)
+    def kernel(n, *, config):
+        runs.append((config.c, n))
+        if len(runs) == limit.by_config:
+            raise KeyboardInterrupt
+        if config.c == 0:
+            raise ValueError("no such tile")
+        clock.spend([0, 1e-3, 2e-3, 0.5][config.c] * (1 + n))
+        return n
+
+    return kernel, runs
+
+
+def last_first_run(path, combine):
+    """Return the number of runs until every candidate has run once for the last time, on a kernel of its own."""
+    kernel, runs = interrupted_kernel(path, -1)
+    tb.tune_together(kernel, [(n,) for n in CALLS], combine=combine, progress=False)
+    return 1 + max(runs.index(run) for run in set(runs)), len(runs)
+
+
+@pytest.mark.parametrize("combine", ["mean", "relative"])
+def test_an_interrupt_keeps_the_times_so_far_and_the_next_tuning_goes_on(tmp_path, combine):
+    tried, whole = last_first_run(tmp_path / "other", combine)
+    calls = [(n,) for n in CALLS]
+    kernel, _ = interrupted_kernel(tmp_path, (tried + whole) // 2)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tb.tune_together(kernel, calls, combine=combine, progress=False)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(
+        r"tunebook: joint@v0 is not tuned yet. \d+ measurements are kept; the next tune_together goes on from there.",
+        note,
+    )
+    assert all("no decision yet: a tuning was interrupted" in str(kernel.explain(n)) for n in CALLS)
+    again, runs = interrupted_kernel(tmp_path, -1)
+    assert tb.tune_together(again, calls, combine=combine, progress=False).config.c == 1
+    assert not {c for c, _ in runs} & {0, 3}, "a candidate that failed or was very slow is not run again"
+    assert all("interrupted" not in str(again.explain(n)) for n in CALLS)
+
+
+def test_an_interrupt_leaves_choices_as_they_were_and_does_not_concern_the_tuning_of_one_call(tmp_path):
+    kernel, _ = interrupted_kernel(tmp_path, -1)
+    for n in CALLS:
+        tb.tune(kernel, n, progress=False)
+    hurried, _ = interrupted_kernel(tmp_path, 30)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tb.tune_together(hurried, [(n,) for n in CALLS], progress=False)
+    assert "joint@v0 keeps its choice. " in caught.value.__notes__[0]
+    alone, runs = interrupted_kernel(tmp_path, -1)
+    assert [alone.config_for(n).c for n in CALLS] == [1, 1, 1]
+    tb.tune(alone, 0, progress=False)
+    assert not runs, "the times of one call are complete"
+    tb.tune_together(alone, [(n,) for n in CALLS], progress=False)
+    assert {c for c, _ in runs} == {1, 2}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from contextlib import ExitStack, nullcontext
-from functools import partial, reduce
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -14,7 +13,7 @@ from tunebook._arrays.describe import obstacle_to, tuning_site
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
-from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call, ready
+from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call
 from tunebook._selection.deferred_tuning import DeferredTuning
 from tunebook._selection.foreign_tuner import ForeignTuner
 from tunebook._selection.recording import recordings
@@ -32,10 +31,10 @@ from tunebook._selection.tiers import (
     off,
     tell_steps,
 )
-from tunebook._selection.trusted_entries import Refused, Trusted
+from tunebook._selection.trusted_entries import Refused, Trusted, generation_of
 from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
-from tunebook._tuning.plan import best_s, by_author, is_without_data, job_for, outline, search_for, together, values_for
+from tunebook._tuning.plan import by_author, is_without_data, job_for, outline, search_for, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.running_candidate import RunningCandidate
 from tunebook._tuning.tuner import Tuner
@@ -270,7 +269,10 @@ class AutotuneTier(Tier[C]):
                     break
                 led.setdefault(problem_id(request.problem), turn)
             if tuned is None:
-                tuned = self._tune_all(requests, weights, combine, led, budget, on_step)
+                from tunebook._selection.joint_tuning import JointTuning  # noqa: PLC0415 - loaded late: for few programs
+
+                joint = JointTuning(self._book, self._tuner, self._publish, requests, weights, combine)
+                tuned = joint.tune({name: turn.generation for name, turn in led.items()}, budget, on_step)
             for turn in led.values():
                 turn.result = tuned
         return tuned
@@ -280,44 +282,6 @@ class AutotuneTier(Tier[C]):
     ) -> AbstractContextManager[FlightTurn[Any]]:
         lease_id = problem_id(request.problem)
         return self._flights.turn((verb, key_of(request)), self._book.leases(), lease_id, ordered=ordered)
-
-    def _tune_all(
-        self,
-        requests: Sequence[Request[C]],
-        weights: Sequence[float],
-        combine: Combine,
-        led: Mapping[str, FlightTurn[Tuned[C]]],
-        budget: Budget,
-        on_step: Callable[[Step], None] | None,
-    ) -> Tuned[C]:
-        entries = [self._book.find(request) for request in requests]
-        step = tell_steps(requests[0], on_step)
-        with ExitStack() as sites:
-            jobs: list[Job[C]] = []
-            alone: list[Tuned[C]] = []
-            for request, entry in zip(map(ready, requests), entries, strict=True):
-                site, there = sites.enter_context(tuning_site(request.inv))
-                history = self._book.history(request, entry.record)
-                jobs.append(there(job_for, request, request.policy, history, budget, step, site))
-                request.tell("autotune_start", candidates=jobs[0].size, verifying=False)
-                if combine in ("max", "relative"):
-                    part = jobs[-1]._replace(budget=budget.split(len(requests) + 1))
-                    alone.append(there(self._tuner.tune, part))
-            fastest_s = [best_s(each) for each in alone] or [1.0] * len(requests)
-            scaled = [weight / seconds for weight, seconds in zip(weights, fastest_s, strict=True)]
-            job = together([request.problem for request in requests], jobs, scaled, combine)
-            job = job._replace(budget=reduce(Budget.less, alone, budget))
-            tuned: Tuned[C] = there(self._tuner.tune, job)._replace(values_from=job.conditions.values_from)
-        names = [problem_id(request.problem) for request in requests]
-        shares: dict[str, Any] = dict.fromkeys(names, 0.0)
-        for name, weight in zip(names, weights, strict=True):
-            shares[name] += weight / math.fsum(weights)
-        # The measurements on one problem alone are kept in its entry too, so that they need not be taken again.
-        beside = [each.measurements for each in alone] or [()] * len(requests)
-        for name, request, entry, more in zip(names, requests, entries, beside, strict=True):
-            whole = tuned._replace(measurements=(*more, *tuned.measurements))
-            self._publish(request, whole, entry, led[name].generation, together={"weights": shares, "combine": combine})
-        return tuned
 
     # -------------------------------------------------------------------------------------------- for an agreement
 
@@ -393,10 +357,10 @@ class AutotuneTier(Tier[C]):
                     call = callers_own(call.callers, error)
             return self._tune_on(call, *work)
         except TuningFailed as error:
-            self._book.publish_failures(request, error.measurements, entry.record, _generation(entry) + generation)
+            self._book.publish_failures(request, error.measurements, entry.record, generation_of(entry) + generation)
             raise
         except KeyboardInterrupt as error:
-            under = _generation(entry) + generation
+            under = generation_of(entry) + generation
             if left := self._book.publish_failures(request, kept, entry.record, under, interrupted=True):
                 tell_of_interrupt(error, request.problem, left, chosen=isinstance(entry, Trusted))
             raise
@@ -472,7 +436,7 @@ class AutotuneTier(Tier[C]):
     ) -> Tuned[C]:
         """Write a result into the book, and return it with the configuration that stands."""
         tuned = tuned._replace(problem=request.problem)
-        under = _generation(entry) + generation
+        under = generation_of(entry) + generation
         if generation == 0 and self.writes:  # without a lease, others may have written meanwhile: a pin, say
             entry = self._book.find(request)
         config = self._book.publish(request, tuned, entry, under, verified=verified, together=together)
@@ -494,7 +458,3 @@ def _line_of(request: Request[Any]) -> AbstractContextManager[Callable[[Step], N
 
 def _may_guess(request: Request[Any]) -> bool:
     return request.policy.allow_heuristics and request.kernel.heuristic(request.inv) is not None
-
-
-def _generation(entry: Trusted[Any] | Refused[Any]) -> int:
-    return 0 if entry.record is None else entry.record.head.generation

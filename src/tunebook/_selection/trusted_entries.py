@@ -29,6 +29,7 @@ from tunebook._selection.recorded_decision import (
 from tunebook._space.space import Config, Space
 from tunebook._statistics.decide import OBJECTIVES
 from tunebook._tuning.job import DIED, History, host_name, is_believed
+from tunebook._tuning.plan import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,6 +62,11 @@ class Refused(NamedTuple, Generic[C]):
     reason: str
     record: Record | None = None
     outdated: Trusted[C] | None = None
+
+
+def generation_of(entry: Trusted[Any] | Refused[Any]) -> int:
+    """Return the generation of an entry's record; 0 without one."""
+    return 0 if entry.record is None else entry.record.head.generation
 
 
 class EntryGuard(Generic[C]):
@@ -153,11 +159,15 @@ class EntryGuard(Generic[C]):
                 continue  # it cannot be in the book
         return index
 
-    def history(self, call: Call[C], record: Record | None) -> History:
-        """Return the measurements in a record of a call's problem, as far as a tuning may reuse them."""
+    def history(self, call: Call[C], record: Record | None, *, joint: bool = False) -> History:
+        """Return the measurements in a record of a call's problem, as far as a tuning may reuse them.
+
+        `joint`: together with other calls, whose times never compare with those of one call.
+        """
         if record is None:
             return History()
-        body, so_far = record.body, self._so_far(call, record)
+        body = record.body
+        so_far = [m for m in self._so_far(call, record) if (TOGETHER in m.policy) is joint]
         if call.again:  # a candidate that ended the process would do so again
             fatal = tuple(m for m in body.measurements if m.failure is not None and m.failure.message == DIED)
             return History(fatal, winner_of(body), record.head.generation)

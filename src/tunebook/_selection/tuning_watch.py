@@ -65,10 +65,13 @@ def _going_on(job: Job[Any]) -> str:
     return f", going on from {count} measurement{'' if count == 1 else 's'}" if count else ""
 
 
-def tell_of_interrupt(error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, chosen: bool) -> None:
+def tell_of_interrupt(
+    error: KeyboardInterrupt, problem: Problem, kept: Sequence[Measurement], *, chosen: bool, joint: bool = False
+) -> None:
     """Add a note to an interrupt: how many measurements were kept. `chosen`: an earlier tuning has made a choice."""
     count = "1 measurement is" if len(kept) == 1 else f"{len(kept)} measurements are"
     state, then = ("keeps its choice", "tuning") if chosen else ("is not tuned yet", "call")
+    then = "tune_together" if joint else then
     error.add_note(f"tunebook: {problem.op} {state}. {count} kept; the next {then} goes on from there.")
 
 
