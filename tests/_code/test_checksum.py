@@ -11,16 +11,18 @@ import textwrap
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial, wraps
-from types import SimpleNamespace
+from importlib import metadata
+from types import ModuleType, SimpleNamespace
 
 import numba
 import numpy as np
 import pytest
 
+import tunebook as tb
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook._code import source as source_module
-from tunebook._code.checksum import candidates_checksum, code_checksum, source_digest
+from tunebook._code.checksum import candidates_checksum, code_checksum, read_code, source_digest
 from tunebook._code.values import text_of
 from tunebook._space.space import Config, Space
 
@@ -420,12 +422,26 @@ def test_arrays_count_by_their_description():
     assert code_checksum(make(zeros)) == code_checksum(make(ones)) != code_checksum(make(more))
 
 
-def test_installed_packages_count_by_name_and_version(monkeypatch):
+def test_installed_packages_count_by_name_and_their_versions_are_facts_of_their_own(monkeypatch):
     kernel = lambda x: 1 + np.tanh(x)
-    before, digest = code_checksum(kernel), source_digest(kernel)
+    before, digest = read_code(kernel), source_digest(kernel)
+    assert before.versions == {"numpy": np.__version__}
     monkeypatch.setattr(np, "__version__", "0.1")
-    assert code_checksum(kernel) != before
+    assert read_code(kernel) == (before.checksum, {"numpy": "0.1"})
     assert source_digest(kernel) == digest
+
+
+def test_a_package_that_the_code_imports_while_it_runs_has_a_version_loaded_or_not(monkeypatch):
+    def kernel():
+        import pytest_timeout  # noqa: PLC0415 - the case under test
+
+        return pytest_timeout
+
+    monkeypatch.delitem(sys.modules, "pytest_timeout", raising=False)
+    before = read_code(kernel)
+    assert before.versions == {"pytest_timeout": metadata.version("pytest_timeout")}
+    monkeypatch.setitem(sys.modules, "pytest_timeout", ModuleType("pytest_timeout"))
+    assert read_code(kernel) == before
 
 
 def test_an_object_may_speak_for_itself():
@@ -478,7 +494,17 @@ def test_a_config_fingerprint_survives_pickling():
     assert fingerprint(pickle.loads(pickle.dumps(config))) == fingerprint(config)
 
 
-def test_another_release_of_numba_is_other_code_of_a_function_that_calls_compiled_code(monkeypatch):
+def test_an_object_may_speak_for_its_versions(monkeypatch):
+    speaker = SimpleNamespace(__tunebook_checksum__=lambda: "1", __tunebook_versions__=lambda: {"compiler": "2"})
+    kernel = lambda: speaker
+    before = read_code(kernel)
+    assert before.versions == {"compiler": "2"}
+    speaker.__tunebook_versions__ = lambda: {"compiler": "3"}
+    assert read_code(kernel) == (before.checksum, {"compiler": "3"})
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: tb.choice(slow=f)])
+def test_another_release_of_numba_is_another_version_and_not_other_code(monkeypatch, wrap):
     compiled = numba.njit(lambda x: x + 1)
 
     def kernel(x):
@@ -487,7 +513,10 @@ def test_another_release_of_numba_is_other_code_of_a_function_that_calls_compile
     def plain(x):
         return x + 1
 
-    before = code_checksum(kernel), code_checksum(plain)
+    assert "numba" not in read_code(plain).versions
+    before = read_code(wrap(kernel))
+    assert before.versions["numba"] == numba.__version__
     monkeypatch.setattr(numba, "__version__", f"{numba.__version__}.1")
-    assert code_checksum(kernel) != before[0]
-    assert code_checksum(plain) == before[1]
+    after = read_code(wrap(kernel))
+    assert after.checksum == before.checksum
+    assert after.versions["numba"] == numba.__version__

@@ -34,7 +34,7 @@ def make_kernel(book, steps=(1, 2, BEST), *, code="same", policy=None):
         space=tb.Space(step=list(steps)), heuristic={"step": 1}, store=book, name="scale", policy=policy, check=False
     )
     def scale(x, *, config):
-        return config.step, code
+        return np.add(config.step, 0), code  # reads numpy, of which a release is not an edit
 
     return scale
 

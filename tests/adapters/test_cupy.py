@@ -143,7 +143,7 @@ def test_the_error_for_an_unknown_kernel_names_the_known_kernels(cupy):
         templated({"FACTOR": 2}).scael  # noqa: B018 - looked up
 
 
-def test_source_templates_options_and_compiler_are_part_of_the_checksum(cupy):
+def test_source_templates_and_options_are_part_of_the_checksum_and_the_compiler_is_a_version(cupy):
     variants = [
         CudaModule(SAXPY, cupy=cupy),
         CudaModule(TEMPLATE, cupy=cupy),
@@ -151,8 +151,10 @@ def test_source_templates_options_and_compiler_are_part_of_the_checksum(cupy):
         CudaModule(SAXPY, options=("-lineinfo",), cupy=cupy),
     ]
     seen = {module.__tunebook_checksum__() for module in variants}
+    assert len(seen) == len(variants)
     cupy.cuda.nvrtc.getVersion = lambda: (13, 0)
-    assert len(seen | {module.__tunebook_checksum__() for module in variants}) == 2 * len(variants)
+    assert {module.__tunebook_checksum__() for module in variants} == seen
+    assert variants[0].__tunebook_versions__() == {"nvrtc": "13.0"}
 
 
 def test_a_file_is_read_at_once_and_headers_beside_it_are_found(cupy, tmp_path):

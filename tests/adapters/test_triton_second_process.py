@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
-from tunebook._code.checksum import code_checksum  # noqa: E402 - as above
+from tunebook._code.checksum import code_checksum, read_code  # noqa: E402 - as above
 from tunebook.adapters._triton import kept_checksum as kept  # noqa: E402 - as above
 from tunebook.adapters._triton import kernel as kernels  # noqa: E402 - as above
 from tunebook.adapters._triton import key_ahead  # noqa: E402 - as above
@@ -51,9 +51,9 @@ def worked_out(monkeypatch):
 
     def noted(function, **options):
         functions.append(function)
-        return code_checksum(function, **options)
+        return read_code(function, **options)
 
-    monkeypatch.setattr(kernels, "code_checksum", noted)
+    monkeypatch.setattr(kernels, "read_code", noted)
     return functions
 
 
@@ -91,7 +91,13 @@ def test_a_broken_file_is_not_believed(worked_out, tmp_path, text):
     file.write_text(text)
     assert checksum(scale) == first
     assert len(worked_out) == 2
-    assert file.read_text() == first
+    assert file.read_text() == f"{first} triton"
+
+
+def test_the_packages_that_the_code_uses_are_kept_with_the_checksum(worked_out):
+    first, second = (autotune(CONFIGS, key=["n"])(scale).kernel.code_facts for _ in range(2))
+    assert first == second == (first.checksum, {"triton": triton.__version__})
+    assert worked_out == [scale.fn]
 
 
 def test_a_cache_that_cannot_be_written_costs_no_launch(worked_out, monkeypatch):

@@ -16,7 +16,7 @@ from tunebook._arrays.describe import is_traced
 from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import code_checksum
+from tunebook._code.checksum import CodeFacts, code_checksum, read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.measure import check_measure
@@ -241,8 +241,8 @@ class FunctionKernel(Kernel[Any, Any]):
         return self._checksum
 
     @computed_once
-    def code_checksum(self) -> str:
-        return code_checksum(self.function, version=self.version)
+    def code_facts(self) -> CodeFacts:
+        return read_code(self.function, version=self.version)
 
     def _call_key(self, inv: Invocation[Any, Any]) -> str:
         arguments = {n: value for n, value in zip(self.parameters, inv.args, strict=True) if n in self.names}

@@ -25,7 +25,7 @@ from tunebook._arrays.library import load_adapters, root_module
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Nearness, computed_once
-from tunebook._code.checksum import code_checksum
+from tunebook._code.checksum import CodeFacts, read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._hotpath.dispatcher import MISSING
 from tunebook._keys.call_key import is_plain, is_scalar
@@ -145,7 +145,7 @@ class TableKernel(FunctionKernel):
     def environment(self, inv: Invocation[Any, Any]) -> str:  # noqa: ARG002 - the same for all numbers
         device = self._where()
         library = () if device is None or isinstance(device, str) else (root_module(type(device)),)
-        return environment_fingerprint(library, driver_of(device))
+        return environment_fingerprint(library, {**self.code_facts.versions, **driver_of(device)})
 
     def distance(self, entry: str, asked: str) -> float:
         """Return how far an entry is from the numbers asked for; infinite if others than those of `near=` differ."""
@@ -193,8 +193,8 @@ class TableKernel(FunctionKernel):
         return super()._spread(function, inv, *before)
 
     @computed_once
-    def code_checksum(self) -> str:
-        return code_checksum(self._measured, version=self.version, extra=[self._inputs])
+    def code_facts(self) -> CodeFacts:
+        return read_code(self._measured, version=self.version, extra=[self._inputs])
 
 
 def table(

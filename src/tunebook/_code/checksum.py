@@ -2,7 +2,8 @@
 
 A kernel is more than its own text. The walk starts at its function and follows every name that the code reads, through
 globals, closures, attributes of modules, classes and objects, to functions, classes and constants of the user's own
-code. At the edge of that code (the standard library, installed packages) it notes a name and a version, and stops.
+code. At the edge of that code (the standard library, installed packages) it notes a name, and stops. The versions of
+these packages are not code: they are part of the environment of a measurement.
 
 The walk writes down each value that it takes from the running program, as a list of steps. For a new closure or a new
 instance of a known class, `_replay` repeats the steps and compares, at 0.2 us each, and the walk is not repeated.
@@ -24,6 +25,7 @@ from tunebook._arrays.describe import is_array
 from tunebook._arrays.device_fingerprint import library_version
 from tunebook._base.config_codec import encode, fingerprint, fingerprint_of
 from tunebook._code import replay, source, values
+from tunebook._code.decorators import kept_decorators
 from tunebook._code.replay import Read, SeenValue
 from tunebook._code.source import NOTHING, ByIdentity, closure, inner_callable, node_of
 from tunebook._code.values import PLAIN
@@ -37,28 +39,41 @@ _KEPT: Final = 8  # recipes for one code object: closures with other values
 _MOST_STEPS: Final = 4096  # a longer recipe takes more memory than its time is worth
 
 
+class CodeFacts(NamedTuple):
+    """The digest over code, and the versions of the installed packages and compilers that the code uses, by name."""
+
+    checksum: str
+    versions: Mapping[str, str] = {}
+
+
 def code_checksum(function: object, *, version: str = "", extra: Iterable[object] = ()) -> str:
-    """Return a digest over a function's code and the user's own code and values that it reads.
+    """Return a digest over a function's code and the user's own code and values that it reads, as `read_code` does."""
+    return read_code(function, version=version, extra=extra).checksum
+
+
+def read_code(function: object, *, version: str = "", extra: Iterable[object] = ()) -> CodeFacts:
+    """Return the facts of a function's code and of the user's own code and values that it reads.
 
     Comments, docstrings, formatting and the place of the file do not matter. Variables that the code itself changes
     are left out, and arrays count by their description, not by their content. `extra` adds further functions, classes
-    or values. An object with `__tunebook_checksum__() -> str` gives its own digest. Pass a bound method rather than
-    the function of a class to have `self.helper()` followed.
+    or values. An object with `__tunebook_checksum__() -> str` gives its own digest, and with
+    `__tunebook_versions__() -> Mapping[str, str]` its versions. Pass a bound method rather than the function of a class
+    to have `self.helper()` followed.
     """
     innermost = _innermost(function)
     roots = (function, *extra)
     return _digest(roots, innermost, _DigestOptions(len(roots), version, _home(innermost)))
 
 
-def members_checksum(owner: object, names: Callable[[Any, Any], tuple[str, ...]], *, version: str = "") -> str:
-    """Return a digest over some methods of an object; `names(owner, None)` returns their names."""
+def read_members(owner: object, names: Callable[[Any, Any], tuple[str, ...]], *, version: str = "") -> CodeFacts:
+    """Return the facts of some methods of an object; `names(owner, None)` returns their names."""
     return _digest((owner,), owner, _DigestOptions(1, version, _home(type(owner)), names=names))
 
 
 def source_digest(function: object) -> str:
-    """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign, and unversioned."""
+    """Return a digest for call keys: as `code_checksum`, but all installed packages are foreign."""
     # Otherwise an activation function from a big framework would drag half the framework into every key.
-    return _digest((function,), _innermost(function), _DigestOptions(1, "", "", versions=False))
+    return _digest((function,), _innermost(function), _DigestOptions(1, "", "")).checksum
 
 
 def candidates_checksum(candidates: Iterable[object]) -> str:
@@ -93,7 +108,6 @@ class _DigestOptions(NamedTuple):
     roots: int
     version: str
     home: str
-    versions: bool = True
     names: Callable[[Any, Any], tuple[str, ...]] | None = None
 
 
@@ -101,22 +115,22 @@ class _DigestOptions(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """The steps of a walk, and its digest. It holds plain values, and weak references to all others."""
+    """The steps of a walk, and its result. It holds plain values, and weak references to all others."""
 
     options: _DigestOptions
     steps: tuple[SeenValue, ...]
-    digest: str
+    facts: CodeFacts
 
 
 _RECIPES: Final[ByIdentity[tuple[_Recipe, ...]]] = ByIdentity()  # by code object, or by class
 
 
-def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) -> str:
+def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) -> CodeFacts:
     anchor = getattr(innermost, "__code__", None) or type(innermost)
     known = _RECIPES.get(anchor) or ()
     for recipe in known:
         if recipe.options == options and replay.replay(recipe.steps, roots):
-            return recipe.digest
+            return recipe.facts
     facts: set[Any] = set()
     walks: list[_CodeWalk] = []  # they keep alive the objects whose ids are among the facts
     while True:
@@ -128,9 +142,10 @@ def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) 
             break
         # The code changes values that were read before that was known, or mentions more attributes.
         facts = walk.found
+    read = CodeFacts(digest, walk.versions)
     if walk.replays and len(walk.steps) <= _MOST_STEPS:
-        _RECIPES.put(anchor, (_Recipe(options, tuple(walk.steps), digest), *known[: _KEPT - 1]))
-    return digest
+        _RECIPES.put(anchor, (_Recipe(options, tuple(walk.steps), read), *known[: _KEPT - 1]))
+    return read
 
 
 def _test_for(value: Any) -> tuple[Callable[[Any, Any, list[Any]], bool], Any]:
@@ -162,6 +177,7 @@ class _CodeWalk:
         self.asked = False  # for the names of attributes
         self.replays = True
         self.values: list[Any] = [roots]
+        self.versions: dict[str, str] = {}
         self.steps: list[SeenValue] = []
         self._registers: dict[tuple[int, Read, Hashable], int] = {}
         self._nodes: list[Json] = []
@@ -213,7 +229,8 @@ class _CodeWalk:
         if type(x) in PLAIN:
             return {"value": encode(x)}
         if isinstance(x, ModuleType):
-            return {"module": x.__name__, "version": self._version(x.__name__)}
+            self._note_version(x.__name__)
+            return {"module": x.__name__}
         if isinstance(x, MethodType):
             return self.refer(
                 self.load(register, values.attribute, "__func__"), self.load(register, values.attribute, "__self__")
@@ -264,7 +281,7 @@ class _CodeWalk:
         self._note_changes(f, owner, uses.writes)
         # A default that the code changes, as in `memo[key] = y`, is state.
         state = {path.name for path in uses.writes if path.root == "parameter" and path.steps[0][0] != "."}
-        kept = _kept_decorators(node, f)
+        kept = kept_decorators(node, f)
         # The constants that the decorators were given, as in `@njit(fastmath=FAST)`.
         visible = ChainMap(closure(f), f.__globals__)
         given = sorted({n.id for decorator in kept for n in ast.walk(decorator) if isinstance(n, ast.Name)})
@@ -426,7 +443,9 @@ class _CodeWalk:
         module = module if path.root == "from" else module.partition(".")[0]
         # Only to be compared: a module that is loaded again, or for the first time, may have another text.
         self.load(0, live_value, (module, path.steps[:1]))
-        described = ImportedText(self._is_foreign, versions=self._options.versions).describe(module, path.steps)
+        text = ImportedText(self._is_foreign)
+        described = text.describe(module, path.steps)
+        self.versions = {**text.versions(), **self.versions}
         if described is not None:
             return described
         # Made by hand, or without a text: the module itself, if it is there.
@@ -445,16 +464,14 @@ class _CodeWalk:
         return root == "tunebook" or root in sys.stdlib_module_names or _is_installed(filename)
 
     def foreign(self, module: str, name: str) -> dict[str, Json]:
-        return {"foreign": f"{module}.{name}", "version": self._version(module)}
+        self._note_version(module)
+        return {"foreign": f"{module}.{name}"}
 
-    def _version(self, module: str) -> str:
+    def _note_version(self, module: str) -> None:
         root = module.partition(".")[0]
-        # Python's version is part of the environment; a release of tunebook must not make every kernel look edited.
-        if not self._options.versions or root in ("tunebook", "__main__", self._options.home):
-            return ""
-        if root in sys.stdlib_module_names:
-            return ""
-        return str(self.values[self.load(0, _library_version, root)])
+        # Python's version is noted for every kernel; a release of tunebook must not touch the entries of any.
+        if root not in ("tunebook", "__main__", self._options.home) and root not in sys.stdlib_module_names:
+            self.versions[root] = str(self.values[self.load(0, _library_version, root)])
 
 
 @functools.lru_cache(1000)
@@ -476,23 +493,3 @@ def _namespace(x: object) -> object:
 
 def _library_version(_: object, name: Any) -> str:
     return library_version(name)
-
-
-def _kept_decorators(node: ast.AST | None, f: FunctionType) -> list[ast.expr]:
-    """Return the decorators of a function without tunebook's own, which name candidates and not code."""
-    names = ChainMap(closure(f), f.__globals__)
-    return [item for item in getattr(node, "decorator_list", ()) if not _is_ours(item, names)]
-
-
-def _is_ours(decorator: ast.expr, names: Mapping[str, Any]) -> bool:
-    node, last = decorator, ""  # `last` is the last name of `a.b.c(...)`, and `root` the first
-    while isinstance(node, (ast.Call, ast.Attribute)):
-        if isinstance(node, ast.Attribute):
-            last = last or node.attr
-        node = node.func if isinstance(node, ast.Call) else node.value
-    root = node.id if isinstance(node, ast.Name) else ""
-    if root not in names:
-        return (last or root) == "tunable"  # imported inside a function: only the name is known
-    found = names[root]
-    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
-    return str(module).partition(".")[0] == "tunebook"

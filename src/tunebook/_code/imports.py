@@ -70,9 +70,9 @@ def live_value(_: object, key: tuple[str, tuple[tuple[str, Any], ...]]) -> Any:
 class ImportedText:
     """Collects the definitions of one imported name."""
 
-    def __init__(self, is_foreign: Callable[[str, str], bool], *, versions: bool) -> None:
+    def __init__(self, is_foreign: Callable[[str, str], bool]) -> None:
         self._is_foreign = is_foreign
-        self._versions = versions
+        self._libraries: set[str] = set()
         self._found: dict[str, Json] = {}
         self._places: dict[str, _Place | None] = {}
         self._modules: dict[str, _Module | None] = {}
@@ -93,6 +93,10 @@ class ImportedText:
                 self._visit(*reference)
         return {"imported": self._found}
 
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the installed packages among the definitions."""
+        return {name: _version(name) for name in self._libraries}
+
     def _find(self, name: str) -> _Place | None:
         if name not in self._places:
             self._places[name] = _find(name)
@@ -102,8 +106,8 @@ class ImportedText:
         place = self._find(name)
         filename = "" if place is None else place.filename
         if place is None or self._is_foreign(name, filename or "".join(place.folders or ())):
-            root = name.partition(".")[0]
-            self._found[name] = _version(root) if self._versions and root not in sys.stdlib_module_names else ""
+            self._libraries |= {name.partition(".")[0]} - sys.stdlib_module_names - {"tunebook"}
+            self._found[name] = ""
             return
         self._found.setdefault(name, "")
         if name not in self._modules:

@@ -54,6 +54,7 @@ class Walk(Protocol):
     values: list[Any]
     innermost: Any  # the kernel's function
     replays: bool
+    versions: dict[str, str]  # of the packages and compilers that the code uses
 
     def load(self, origin: int, read: Callable[[Any, Any], Any], key: Hashable = None) -> int:
         """Read a part of the value in a register; return the register of the part."""
@@ -83,6 +84,7 @@ def parts(walk: Walk, register: int) -> Json:
     if isinstance(x, type):
         return _class(walk, register, x)
     if _speaks(x):
+        walk.versions.update(walk.note(register, _own_versions))
         return {"checksum": walk.note(register, _own_checksum)}
     if isinstance(x, functools.partial):
         fields = (walk.load(register, attribute, name) for name in ("func", "args", "keywords"))
@@ -219,6 +221,11 @@ def _own_checksum(x: Any, _: None) -> str:
         name = f"{type_name(type(x))}.__tunebook_checksum__()"
         raise DefinitionError(f"{name} must return a str, not {type(digest).__name__}")
     return digest
+
+
+def _own_versions(x: Any, _: None) -> tuple[tuple[str, str], ...]:
+    own = getattr(x, "__tunebook_versions__", None)
+    return tuple(own().items()) if callable(own) else ()
 
 
 # ---------------------------------------------------------------------------------------------------------- containers

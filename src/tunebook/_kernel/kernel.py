@@ -18,7 +18,7 @@ from tunebook._arrays.device_fingerprint import (
 )
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._base.vocabulary import Problem, ShownByOp, computed_once
-from tunebook._code.checksum import candidates_checksum, members_checksum
+from tunebook._code.checksum import CodeFacts, candidates_checksum, read_members
 from tunebook._code.deferred import refuse_deferred
 from tunebook._code.values import measured_names
 from tunebook._kernel.measure import measure_of
@@ -252,7 +252,8 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
     def environment(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the fingerprint of the software that a measurement of this call depends on."""
         arguments = inv.args, inv.kwargs
-        return environment_fingerprint(libraries_of(arguments), driver_of(device_of(arguments)))
+        versions = {**self.code_facts.versions, **driver_of(device_of(arguments))}
+        return environment_fingerprint(libraries_of(arguments), versions)
 
     def checksum(self, inv: Invocation[Cfg, Out]) -> str:
         """Return the digest over the kernel's code, its helpers, its version and its candidates for this call."""
@@ -265,10 +266,15 @@ class KernelOperations(ShownByOp, Generic[Cfg, Out]):
         measure = "" if self.measure is None or (own := measure_of(self)) is None else f"-{own!r}"
         return f"{self.code_checksum}-{candidates_checksum(candidates)}{objective}{measure}"
 
-    @computed_once
+    @property
     def code_checksum(self) -> str:
         """The digest over the code that a measurement depends on: not the heuristic, not the list of candidates."""
-        return members_checksum(self, _names_below_kernel, version=self.version)
+        return self.code_facts.checksum
+
+    @computed_once
+    def code_facts(self) -> CodeFacts:
+        """The digest over that code, and the versions of the packages that it uses."""
+        return read_members(self, _names_below_kernel, version=self.version)
 
     def whole_cfg(self, inv: Invocation[Cfg, Out], cfg: Cfg) -> Cfg:
         """Return the configuration of an overlay for a call, completed if it is a part; by default it is whole."""

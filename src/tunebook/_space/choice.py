@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import code_checksum
+from tunebook._code.checksum import CodeFacts, read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._space.space import Config, Space
 
@@ -112,12 +112,16 @@ class Choice:
 
     def __tunebook_checksum__(self) -> str:
         """Return a digest of the code of every implementation."""
-        return self._code
+        parts = [f"{name}={facts.checksum}" for name, facts in self._code.items()]
+        return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()
+
+    def __tunebook_versions__(self) -> Mapping[str, str]:
+        """Return the versions of the packages that the implementations use."""
+        return {name: version for facts in self._code.values() for name, version in facts.versions.items()}
 
     @computed_once
-    def _code(self) -> str:
-        parts = [f"{name}={code_checksum(option.function)}" for name, option in self.options.items()]
-        return blake2b(";".join(parts).encode(), digest_size=16).hexdigest()
+    def _code(self) -> dict[str, CodeFacts]:
+        return {name: read_code(option.function) for name, option in self.options.items()}
 
 
 def choice(**ways: Callable[..., Any] | Option) -> Choice:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tunebook._arrays.library import ArraySpec
-    from tunebook._base.vocabulary import Json
 
 __all__ = ["CudaKernels", "CudaModule", "CupyTimer"]
 
@@ -81,9 +80,12 @@ class CudaModule:
         self._built(config).compile()
 
     def __tunebook_checksum__(self) -> str:
-        """Return a digest of source, headers, options and compiler: editing one of them makes it another kernel."""
-        version: list[Json] = [*self._cupy.cuda.nvrtc.getVersion()]
-        return digest([self._source.text, [*self._source.headers], [*self._options], {**self._templates}, version])
+        """Return a digest of source, headers and options: editing one of them makes it another kernel."""
+        return digest([self._source.text, [*self._source.headers], [*self._options], {**self._templates}])
+
+    def __tunebook_versions__(self) -> Mapping[str, str]:
+        """Return the version of the compiler."""
+        return {"nvrtc": ".".join(map(str, self._cupy.cuda.nvrtc.getVersion()))}
 
     def _meaning(self, config: Mapping[str, Any]) -> tuple[Macros, tuple[tuple[str, str], ...]]:
         """Return the macros and the template instances of a configuration."""

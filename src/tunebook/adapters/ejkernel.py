@@ -18,7 +18,7 @@ from tunebook._arrays.device_fingerprint import library_version
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import members_checksum
+from tunebook._code.checksum import CodeFacts, read_members
 from tunebook._code.values import measured_names
 from tunebook._hotpath.kernel_memo import KernelMemo
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -185,12 +185,12 @@ class _Adapted(Kernel[Any, Any]):
         return heuristic if self._compares or heuristic in self.candidates(inv) else None
 
     @computed_once
-    def code_checksum(self) -> str:
+    def code_facts(self) -> CodeFacts:
         kind = type(self._theirs)
         if kind.__module__.partition(".")[0] == "ejkernel" and _is_installed():
             # Its operations find their implementations by name at run time, which reading their code does not show.
-            return f"ejkernel {library_version('ejkernel')}"
-        return members_checksum(self._theirs, _measured_names, version=self.version)
+            return CodeFacts(f"ejkernel {library_version('ejkernel')}")
+        return read_members(self._theirs, _measured_names, version=self.version)
 
 
 def _measured_names(kernel: object, _: None) -> tuple[str, ...]:

@@ -93,8 +93,12 @@ class CLibrary:
             return list(pool.map(compile_or_error, configs))
 
     def __tunebook_checksum__(self) -> str:
-        """Return a digest of source, headers, flags and compiler: editing one of them makes it another kernel."""
-        return digest([self._source.text, [*self._source.headers], [*self._flags], _identity(self._executable)])
+        """Return a digest of source, headers and flags: editing one of them makes it another kernel."""
+        return digest([self._source.text, [*self._source.headers], [*self._flags]])
+
+    def __tunebook_versions__(self) -> Mapping[str, str]:
+        """Return the version of the compiler."""
+        return {"C compiler": _identity(self._executable)}
 
     @computed_once
     def _executable(self) -> str:
@@ -109,7 +113,8 @@ class CLibrary:
 
     def _compile(self, macros: Macros, *, afresh: bool = False) -> Path:
         # With the processor: on another machine that shares this directory, -march=native means another processor.
-        parts: list[Json] = [self.__tunebook_checksum__(), [*macros.definitions], [*macros.flags], device_fingerprint()]
+        parts: list[Json] = [self.__tunebook_checksum__(), _identity(self._executable)]
+        parts += [[*macros.definitions], [*macros.flags], device_fingerprint()]
         return self._builds.get(digest(parts), lambda path: self._run_compiler(macros, path), afresh=afresh)
 
     def _load(self, config: Mapping[str, Any]) -> ctypes.CDLL:

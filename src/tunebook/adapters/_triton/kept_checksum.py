@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 from triton.runtime.cache import get_cache_manager
 
 from tunebook._arrays.device_fingerprint import library_version
+from tunebook._code.checksum import CodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FILE: Final = "tunebook.checksum"
-_CHECKSUM: Final = re.compile(r"[0-9a-f]{32}")
+_FORM: Final = re.compile(r"([0-9a-f]{32})((?: \w+)*)")  # the checksum, and the names of packages
 
 
-def kept_checksum(jitted: Any, version: str, work_out: Callable[[], str]) -> str:
-    """Return the checksum of a jitted function that was kept for the same code; work it out, and keep it, if needed."""
+def kept_facts(jitted: Any, version: str, work_out: Callable[[], CodeFacts]) -> CodeFacts:
+    """Return the facts of a jitted function that were kept for the same code; work out and keep new ones if needed."""
     code = jitted.cache_key
     # After the key: Triton finds the globals while it works the key out. It does not have the value of each in it.
     values = sorted(f"{name}={value!r}" for (name, _), (value, _) in jitted.used_global_vals.items())
@@ -35,9 +36,9 @@ def kept_checksum(jitted: Any, version: str, work_out: Callable[[], str]) -> str
         cache = get_cache_manager(sha256("\0".join(facts).encode()).hexdigest())
         path = cache.get_file(_FILE)
         text = "" if path is None else Path(path).read_text(errors="replace")
-        if _CHECKSUM.fullmatch(text):
-            return text
+        if (known := _FORM.fullmatch(text)) is not None:
+            return CodeFacts(known[1], {name: library_version(name) for name in known[2].split()})
         found = work_out()
-        cache.put(found, _FILE, binary=False)
+        cache.put(" ".join([found.checksum, *sorted(found.versions)]), _FILE, binary=False)
         return found
     return work_out()

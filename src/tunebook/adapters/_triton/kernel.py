@@ -19,7 +19,7 @@ from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
 from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError, Unsupported
 from tunebook._base.vocabulary import Problem, computed_once
-from tunebook._code.checksum import code_checksum
+from tunebook._code.checksum import CodeFacts, read_code
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
@@ -27,7 +27,7 @@ from tunebook.adapters._triton.buckets import sizes_of, with_values
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, after_hook
 from tunebook.adapters._triton.device import current_device, device_name, interface
 from tunebook.adapters._triton.heuristic import heuristic_config
-from tunebook.adapters._triton.kept_checksum import kept_checksum
+from tunebook.adapters._triton.kept_checksum import kept_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,21 +182,22 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
 
     def environment(self, inv: Invocation[LaunchConfig, Any]) -> str:  # noqa: ARG002 - the same for all
         """Return the software that a measurement depends on: Triton, its settings, and the driver."""
+        versions = self.code_facts.versions
         if self.interpreted:
-            return environment_fingerprint(["triton"], {"target": "interpreter"})
+            return environment_fingerprint(["triton"], {**versions, "target": "interpreter"})
         knobs = {f"knob {name}": str(value) for name, value in get_cache_invalidating_env_vars().items()}
         target = driver.active.get_current_target()
         # Unknown in a container that hides it.
-        facts = {"driver": "unknown", **gpu_driver(), "target": f"{target.backend}:{target.arch}", **knobs}
+        facts = {**versions, "driver": "unknown", **gpu_driver(), "target": f"{target.backend}:{target.arch}", **knobs}
         return environment_fingerprint(["triton"], facts)
 
     @computed_once
-    def code_checksum(self) -> str:
+    def code_facts(self) -> CodeFacts:
         """The digest over the function, the functions that it calls, their constants, and the heuristics."""
-        work_out = partial(code_checksum, self.function, version=self.version, extra=self.heuristics)
+        work_out = partial(read_code, self.function, version=self.version, extra=self.heuristics)
         # Triton's key for the code does not have the heuristics in it.
         keep = self.compiles and not self.heuristics
-        return kept_checksum(self.chain[-2], self.version, work_out) if keep else work_out()
+        return kept_facts(self.chain[-2], self.version, work_out) if keep else work_out()
 
     @property
     def check_checksum(self) -> str:
