@@ -256,6 +256,43 @@ def test_tunable_functions_are_reported_and_recorded(place, run):
     assert "guessed  2 problems" in done.stderr
 
 
+def test_a_recording_has_every_kind_of_kernel_that_runs_on_tunebook_and_is_tuned_later(place, run):
+    Path("ops.py").write_text(
+        textwrap.dedent("""
+            import tunebook as tb
+
+            SPACE = [{"step": 1}, {"step": 2}]
+            lengths = tb.table("lengths", space=SPACE, key=("n",), run=lambda n, *, config: n, inputs=lambda n: (n,))
+
+            @tb.tunable(space=SPACE)
+            def total(n, *, config):
+                return n
+
+            class Walk(tb.Kernel):
+                def run(self, n, *, cfg):
+                    return n
+
+                def candidate_cfgs(self, inv):
+                    return SPACE
+
+                def heuristic_cfg(self, inv):
+                    return SPACE[0]
+
+            walk = Walk("walk")
+            execute = tb.Executor(tb.ConfigSelectorChain(tb.ConfigCache(), persistent=tb.PersistentCache("ops")))
+        """)
+    )
+    program = "import ops; ops.total(3), ops.lengths(n=4), ops.execute(ops.walk, 5)"
+    done = run("--record", "calls.json", "--", sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
+    calls = json.loads(Path("calls.json").read_text())["calls"]
+    assert sorted(call["problem"][1] for call in calls) == ["lengths@v0", "ops.total@v0", "walk@v0"], done.stderr
+    tuned = subprocess.run(
+        [sys.executable, "-m", "tunebook", "tune", "calls.json", "--json"], capture_output=True, text=True, check=False
+    )
+    assert {entry["status"] for entry in json.loads(tuned.stdout)} == {"tuned"}, tuned.stderr
+
+
 # ------------------------------------------------------------------------------------------------- which programs work
 
 

@@ -229,6 +229,20 @@ def test_threads_compile_and_load_a_configuration_once(counting):
     assert library(config) is library({"N": 6})
 
 
+def test_a_frozen_process_compiles_the_one_configuration_that_it_runs_into_its_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    library = CLibrary(TIMES_N)
+
+    @tunable(space=[{"N": 2}, {"N": 3}], heuristic={"N": 3}, compile=library.compile)
+    def kernel(x, *, config):
+        return library(config).times(x)
+
+    assert kernel(5) == 15
+    (built,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert (built.parent, built.suffix) == (tmp_path / "home" / "native", ".so")
+
+
 def test_overriding_every_call_does_not_grow_without_end(monkeypatch):
     library = CLibrary(TIMES_N)
     monkeypatch.setattr("tunebook.adapters._source.build_cache._REMEMBERED", 10)

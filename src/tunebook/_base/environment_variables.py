@@ -33,7 +33,7 @@ SETTINGS: Final = (
         "TUNEBOOK_MODE",
         "normal, frozen, replay or off",
         "normal",
-        "frozen tunes nothing and writes nothing; replay also makes a call that the book does not know an error; "
+        "frozen tunes nothing and writes nothing to the book; replay also makes a call that the book does not know an error; "
         "off neither tunes nor looks into the book",
     ),
     Setting(

@@ -1,7 +1,8 @@
-"""Run a command, and tune the Triton kernels of all its Python processes with tunebook, without an edit.
+"""Run a command on tunebook in all its Python processes, without an edit: it tunes their Triton kernels.
 
 Takes over the kernels of every library that uses triton.autotune, and the operations of ejkernel. Choices go to the
-book, where the next run finds them. Works for scripts, modules, console scripts, torchrun, pytest, shell scripts, and
+book, where the next run finds them. Kernels that use tunebook on their own (tunable functions, tables, kernels of an
+Executor) are not changed: --mode, --book, --record and the summary are for them too, the other options are not. Works for scripts, modules, console scripts, torchrun, pytest, shell scripts, and
 the processes that they start; not for Python processes with the options -E, -I or -S, nor for programs that replace
 PYTHONPATH. Prints a summary to standard error at the end. Exits with the exit code of the command, or with 128 plus
 the number of the signal that ended it.
@@ -51,7 +52,7 @@ def _arguments(parser: ArgumentParser) -> None:
     text = "take over only kernels of these packages, e.g. fla,mylib (default: all)"
     parser.add_argument("--packages", metavar="NAME,NAME", help=text)
     parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
-    text = "write the calls to this file for `tunebook tune`, and tune nothing now"
+    text = "write the calls of all kernels, Triton's or not, to this file for `tunebook tune`, and tune nothing now"
     parser.add_argument("--record", metavar="FILE", help=text)
     text = "tune in the launches of the program, so that it never stands still (default: tune at the first launch)"
     parser.add_argument("--live", action="store_true", help=text)
