@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import tunebook as tb
 from tunebook._base import environment_variables
-from tunebook._selection.env_pins import parse_pins
+from tunebook._base.config_codec import encode
+from tunebook._selection.env_pins import fits, parse_pins, parse_values, written
 
 
 @pytest.fixture
@@ -134,10 +135,13 @@ class TestPins:
     @pytest.mark.parametrize(
         ("pin", "says"),
         [
-            ("block=3,order=ij", "which fits no candidate: block=3 is not in the space; it has 1, 2, 4;"),
+            (
+                "block=3,order=ij",
+                "which fits no candidate: block=3 is not in the space; it has 1, 2, 4[.] The nearest is",
+            ),
             ("block=2,block=1,order=ij", "a value twice"),
             ("blocks=2", "unknown axis 'blocks'; did you mean 'block'"),
-            ("block=2", r"fits several candidates, for example [^\[\]]* and [^\[\]]*; name one"),
+            ("block=2", r"fits several candidates; name one exactly, for example [^\[\]]*block=2[^\[\]]* or "),
         ],
     )
     def test_a_pin_that_does_not_name_one_candidate_says_why(self, kernel, monkeypatch, pin, says):
@@ -273,3 +277,58 @@ class TestMistakesInPins:
         monkeypatch.setenv("TUNEBOOK_PIN", "matmul:b=1")
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert ran.stderr == ""
+
+
+class TestTuplesInPins:
+    @pytest.fixture
+    def tiled(self):
+        space = tb.Space(tile=[(4, 4), (8, 4), (16,)], way=["ij", "j,i"], unroll=[1, 2])
+
+        @tb.tunable(space=space, heuristic={"tile": (4, 4), "way": "ij", "unroll": 1}, name="conv", store=False)
+        def conv(n, *, config):
+            return config
+
+        return conv
+
+    @pytest.mark.parametrize(
+        ("pin", "tile", "way"),
+        [
+            ("tile=8,4,way=ij,unroll=2", (8, 4), "ij"),
+            ("tile=(8,4),way=ij,unroll=2", (8, 4), "ij"),
+            ("unroll=2, way='j,i', tile=8, 4", (8, 4), "j,i"),
+            ("tile=16,way=j,i,unroll=2", (16,), "j,i"),
+            ("tile=(16,),way=ij,unroll=2", (16,), "ij"),
+        ],
+    )
+    def test_a_tuple_needs_no_brackets(self, tiled, monkeypatch, pin, tile, way):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"conv:{pin}")
+        assert tiled(1) == {"tile": tile, "way": way, "unroll": 2}
+
+    @pytest.mark.parametrize(
+        ("pin", "says"),
+        [
+            (
+                "tile=8,way=ij,unroll=2",
+                "it has (4, 4), (8, 4), (16,). The nearest is TUNEBOOK_PIN=conv:tile=16,way=ij,unroll=2",
+            ),
+            (
+                "tile=8,5,way=ij,unroll=2",
+                "it has (4, 4), (8, 4), (16,). The nearest is TUNEBOOK_PIN=conv:tile=8,4,way=ij,unroll=2",
+            ),
+            ("tile=8,4,way=j.i,unroll=2", "The nearest is TUNEBOOK_PIN='conv:tile=8,4,way='\"'\"'j,i'\"'\"',unroll=2'"),
+            ("tile=8,4", "name one exactly, for example TUNEBOOK_PIN=conv:tile=8,4,"),
+        ],
+    )
+    def test_a_pin_that_fits_no_candidate_gets_the_nearest_as_it_is_typed(self, tiled, monkeypatch, pin, says):
+        monkeypatch.setenv("TUNEBOOK_PIN", f"conv:{pin}")
+        with pytest.raises(tb.DefinitionError, match=re.escape(says)):
+            tiled(1)
+
+    scalars = st.one_of(st.integers(-9, 99), st.booleans(), st.text("ab,;=' x", max_size=4))
+
+    @given(st.dictionaries(st.sampled_from("abc"), st.one_of(scalars, st.lists(scalars).map(tuple)), min_size=1))
+    def test_every_written_configuration_is_read_back(self, config):
+        text = ",".join(written(config))
+        pairs = dict(parse_values(text))
+        assert pairs.keys() == config.keys()
+        assert fits(encode(config), pairs)

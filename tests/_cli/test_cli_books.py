@@ -149,7 +149,7 @@ class TestPin(OnABook):
         assert run("pin", "matmul", "64") == (
             2,
             "",
-            "tunebook: invalid value '64': write NAME=VALUE, e.g. block_m=64\n",
+            "tunebook: invalid value '64': write NAME=VALUE, e.g. block_m=64; a tuple without spaces: tile=4,4\n",
         )
 
     def test_dry_run_changes_nothing(self, place, run, ids):

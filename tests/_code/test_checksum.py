@@ -433,7 +433,7 @@ def test_installed_packages_count_by_name_and_their_versions_are_facts_of_their_
 
 def test_a_package_that_the_code_imports_while_it_runs_has_a_version_loaded_or_not(monkeypatch):
     def kernel():
-        import pytest_timeout  # noqa: PLC0415 - the case under test
+        import pytest_timeout
 
         return pytest_timeout
 

@@ -33,8 +33,8 @@ SETTINGS: Final = (
         "TUNEBOOK_MODE",
         "normal, frozen, replay or off",
         "normal",
-        "frozen tunes nothing and writes nothing to the book; replay also makes a call that the book does not know an error; "
-        "off neither tunes nor looks into the book",
+        "frozen tunes nothing and writes nothing to the book; replay also makes a call that the book does not know an "
+        "error; off neither tunes nor looks into the book",
     ),
     Setting(
         "TUNEBOOK_PIN",

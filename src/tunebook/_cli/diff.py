@@ -15,6 +15,7 @@ from tunebook._cli._filters import FILTERS, book_to_read, existing_book, filters
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import explain_difference
+from tunebook._selection.recorded_decision import names_in
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
@@ -81,7 +82,7 @@ def _changes(first: Store, second: Store, filters: Filters) -> Iterator[_Change]
 def _table(changes: list[_Change], terminal: Terminal) -> None:
     rows = []
     for kind, problem, records in changes[:_SHOWN]:
-        sides = ("" if record is None else config_text(record.head.config) for record in records)
+        sides = ("" if record is None else config_text(record.head.config, names_in(record)) for record in records)
         names = clean(problem.op), clean(problem.device), key_text(problem.call_key)
         rows.append((_MARKS[kind], problem_id(problem)[:SHORT_ID], *names, *sides))
     terminal.table(_COLUMNS, rows)
@@ -96,7 +97,8 @@ def _entries(options: Namespace, terminal: Terminal) -> int:
     records = [find_one(catalogue, options, word)[1] for word in (options.first, options.second)]
     one, other = (record.head for record in records)
     pairs = [("kernel", one.problem.op, other.problem.op), ("device", one.problem.device, other.problem.device)]
-    pairs += [("config", config_text(one.config), config_text(other.config)), ("origin", one.origin, other.origin)]
+    configs = [config_text(record.head.config, names_in(record)) for record in records]
+    pairs += [("config", *configs), ("origin", one.origin, other.origin)]
     times = ["not measured" if (s := seconds_of(record)) is None else seconds_text(s) for record in records]
     found = [(field, f"{a} there, {b} here") for field, a, b in [*pairs, ("time", *times)] if a != b]
     found += (("call", line) for line in explain_difference(one.problem.call_key, other.problem.call_key))

@@ -10,27 +10,28 @@ import time
 from ast import literal_eval
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import encode, fingerprint_of
-from tunebook._base.errors import StoreError, did_you_mean
+from tunebook._base.errors import StoreError, clean, did_you_mean
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.env_pins import fields_of, fits, reason_against, values_in
-from tunebook._selection.recorded_decision import is_interrupted, verdict_of
+from tunebook._selection.env_pins import fields_of, fits, nearest, parse_values, reason_against, values_in, written
+from tunebook._selection.recorded_decision import is_interrupted, names_in, verdict_of
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook.stores import Store
 
+_NAMED: Final = 8  # candidates of a message
 _WAIT_S: Final = 10.0  # for a process that tunes the problem right now
 DECISION: Final = ("config", "origin", "checksum", "environment")
 
@@ -42,7 +43,8 @@ def add_entry(parser: ArgumentParser) -> None:
 
 def _arguments(parser: ArgumentParser) -> None:
     add_entry(parser)
-    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help="the configuration, e.g. block_m=64")
+    text = "the configuration, e.g. block_m=64; of a tuple without brackets: tile=4,4"
+    parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help=text)
     parser.add_argument("--force", action="store_true", help="pin it even if this configuration was never measured")
 
 
@@ -51,22 +53,22 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     listed, record = find_one(Catalogue(store), options)
     wanted: dict[str, str] = {}
     for word in options.values:
-        name, _, value = word.partition("=")
-        if not (name and value):
-            raise UsageError(f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64")
-        if name.strip() in wanted:
+        if not (named := parse_values(word)):
             raise UsageError(
-                f"{name.strip()} is given twice, as {wanted[name.strip()]} and as {value.strip()}; name it once"
+                f"invalid value {word!r}: write NAME=VALUE, e.g. block_m=64; a tuple without spaces: tile=4,4"
             )
-        wanted[name.strip()] = value.strip()
+        for name, value in named:
+            if name in wanted:
+                raise UsageError(f"{name} is given twice, as {wanted[name]} and as {value}; name it once")
+            wanted[name] = value
     config = choose(record, wanted, force=options.force)
     if not options.dry_run:
         with lock_problem(store, record.problem) as earlier:
             store.put(pin(earlier or record, config))
-    does, short = "would pin" if options.dry_run else "pinned", listed.id[:SHORT_ID]
+    does, short, names = "would pin" if options.dry_run else "pinned", listed.id[:SHORT_ID], names_in(record)
     terminal.result(
         {"id": listed.id, "pinned": plain(config), "was": plain(record.head.config)},
-        f"{does} {listed.op} {short} to {config_text(config)}",
+        f"{does} {listed.op} {short} to {config_text(config, names)}",
         f"  before: {_before(record, config)}",
         f"  undo with: tunebook unpin {short}",
     )
@@ -77,7 +79,7 @@ def _before(record: Record, config: Json) -> str:
     """Return the choice before, and how the pinned configuration compares with the winner, if both were measured."""
     if not record.head.decided:
         return "nothing was chosen yet"
-    before = f"{config_text(record.head.config)}, {record.head.origin}"
+    before = f"{config_text(record.head.config, names_in(record))}, {record.head.origin}"
     verdict = verdict_of(record)
     times = {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
     if verdict is None or (time_s := times.get(fingerprint_of(config))) is None:
@@ -103,7 +105,7 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     for name in wanted if axes else ():
         if name not in axes:
             raise UsageError(did_you_mean("axis", name, axes))
-    _refuse_rejected(latest.values(), wanted)
+    _refuse_rejected(record, latest.values(), wanted)
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
@@ -111,27 +113,34 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     if len(exact or fitting) == 1:
         return (exact or fitting)[0]
     if fitting:
-        shown = "".join(f"\n  {config_text(config)}" for config in islice(fitting, 8))
-        raise UsageError(f"{len(fitting)} candidates have these values; give more values:{shown}")
+        raise UsageError(f"{len(fitting)} candidates have these values; name one:{_typed(record, fitting, wanted)}")
     if force or not latest:
         return encode({name: _literal(value) for name, value in wanted.items()})
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     failed = next((m.failure for m in latest.values() if m.failure is not None and fits(m.config, wanted)), None)
     why = f"it {failed.said}" if failed is not None else reason_against(wanted, axes)
-    shown = "".join(f"\n  {config_text(config)}" for config in islice(known.values(), 8))
-    more = f"\n  and {len(known) - 8} more" if len(known) > 8 else ""
-    raise UsageError(
-        f"no working candidate has {asked}: {why}. Candidates:{shown}{more}\nUse --force to pin it anyway."
-    )
+    near = _typed(record, list(known.values()), wanted)
+    raise UsageError(f"no working candidate has {asked}: {why}. The nearest:{near}\nUse --force to pin it anyway.")
 
 
-def _refuse_rejected(measured: Iterable[Measurement], wanted: Mapping[str, str]) -> None:
+def _typed(record: Record, configs: Sequence[Json], wanted: Mapping[str, str]) -> str:
+    """Return the commands that pin candidates, those nearest to the wanted values first, quoted for a shell."""
+    lines, names = "", names_in(record)
+    for config in nearest(configs, wanted, _NAMED):
+        fields = fields_of(config)
+        ordered = {name: fields[name] for name in names} if fields.keys() == set(names) else fields
+        words = " ".join(map(quote, written(ordered)))
+        lines += f"\n  tunebook pin {problem_id(record.problem)[:SHORT_ID]} {clean(words)}"
+    return lines + (f"\n  and {len(configs) - _NAMED} more" if len(configs) > _NAMED else "")
+
+
+def _refuse_rejected(record: Record, measured: Iterable[Measurement], wanted: Mapping[str, str]) -> None:
     """Raise `UsageError` if these values are those of a candidate that fails on every machine."""
     fitting = [m for m in measured if fits(m.config, wanted)]
     rejected = next((m for m in fitting if m.failure is not None and m.failure.is_lasting), None)
     if rejected is not None and rejected.failure is not None and len(fitting) == 1:
         raise UsageError(
-            f"{config_text(rejected.config)} was rejected: {rejected.failure.said}\n"
+            f"{config_text(rejected.config, names_in(record))} was rejected: {rejected.failure.said}\n"
             "It would fail, or give a wrong result, in every call. To try it in one run, set TUNEBOOK_PIN; if the "
             "check is wrong, change it and call tunebook.tune(...) in the program."
         )

@@ -71,7 +71,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs += [("versions", versions or head.environment[:200] or "any"), ("checksum", head.checksum or "any")]
     pairs += [("generation", str(head.generation)), ("size", size_text(listed.size_bytes)), ("in", listed.where)]
     if isinstance(before := facts.pop("instead_of", None), dict):
-        pairs += [("instead of", f"{config_text(before.get('config'))}, {before.get('origin', '')}")]
+        pairs += [("instead of", f"{config_text(before.get('config'), names_in(record))}, {before.get('origin', '')}")]
     if isinstance(measured := facts.pop("measured", None), (int, float)):
         pairs += [("measured", day_text(measured))]
     pairs += [(name, _plain_text(value)) for name, value in facts.items()]

@@ -13,7 +13,7 @@ from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_to_read
 from tunebook._cli._verb import DONE, NO, Namespace, Terminal, Verb
 from tunebook._cli.pin import DECISION, add_entry, lock_problem
-from tunebook._selection.recorded_decision import verdict_of
+from tunebook._selection.recorded_decision import names_in, verdict_of
 from tunebook.stores._listing import Catalogue
 
 # For a decision whose kernel is unknown here. It matches no kernel, so that the next call decides again from the stored
@@ -38,7 +38,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
                 store.put(back)
     config = None if back is None else back.head.config
     does = "would unpin" if options.dry_run else "unpinned"
-    then = "removed, since nothing was measured" if back is None else f"{config_text(config)}, {back.head.origin}"
+    chosen = config_text(config, names_in(record))
+    then = "removed, since nothing was measured" if back is None else f"{chosen}, {back.head.origin}"
     terminal.result({"id": listed.id, "config": plain(config), "removed": back is None}, f"{does} {name}: now {then}")
     return DONE
 

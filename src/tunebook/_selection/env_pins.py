@@ -5,8 +5,12 @@ from __future__ import annotations
 import atexit
 import re
 from contextlib import suppress
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
 from functools import cache, partial
+from heapq import nsmallest
 from itertools import islice
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import decode, encode
@@ -28,7 +32,9 @@ _KERNELS: Final = re.compile(_PART.format(";"))
 _VALUES: Final = re.compile(_PART.format(","))
 
 
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 _SHOWN: Final = 8  # values of an axis
+_LISTED: Final = 1000  # candidates that are looked at for a message
 
 _used: Final[set[str]] = set()  # the pins that kernels of this process were called under; empty before the first call
 
@@ -37,21 +43,74 @@ _used: Final[set[str]] = set()  # the pins that kernels of this process were cal
 def parse_pins(text: str) -> Mapping[str, Mapping[str, str]]:
     """Return `{kernel: {name: value}}`, values as they were written.
 
-    >>> parse_pins("matmul:block_m=64,order=(0, 1); softmax@v2:rows=4")
-    {'matmul': {'block_m': '64', 'order': '(0, 1)'}, 'softmax@v2': {'rows': '4'}}
+    >>> parse_pins("matmul:block_m=64,order=0,1; softmax@v2:rows=4")
+    {'matmul': {'block_m': '64', 'order': '0,1'}, 'softmax@v2': {'rows': '4'}}
     """
     pins: dict[str, dict[str, str]] = {}
     for part in filter(str.strip, _KERNELS.findall(text)):
         kernel, colon, values = (piece.strip() for piece in part.partition(":"))
-        named = [tuple(piece.strip() for piece in value.partition("=")) for value in _VALUES.findall(values)]
-        if not (kernel and colon and named and all(name and equals and value for name, equals, value in named)):
+        named = parse_values(values)
+        if not (kernel and colon and named):
             raise DefinitionError(f"TUNEBOOK_PIN has {part.strip()!r}, which pins nothing; write {_FORM}")
         if kernel in pins:
             raise DefinitionError(f"TUNEBOOK_PIN pins {kernel!r} twice; write all its values after one name")
-        pins[kernel] = {name: value for name, _, value in named}
+        pins[kernel] = dict(named)
         if len(pins[kernel]) < len(named):
             raise DefinitionError(f"TUNEBOOK_PIN gives {kernel!r} a value twice, in {values!r}; name each once")
     return pins
+
+
+def parse_values(text: str) -> list[tuple[str, str]]:
+    """Return the names and values of `name=value,name=value`; empty if it is malformed.
+
+    A part without a name goes on with the value before it, so that a tuple needs no brackets.
+
+    >>> parse_values("tile=4,4, unroll=2")
+    [('tile', '4,4'), ('unroll', '2')]
+    """
+    found: list[tuple[str, str]] = []
+    for part in _VALUES.findall(text):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and (name.isidentifier() or not found):
+            found.append((name, value))
+        elif found and part.strip():
+            name, value = found.pop()
+            found.append((name, f"{value},{part.strip()}"))
+    return found if all(name and value for name, value in found) else []
+
+
+def written(fields: Mapping[str, object]) -> list[str]:
+    """Return the values of a configuration as `parse_values` reads them; a dict inside it counts by its own values.
+
+    >>> written({"tile": (4, 4), "way": "i,j"})
+    ['tile=4,4', "way='i,j'"]
+    """
+    return [f"{name}={_spelled(value)}" for name, value in fields.items() if not isinstance(value, dict)]
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, (tuple, list)) and value:
+        return str(value) if any(isinstance(item, (tuple, list)) for item in value) else ",".join(map(_spelled, value))
+    return repr(value) if isinstance(value, str) and not re.fullmatch(r"[\w.+-]+", value) else str(value)
+
+
+def nearest(configs: Iterable[Json], wanted: Mapping[str, str], count: int) -> list[Json]:
+    """Return the encoded configurations whose values are nearest to the wanted ones, the nearest first."""
+    return nsmallest(count, configs, key=lambda config: _distance(fields_of(config), wanted))
+
+
+def _distance(fields: Mapping[str, object], wanted: Mapping[str, str]) -> float:
+    total = 0.0
+    for name, text in wanted.items():
+        value = _spelled(fields[name]) if name in fields else ""
+        if name in fields and _is_written(fields[name], text):
+            continue
+        there, asked = ([float(number) for number in _NUMBER.findall(each)] for each in (value, text))
+        if there and len(there) == len(asked):
+            total += sum(abs(a - b) / (abs(a) + abs(b) or 1.0) for a, b in zip(there, asked, strict=True)) / len(there)
+        else:
+            total += 2.0 - SequenceMatcher(None, value, text).ratio()
+    return total
 
 
 @cache
@@ -64,6 +123,16 @@ def names_of(op: str) -> tuple[str, ...]:
     name, _, version = op.rpartition("@") if "@" in op else (op, "", "")
     plain = name.rpartition(".")[2]
     return (op, name, f"{plain}@{version}" if version else plain, plain)
+
+
+def fits_kernel(op: str, patterns: Iterable[str]) -> bool:
+    """Return whether a kernel matches one of the patterns under one of its names."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names_of(op))
+
+
+def fits_device(device: str, patterns: Iterable[str]) -> bool:
+    """Return whether a part of a device's name matches one of the patterns, in any case of letters."""
+    return any(fnmatchcase(device.lower(), f"*{pattern.lower()}*") for pattern in patterns)
 
 
 def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Any | None:
@@ -88,19 +157,25 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
         return found[0]
     asked = ",".join(f"{name}={value}" for name, value in wanted.items())
     if found:
-        what = f"several candidates, for example {' and '.join(map(str, found))}"
+        named_so = " or ".join(_typed(named, encode(config)) for config in found)
+        what = f"several candidates; name one exactly, for example {named_so}"
     else:
+        near = nearest(map(_encoded, islice(kernel.candidates(inv), _LISTED)), wanted, 1)
         what = f"no candidate: {reason_against(wanted, _axes_of(kernel.candidates(inv)))}"
-    raise DefinitionError(
-        f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which fits {what}; name one candidate exactly"
-    )
+        what += "".join(f". The nearest is {_typed(named, config)}" for config in near)
+    raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which fits {what}")
+
+
+def _typed(kernel: str, config: Json) -> str:
+    """Return the setting that pins a configuration, quoted for a shell."""
+    return f"TUNEBOOK_PIN={quote(f'{kernel}:' + ','.join(written(fields_of(config))))}"
 
 
 def _axes_of(candidates: Iterable[Any]) -> dict[str, Sequence[object]]:
-    """Return the values of each axis. A list or generator of candidates is read up to its 1,000th."""
+    """Return the values of each axis."""
     if isinstance(candidates, Space):
         return dict(candidates.axes)
-    return values_in(_encoded(config) for config in islice(candidates, 1000))
+    return values_in(_encoded(config) for config in islice(candidates, _LISTED))
 
 
 def values_in(encoded: Iterable[Json]) -> dict[str, Sequence[object]]:
@@ -177,5 +252,7 @@ def fields_of(encoded: Json) -> dict[str, object]:
 
 
 def _is_written(value: object, text: str) -> bool:
-    spaceless = text.replace(" ", "")
-    return spaceless in (str(value).replace(" ", ""), repr(value).replace(" ", ""))
+    forms = [str(value), repr(value), _spelled(value)]
+    if isinstance(value, (tuple, list)):
+        forms += [str(value)[1:-1], ",".join(map(str, value))]
+    return text.replace(" ", "") in (form.replace(" ", "") for form in forms)
