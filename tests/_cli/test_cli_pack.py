@@ -43,8 +43,9 @@ class TestPack(OnABook):
         found = json.loads(run("pack", PACK, "--kernel", "sca*", "--device", "CPU", "--json")[1])
         assert found["entries"] == 5
         assert [(row["kernel"], row["problems"]) for row in found["kernels"]] == [("scale@v0", 5)]
-        assert found["left_out"] == {}
-        assert run("pack", "other.db", "--device", "h200") == (1, "", "nothing to pack\n")
+        assert found["left_out"] == []
+        code, out, err = run("pack", "other.db", "--device", "h200")
+        assert (code, out, err.splitlines()[-1]) == (1, "", "nothing to pack")
         assert not Path("other.db").exists()
 
     @pytest.mark.parametrize(
@@ -59,8 +60,12 @@ class TestPack(OnABook):
         change(place, ids["scale@v0"][0], **facts)
         code, out, _ = run("pack", PACK)
         assert code == 0
-        assert out.splitlines()[-1] == f"left out 1 entry: {why}"
-        assert json.loads(run("pack", PACK, "--json")[1])["left_out"] == {why: 1}
+        *_, reason, entry = out.splitlines()
+        assert reason == f"left out 1 entry: {why}"
+        assert entry.startswith(f"  {ids['scale@v0'][0][:8]}  scale@v0  n=128  on cpu:")
+        (left_out,) = json.loads(run("pack", PACK, "--json")[1])["left_out"]
+        assert left_out == {"id": ids["scale@v0"][0], "kernel": "scale@v0", "why": why}
+        assert run("pack", PACK, "--check")[1].splitlines()[-2:] == [reason, entry]
         assert len(list(PackStore(Path(PACK)).items())) == 5
 
     def test_unfinished_and_pinned_entries_can_be_packed(self, place, run, ids):
@@ -78,13 +83,23 @@ class TestPack(OnABook):
         done = python("-m", "tunebook", *words, cwd=place)  # another process: the module defines kernels for good
         found = json.loads(done.stdout)
         assert found["entries"] == 4
-        assert found["left_out"] == {"made by other code than the kernel has now": 1}
+        assert [left["why"] for left in found["left_out"]] == ["made by other code than the kernel has now"]
 
     def test_nothing_to_pack_says_why(self, place, run, ids):
         change(place, ids["matmul@v0"][0], config=None)
         code, out, err = run("pack", PACK, "--kernel", "matmul")
         assert (code, out) == (1, "")
-        assert err == "nothing to pack\nleft out 1 entry: no decision, because every candidate failed\n"
+        first, reason, entry = err.splitlines()
+        assert (first, reason) == ("nothing to pack", "left out 1 entry: no decision, because every candidate failed")
+        assert entry.startswith(f"  {ids['matmul@v0'][0][:8]}  matmul@v0  a=float32[8,4]")
+
+    def test_of_many_entries_the_first_are_named_and_the_others_counted(self, place, run, ids, monkeypatch):
+        monkeypatch.setattr("tunebook._cli.pack._NAMED", 2)
+        for identifier in ids["scale@v0"]:
+            change(place, identifier, complete=False)
+        *_, reason, _, _, more = run("pack", PACK)[1].splitlines()
+        assert reason.startswith("left out 5 entries: the budget ended the tuning")
+        assert more == "  and 3 more; --json lists all"
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -54,6 +54,7 @@ GROUPS: Final = {
         "pack": "write tuned entries to ship with a library",
         "export": "write entries to a file, for another machine",
         "import": "read entries from a file",
+        "rm": "remove entries that you name",
         "prune": "remove old or unused entries",
     },
     "set up": {"completion": "print a completion script for a shell"},
@@ -76,8 +77,24 @@ def load(name: str) -> Verb:
     return verb
 
 
+class _Once(Action):
+    """Stores the value of an option; a second value is an error, because the first would be lost in silence."""
+
+    def __call__(self, parser: ArgumentParser, options: Namespace, value: object, given: str | None = None) -> None:
+        seen: list[Action] = vars(options).setdefault("seen", [])
+        if self in seen:
+            parser.error(f"{given} is given twice; give it once")
+        if given is not None:
+            seen.append(self)
+        setattr(options, self.dest, value)
+
+
 class _Parser(ArgumentParser):
     """A parser whose help goes the way of all output: a closed output or a full disk gives a line and an exit code."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.register("action", None, _Once)
 
     def print_help(self, _file: object = None) -> None:
         terminal = Terminal()

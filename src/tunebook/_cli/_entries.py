@@ -45,6 +45,10 @@ class NamedEntries(NamedTuple):
         """Return the entries that were written last."""
         return list(self.listed[:count]) or newest(self.groups, count)
 
+    def all(self) -> list[Listed]:
+        """Return all entries."""
+        return self.newest(self.total)
+
 
 def find(catalogue: Catalogue, word: str, filters: Filters) -> NamedEntries:
     """Return the entries that match a word: the first digits of an id, else the name of a kernel."""
@@ -52,11 +56,11 @@ def find(catalogue: Catalogue, word: str, filters: Filters) -> NamedEntries:
         by_id = [listed for listed in catalogue.find(word) if filters.takes(listed)]
         if by_id:
             return NamedEntries(listed=tuple(sorted(by_id, key=lambda listed: listed.id)))
-    if groups := filters._replace(kernel=word).groups(catalogue):
+    if groups := filters._replace(kernel=(word,)).groups(catalogue):
         return NamedEntries(groups=tuple(groups))
     from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
-    kernels = sorted({group.op for group in filters._replace(kernel=None).groups(catalogue)})
+    kernels = sorted({group.op for group in filters._replace(kernel=()).groups(catalogue)})
     if not kernels:
         raise NotFound(f"no matching entry in {catalogue.store.where}")
     near = get_close_matches(word, kernels, n=1, cutoff=0.4)
@@ -78,7 +82,7 @@ def find_one(catalogue: Catalogue, options: Namespace, word: str | None = None) 
             shown += f"\n  {entry.id[:SHORT_ID]}  {clean(entry.op)}  {call}  on {clean(entry.device)}"
         more = f"\n  and {found.total - _NAMED:,} more" if found.total > _NAMED else ""
         raise UsageError(f"{word!r} matches {found.total:,} entries; give an id, or --device:{shown}{more}")
-    return listed[0], _record_of(listed[0])
+    return listed[0], record_of(listed[0])
 
 
 def find_newest(catalogue: Catalogue, options: Namespace, terminal: Terminal) -> tuple[Listed, Record]:
@@ -89,10 +93,11 @@ def find_newest(catalogue: Catalogue, options: Namespace, terminal: Terminal) ->
     if found.total > 1:
         others = f"the newest of {found.total:,} entries of {word!r}; `tunebook ls --kernel {word}` lists them"
         terminal.note(f"this is {listed.id[:SHORT_ID]}, {others}")
-    return listed, _record_of(listed)
+    return listed, record_of(listed)
 
 
-def _record_of(listed: Listed) -> Record:
+def record_of(listed: Listed) -> Record:
+    """Return the record of an entry; `NotFound` if it cannot be read."""
     record = listed.record()
     if record is None:
         raise NotFound(f"the entry {listed.id} cannot be read; run `tunebook doctor` for details")

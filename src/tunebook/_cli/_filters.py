@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from argparse import ArgumentTypeError
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home, signing_key
-from tunebook._base.errors import DefinitionError, StoreError
+from tunebook._base.errors import DefinitionError, StoreError, TunebookWarning, clean
 from tunebook._cli._verb import ArgumentParser, Namespace, UsageError
-from tunebook._selection.env_pins import names_of
+from tunebook._selection.env_pins import fits_device, fits_kernel, names_of
 from tunebook.stores import JsonStore, LayeredStore, PackStore, file_kinds, is_address, open_remote, open_store
 from tunebook.stores._files import distrust
 from tunebook.stores._listing import Catalogue
@@ -26,22 +26,37 @@ if TYPE_CHECKING:
     from tunebook.stores._listing import EntryGroup, Listed
 
 _AGE_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
+_NAMED: Final = 8  # kernels or devices that a message names
 _SIZE_BYTES: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 class Filters(NamedTuple):
-    """Selects entries. An age counts from the time at which the entry was written into its book."""
+    """Selects entries. An age counts from the time at which the entry was written into its book.
 
-    kernel: str | None = None
-    device: str | None = None
+    Of several patterns one must match; without patterns, all kernels or devices do.
+    """
+
+    kernel: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
     older_s: float | None = None
     newer_s: float | None = None
     now_s: float = 0.0
 
     def takes_kernel(self, op: str, device: str) -> bool:
         """Return whether a kernel on a device is selected; the kernel's version and module may be left out."""
-        kernel_fits = self.kernel is None or any(fnmatchcase(name, self.kernel) for name in names_of(op))
-        return kernel_fits and (self.device is None or fnmatchcase(device.lower(), f"*{self.device.lower()}*"))
+        kernel_fits = not self.kernel or fits_kernel(op, self.kernel)
+        return kernel_fits and (not self.device or fits_device(device, self.device))
+
+    def warn_of_misses(self, known: Iterable[tuple[str, str]], where: str) -> None:
+        """Warn of each pattern that matches none of the kernels and devices that a book or a file has."""
+        if not (pairs := sorted(known) if self.kernel or self.device else []):
+            return
+        for pattern in self.kernel:
+            if not any(fits_kernel(op, [pattern]) for op, _ in pairs):
+                _warn_of_miss("kernel", pattern, {op: names_of(op)[::-1] for op, _ in pairs}, where)
+        for pattern in self.device:
+            if not any(fits_device(device, [pattern]) for _, device in pairs):
+                _warn_of_miss("device", pattern, {device: (device,) for _, device in pairs}, where)
 
     def takes(self, listed: Listed) -> bool:
         """Return whether an entry is selected."""
@@ -56,7 +71,14 @@ class Filters(NamedTuple):
 
     def pick(self, catalogue: Catalogue) -> Iterator[Listed]:
         """Yield the selected entries; directories of other kernels are not listed."""
+        self.check(catalogue)
         return filter(self.takes, catalogue.entries(self.takes_kernel))
+
+    def check(self, catalogue: Catalogue) -> None:
+        """Warn of each pattern that matches no kernel or device of a book."""
+        if self.kernel or self.device:
+            groups = catalogue.groups(lambda _op, _device: True)
+            self.warn_of_misses(((group.op, group.device) for group in groups), catalogue.store.where)
 
     def records(self, store: Store) -> Iterator[Record]:
         """Yield the records of the selected entries; unreadable records are left out."""
@@ -72,7 +94,16 @@ class Filters(NamedTuple):
 
     @property
     def any_given(self) -> bool:
-        return any(part is not None for part in self[:4])
+        return self[:4] != Filters()[:4]
+
+
+def _warn_of_miss(kind: str, pattern: str, names: Mapping[str, tuple[str, ...]], where: str) -> None:
+    from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
+
+    near = get_close_matches(pattern, [each for some in names.values() for each in some], n=1, cutoff=0.5)
+    shown = ", ".join([some[0] for some in names.values()][:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    hint = f"did you mean {near[0]}?" if near else f"there are {shown}"
+    warnings.warn(clean(f"no {kind} in {where} matches --{kind} {pattern}; {hint}"), TunebookWarning, stacklevel=2)
 
 
 def add_options(parser: ArgumentParser, names: Iterable[str]) -> None:
@@ -85,7 +116,8 @@ def add_options(parser: ArgumentParser, names: Iterable[str]) -> None:
 
 def filters_of(options: Namespace) -> Filters:
     """Return the filters from the options `FILTERS`."""
-    return Filters(options.kernel, options.device, options.older_than, options.newer_than, time.time())
+    patterns = tuple(options.kernel), tuple(options.device)
+    return Filters(*patterns, options.older_than, options.newer_than, time.time())
 
 
 def book_of(options: Namespace) -> Store:
@@ -199,14 +231,15 @@ def size_text(count: float) -> str:
     return f"{int(count)} B"
 
 
+_SEVERAL: Final = {"metavar": "GLOB", "action": "append", "default": []}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "book": {
         "metavar": "PATH_OR_URL",
         "help": f"a directory, {', '.join(file_kinds())} or the URL of a shared book; default: your own (see "
         "`tunebook path`)",
     },
-    "kernel": {"metavar": "GLOB", "help": "only entries of matching kernels, e.g. 'matmul*'"},
-    "device": {"metavar": "GLOB", "help": "only entries of matching devices, e.g. h200"},
+    "kernel": {**_SEVERAL, "help": "only entries of matching kernels, e.g. 'matmul*'; repeatable"},
+    "device": {**_SEVERAL, "help": "only entries of matching devices, e.g. h200; repeatable"},
     "older-than": {"metavar": "AGE", "type": age_s, "help": "only entries older than this: 12h, 30d, 1y"},
     "newer-than": {"metavar": "AGE", "type": age_s, "help": "only entries newer than this"},
     "dry-run": {"action": "store_true", "help": "only print the changes, make none"},

@@ -22,7 +22,7 @@ from tunebook._cli._entries import SHORT_ID, key_text
 from tunebook._cli._filters import existing_book, open_book
 from tunebook._cli._terminal import count_text
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._cli.run import STARTUP, command_of, execute, folder_of_run, packages_of, summary
+from tunebook._cli.run import STARTUP, add_packages, command_of, execute, folder_of_run, packages_of, summary
 from tunebook._report.run_log import LOG, RunEvent, read_log, shortfalls
 from tunebook._selection.recording import saved_calls
 from tunebook._tuning.progress import seconds_text
@@ -45,7 +45,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--recording", metavar="FILE", help=text)
     text = "how far an entry may be from its call, as TUNEBOOK_TRUST (default: exact)"
     parser.add_argument("--trust", choices=get_args(Trust), default="exact", help=text)
-    parser.add_argument("--packages", metavar="NAME,NAME", help="as of `tunebook run`")
+    add_packages(parser, "as of `tunebook run`")
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:

@@ -27,7 +27,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 _FORMATS: Final = " ".join((*OWN, *FORMATS))
 _FILES: Final = ("--book", "--output", "--record", "--recording", "--compare")  # options that take a file
 # Verbs whose first word names an entry, by its id or its kernel; `fit` takes a kernel.
-_ENTRIES: Final = ("show", "explain", "pin", "unpin", "diff")
+_ENTRIES: Final = ("show", "explain", "pin", "unpin", "diff", "verify", "rm")
 _MOST: Final = 200  # ids that a shell offers: nobody reads more
 # Prints the words of a book: the scripts run it with the words of the line so far, for its --book.
 _LIST: Final = "tunebook completion --list"

@@ -42,7 +42,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not path.exists():
         raise UsageError(f"no file {path}")
     # The entries of a file were not written into a book yet: their age is the age of their measurements.
-    aged = (record for record in _read(path, options) if filters.takes_age(measured_s(record)))
+    aged = [record for record in _read(path, options) if filters.takes_age(measured_s(record))]
+    filters.warn_of_misses([(record.problem.op, record.problem.device) for record in aged], str(path))
     records = [record for record in aged if filters.takes_kernel(record.problem.op, record.problem.device)]
     if not records:
         terminal.note(f"no matching entry in {path}")

@@ -46,7 +46,9 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     store = book_to_read(options)
     filters = filters_of(options)
-    groups = filters.groups(Catalogue(store))
+    catalogue = Catalogue(store)
+    filters.check(catalogue)
+    groups = filters.groups(catalogue)
     total = sum(len(group.ids) for group in groups)
     if options.summary and (groups or terminal.json):
         _summary(groups, terminal)

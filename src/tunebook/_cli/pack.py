@@ -8,13 +8,12 @@ TUNEBOOK_SIGNING_KEY is set. Exits with 1 if there is nothing to pack, or if --c
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.environment_variables import signing_key
 from tunebook._base.errors import clean
-from tunebook._cli._entries import KERNEL
+from tunebook._cli._entries import KERNEL, SHORT_ID, key_text
 from tunebook._cli._filters import FILTERS, book_to_read, filters_of, size_text
 from tunebook._cli._results import add_import, import_modules
 from tunebook._cli._terminal import TextColumn, count_text
@@ -26,10 +25,12 @@ from tunebook.stores import PackStore, problem_id, write_pack
 from tunebook.stores._listing import Catalogue, measured_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tunebook._base.record_format import Record
+    from tunebook.stores._listing import Listed
 
+_NAMED: Final = 8  # entries that are left out for one reason
 _COLUMNS: Final = (
     KERNEL,
     TextColumn("device", give=3),
@@ -39,10 +40,21 @@ _COLUMNS: Final = (
 
 
 class _Packed(NamedTuple):
-    """The records of a pack, and how many entries are left out, by reason."""
+    """The records of a pack, and the entries that are left out, by reason."""
 
     records: list[Record]
-    left_out: Counter[str]
+    left_out: dict[str, list[Listed]]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines for people about the entries that are left out."""
+        for why, entries in sorted(self.left_out.items(), key=lambda item: -len(item[1])):
+            yield f"left out {count_text(len(entries), 'entry', 'entries')}: {why}"
+            for entry in entries[:_NAMED]:
+                record = entry.record()
+                call = "" if record is None else f"  {key_text(record.problem.call_key)}"
+                yield f"  {entry.id[:SHORT_ID]}  {clean(entry.op)}{call}  on {clean(entry.device)}"
+            if len(entries) > _NAMED:
+                yield f"  and {len(entries) - _NAMED:,} more; --json lists all"
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -61,9 +73,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     packed = _choose(options)
     if options.check:
         return _check(path, packed, options, terminal)
-    left_out = [_said(count, why) for why, count in packed.left_out.most_common()]
     if not packed.records:
-        terminal.note("\n".join(["nothing to pack", *left_out]))
+        terminal.note("\n".join(["nothing to pack", *packed.lines()]))
         return NO
     key = None if options.unsigned else signing_key()
     write_pack(path, packed.records, key=key)
@@ -71,34 +82,30 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if terminal.json:
         kernels = [dict(zip(("kernel", "device", "problems", "tuned_until"), row, strict=True)) for row in covered]
         about = {"file": str(path), "entries": len(packed.records), "signed": key is not None}
-        terminal.value({**about, "kernels": kernels, "left_out": dict(packed.left_out)})
+        left_out = [{"id": e.id, "kernel": e.op, "why": why} for why, each in packed.left_out.items() for e in each]
+        terminal.value({**about, "kernels": kernels, "left_out": left_out})
         return DONE
     size = size_text(path.stat().st_size)
     entries = count_text(len(packed.records), "entry", "entries")
     terminal.line(f"wrote {entries} to {path} ({size}{', signed' if key else ''})")
     rows = ((clean(op), clean(device), f"{count:,}", day_text(until)) for op, device, count, until in covered)
     terminal.table(_COLUMNS, rows, indent="  ")
-    for line in left_out:
+    for line in packed.lines():
         terminal.line(line, "yellow")
     return DONE
-
-
-def _said(count: int, why: str) -> str:
-    return f"left out {count_text(count, 'entry', 'entries')}: {why}"
 
 
 def _choose(options: Namespace) -> _Packed:
     """Return the selected entries of the book itself; a pack that it is read with has a library of its own."""
     store = book_to_read(options)
     own = (listed for listed in filters_of(options).pick(Catalogue(store)) if listed.where == store.where)
-    found = sorted(((listed.record(), listed.id) for listed in own), key=lambda pair: pair[1])
-    records = [record for record, _ in found if record is not None]
-    code = _code_of(records)
-    packed = _Packed([], Counter({"they cannot be read": count} if (count := len(found) - len(records)) else {}))
-    for record in records:
-        why = _why_not(record, code, unfinished=options.unfinished)
-        if why:
-            packed.left_out[why] += 1
+    found = [(listed, listed.record()) for listed in sorted(own, key=lambda listed: listed.id)]
+    code = _code_of(record for _, record in found if record is not None)
+    packed = _Packed([], {})
+    for listed, record in found:
+        why = "unreadable" if record is None else _why_not(record, code, unfinished=options.unfinished)
+        if why or record is None:
+            packed.left_out.setdefault(why, []).append(listed)
         else:
             packed.records.append(record)
     return packed
@@ -153,7 +160,7 @@ def _check(path: Path, packed: _Packed, options: Namespace, terminal: Terminal) 
     outdated = any(counts.values())
     said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     verdict = f"outdated: {said}" if outdated else f"up to date: {count_text(len(there), 'entry', 'entries')}"
-    terminal.result({"file": str(path), "outdated": outdated, **counts}, f"{path} is {verdict}")
+    terminal.result({"file": str(path), "outdated": outdated, **counts}, f"{path} is {verdict}", *packed.lines())
     return NO if outdated else DONE
 
 

@@ -20,7 +20,7 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, U
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tunebook.stores import Store
     from tunebook.stores._listing import Listed
@@ -41,6 +41,11 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", type=size_bytes, help=text)
     text = "remove entries that were tuned with other versions than installed here"
     parser.add_argument("--other-versions", action="store_true", help=text)
+    add_removal(parser)
+
+
+def add_removal(parser: ArgumentParser) -> None:
+    """Add the options of a verb that removes entries."""
     parser.add_argument("--pinned", action="store_true", help="remove pinned entries too")
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
@@ -50,7 +55,13 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if all(criterion is None for criterion in criteria) and not options.other_versions:
         raise UsageError("add a criterion: --older-than, --newer-than, --unused, --max-size or --other-versions")
     store = book_to_read(options)
-    doomed = dict(_doomed(options, store))
+    return remove(store, dict(_doomed(options, store)), options, terminal)
+
+
+def remove(
+    store: Store, doomed: Mapping[Listed, str], options: Namespace, terminal: Terminal, *, ask: bool = True
+) -> int:
+    """Remove entries, each with its reason, and print them; asks before, unless `--yes` was given."""
     size = sum(listed.size_bytes for listed in doomed)
     entries = f"{count_text(len(doomed), 'entry', 'entries')}, {size_text(size)}, from {store.where}"
     if doomed and not terminal.json:
@@ -59,7 +70,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.table(_COLUMNS, (tuple(map(clean, row)) for row in texts))
         if len(doomed) > _SHOWN:
             terminal.line(f"and {len(doomed) - _SHOWN:,} more", "dim")
-    agreed = bool(doomed) and (options.dry_run or terminal.confirm(f"Remove {entries}?", yes=options.yes))
+    agreed = bool(doomed) and (options.dry_run or terminal.confirm(f"Remove {entries}?", yes=options.yes or not ask))
     records = [] if options.dry_run or not agreed else [listed.record() for listed in doomed]
     removed = sum(store.delete(record.problem) for record in records if record is not None)
     if terminal.json:
@@ -74,8 +85,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 def _doomed(options: Namespace, store: Store) -> Iterator[tuple[Listed, str]]:
     """Yield the entries to remove, with the reason; entries in packs cannot be removed."""
-    filters, now_s = filters_of(options), time.time()
-    own = [listed for listed in Catalogue(store).entries(filters.takes_kernel) if listed.where == store.where]
+    filters, now_s, catalogue = filters_of(options), time.time(), Catalogue(store)
+    filters.check(catalogue)
+    own = [listed for listed in catalogue.entries(filters.takes_kernel) if listed.where == store.where]
     own.sort(key=lambda listed: (listed.used_s, listed.id))
     over = 0 if options.max_size is None else sum(listed.size_bytes for listed in own) - options.max_size
     by_age = options.older_than is not None or options.newer_than is not None

@@ -2,10 +2,10 @@
 
 Takes over the kernels of every library that uses triton.autotune, and the operations of ejkernel. Choices go to the
 book, where the next run finds them. Kernels that use tunebook on their own (tunable functions, tables, kernels of an
-Executor) are not changed: --mode, --book, --record and the summary are for them too, the other options are not. Works for scripts, modules, console scripts, torchrun, pytest, shell scripts, and
-the processes that they start; not for Python processes with the options -E, -I or -S, nor for programs that replace
-PYTHONPATH. Prints a summary to standard error at the end. Exits with the exit code of the command, or with 128 plus
-the number of the signal that ended it.
+Executor) are not changed: --mode, --book, --record and the summary are for them too, the other options are not. Works
+for scripts, modules, console scripts, torchrun, pytest, shell scripts, and the processes that they start; not for
+Python processes with the options -E, -I or -S, nor for programs that replace PYTHONPATH. Prints a summary to standard
+error at the end. Exits with the exit code of the command, or with 128 plus the number of the signal that ended it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--mode", choices=get_args(Mode), help=text)
     text = "time that each process may tune for, e.g. 10m; unknown launches then run with the first configuration"
     parser.add_argument("--budget", metavar="TIME", help=text)
-    text = "take over only kernels of these packages, e.g. fla,mylib (default: all)"
-    parser.add_argument("--packages", metavar="NAME,NAME", help=text)
+    add_packages(parser, "take over only kernels of these packages, e.g. fla,mylib (default: all)")
     parser.add_argument("--book", metavar="DIRECTORY", help="the book to use, as TUNEBOOK_HOME (default: your own)")
     text = "write the calls of all kernels, Triton's or not, to this file for `tunebook tune`, and tune nothing now"
     parser.add_argument("--record", metavar="FILE", help=text)
@@ -79,9 +78,14 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     return code
 
 
+def add_packages(parser: ArgumentParser, text: str) -> None:
+    """Add the option --packages."""
+    parser.add_argument("--packages", metavar="NAME,NAME", action="append", help=text)
+
+
 def packages_of(options: Namespace) -> tuple[str, ...] | None:
     """Return the packages whose kernels are taken over, by the option --packages; None is all."""
-    return None if options.packages is None else tuple(filter(None, options.packages.split(",")))
+    return None if options.packages is None else tuple(filter(None, ",".join(options.packages).split(",")))
 
 
 @contextmanager

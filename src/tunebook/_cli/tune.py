@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from tunebook._base.errors import DefinitionError, Unsupported, clean
 from tunebook._cli._entries import key_text, named
-from tunebook._cli._filters import open_book
+from tunebook._cli._filters import Filters, open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._selection.recording import saved_calls
 from tunebook._tuning.progress import seconds_text
 from tunebook.fleet import FarmReport, FarmStep, compile_recording, tune_recording
 from tunebook.stores import problem_id
@@ -27,8 +28,10 @@ def _arguments(parser: ArgumentParser) -> None:
     text = "local (default: each GPU of this machine, and its processor), or a cluster, e.g. dask://host:port; "
     parser.add_argument("--over", metavar="WHERE", default="local", help=f"{text}docs/fleet-tuning.md lists the kinds")
     parser.add_argument("--budget", metavar="BUDGET", help="limit for all calls together, e.g. 10m or '500 trials'")
-    parser.add_argument("--kernel", metavar="GLOB", default="*", help="only calls of matching kernels, e.g. 'matmul*'")
-    parser.add_argument("--device", metavar="GLOB", default="*", help="only calls recorded on these devices, e.g. h200")
+    text = "only calls of matching kernels, e.g. 'matmul*'; repeatable"
+    parser.add_argument("--kernel", metavar="GLOB", action="append", default=[], help=text)
+    text = "only calls recorded on these devices, e.g. h200; repeatable"
+    parser.add_argument("--device", metavar="GLOB", action="append", default=[], help=text)
     add_import(parser, "module that workers import first; only for kernels whose calls do not name their module")
     text = "problems per device at a time; with 2, one compiles while the other measures (default: 1)"
     parser.add_argument("--at-once", metavar="N", type=int, default=1, help=text)
@@ -46,7 +49,7 @@ def _compile(options: Namespace) -> FarmReport:
     )
     if unused := [name for name, value in zip(*given, strict=True) if value]:
         raise UsageError(f"--target measures nothing, and takes no {', '.join(unused)}")
-    names = {"modules": options.modules, "kernel": options.kernel, "device": options.device}
+    names = {"modules": options.modules, "kernel": options.kernel or "*", "device": options.device or "*"}
     return compile_recording(options.recording, options.target, **names)
 
 
@@ -59,6 +62,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
             terminal.note(f"[{step.done}/{step.total}] {clean(said.partition(chr(10))[0])}")
 
     find_modules_here()
+    if options.kernel or options.device:
+        there = [(call.problem.op, call.problem.device) for call in saved_calls(options.recording)]
+        Filters(tuple(options.kernel), tuple(options.device)).warn_of_misses(there, options.recording)
     try:
         report = (
             _compile(options)
@@ -68,8 +74,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
                 over=options.over,
                 budget=options.budget,
                 modules=options.modules,
-                kernel=options.kernel,
-                device=options.device,
+                kernel=options.kernel or "*",
+                device=options.device or "*",
                 book=open_book(options.book) if "://" in (options.book or "") else options.book,
                 at_once=options.at_once,
                 dry_run=options.dry_run,

@@ -19,12 +19,15 @@ from tunebook._arrays.library import ArraySpec
 from tunebook._arrays.made_up import materialise
 from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
 from tunebook._base.vocabulary import MADE_UP
+from tunebook._cli._entries import find
 from tunebook._cli._filters import FILTERS, book_to_read, filters_of
 from tunebook._cli._results import STYLES, add_import, import_modules, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._selection.env_pins import fits_kernel
 from tunebook._selection.recording import how_to_give_values, live_kernel, make_up, saved_calls, with_inputs
 from tunebook.fleet._farm.task import Task, find_task_kernel
 from tunebook.stores import problem_id
+from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 
 def _arguments(parser: ArgumentParser) -> None:
+    text = "verify only these entries: first digits of an id, or a kernel; default: all that the options choose"
+    parser.add_argument("what", metavar="ID_OR_KERNEL", nargs="*", help=text)
     add_import(parser, "module that defines the kernels; may be given several times")
     parser.add_argument("--recording", metavar="FILE", help="verify calls of a recording; their modules are imported")
     parser.add_argument("--budget", metavar="BUDGET", help="limit for each call, e.g. 30s or '200 trials'")
@@ -64,8 +69,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
 
 def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
-    filters = filters_of(options)
-    for call in saved_calls(options.recording):
+    filters, calls = filters_of(options), saved_calls(options.recording)
+    there = [(call.problem.op, call.problem.device) for call in calls]
+    names = [word for word in options.what if not any(problem_id(call.problem).startswith(word) for call in calls)]
+    filters._replace(kernel=(*filters.kernel, *names)).warn_of_misses(there, options.recording)
+    calls = [call for call in calls if not options.what or any(_is_named(call.problem, w) for w in options.what)]
+    for call in calls:
         if filters.takes_kernel(call.problem.op, call.problem.device):
             try:
                 kernel = find_task_kernel(Task(call))
@@ -75,13 +84,20 @@ def _recorded_calls(options: Namespace) -> Iterator[_LiveCall]:
                 yield call.problem, _made(kernel, partial(_made_up, kernel, call))
 
 
+def _is_named(problem: Problem, word: str) -> bool:
+    return fits_kernel(problem.op, [word]) or problem_id(problem).startswith(word)
+
+
 def _made_up(kernel: Kernel[Any, Any], call: SavedCall) -> Invocation[Any, Any]:
     return make_up(kernel, call.restored().invocation(kernel))
 
 
 def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
     store = book_to_read(options)
-    for record in filters_of(options).records(store):
+    filters, catalogue = filters_of(options), Catalogue(store)
+    found = {listed.id: listed for word in options.what for listed in find(catalogue, word, filters).all()}
+    entries = found.values() if options.what else filters.pick(catalogue)
+    for record in filter(None, (listed.record() for listed in entries)):
         problem, kernel = record.problem, live_kernel(record.problem.op)
         if kernel is None:
             yield problem, "no imported module defines it"
@@ -170,4 +186,4 @@ def _size(name: str, size: Json) -> int:
     raise UnkeyableError(f"its argument {name!r} has a dimension {size!r} that is not a number; use --recording")
 
 
-VERB = Verb("tunebook verify --import mykernels --kernel 'scale*'", _run, (*FILTERS, "json"), _arguments, __doc__)
+VERB = Verb("tunebook verify scale --import mykernels", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -6,12 +6,11 @@ import os
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.record_format import Record
-from tunebook._selection.env_pins import names_of
+from tunebook._selection.env_pins import fits_device, fits_kernel
 from tunebook._selection.persistent_cache import default_book
 from tunebook._selection.recording import SavedCall, saved_calls
 from tunebook._tuning.job import Budget, parse_budget
@@ -89,8 +88,8 @@ def tune_recording(
     over: Executor | str | None = None,
     budget: Budget | float | str | None = None,
     modules: Sequence[str] = (),
-    kernel: str = "*",
-    device: str = "*",
+    kernel: str | Sequence[str] = "*",
+    device: str | Sequence[str] = "*",
     book: Store | str | os.PathLike[str] | None = None,
     at_once: int = 1,
     dry_run: bool = False,
@@ -107,8 +106,8 @@ def tune_recording(
     problems in all.
 
     A call whose worker dies is tried once more. `budget` is for all calls: seconds from now, or candidates, shared out
-    evenly. `kernel` is a pattern, as in "attention*"; `device` is a pattern for a part of the device's name, as in
-    "h200". A `dry_run` measures nothing: calls that it would tune are "new".
+    evenly. `kernel` is a pattern, as in "attention*", or several; `device` is one for a part of the device's name, as
+    in "h200", or several. A `dry_run` measures nothing: calls that it would tune are "new".
     """
     calls = _matching(recording, kernel, device)
     if not calls:
@@ -138,8 +137,8 @@ def compile_recording(
     target: str,
     *,
     modules: Sequence[str] = (),
-    kernel: str = "*",
-    device: str = "*",
+    kernel: str | Sequence[str] = "*",
+    device: str | Sequence[str] = "*",
 ) -> FarmReport:
     """Compile the candidates of a recording's Triton kernels for a target, as in "cuda:90", without a GPU.
 
@@ -153,9 +152,12 @@ def compile_recording(
     return FarmReport(tuple(results), compilation.seconds, compilation)
 
 
-def _matching(recording: Recording | str | os.PathLike[str], kernel: str, device: str) -> list[SavedCall]:
-    on_device = [c for c in saved_calls(recording) if fnmatchcase(c.problem.device.lower(), f"*{device.lower()}*")]
-    return [c for c in on_device if any(fnmatchcase(name, kernel) for name in names_of(c.problem.op))]
+def _matching(
+    recording: Recording | str | os.PathLike[str], kernel: str | Sequence[str], device: str | Sequence[str]
+) -> list[SavedCall]:
+    kernels, devices = ([given] if isinstance(given, str) else given for given in (kernel, device))
+    calls = (call for call in saved_calls(recording) if fits_kernel(call.problem.op, kernels))
+    return [call for call in calls if fits_device(call.problem.device, devices)]
 
 
 def _known_records(store: Store, calls: Sequence[SavedCall]) -> defaultdict[tuple[str, str], tuple[bytes, ...]]:
