@@ -97,8 +97,8 @@ def _entries(options: Namespace, terminal: Terminal) -> int:
     records = [find_one(catalogue, options, word)[1] for word in (options.first, options.second)]
     one, other = (record.head for record in records)
     pairs = [("kernel", one.problem.op, other.problem.op), ("device", one.problem.device, other.problem.device)]
-    configs = [config_text(record.head.config, names_in(record)) for record in records]
-    pairs += [("config", *configs), ("origin", one.origin, other.origin)]
+    first, second = (config_text(record.head.config, names_in(record)) for record in records)
+    pairs += [("config", first, second), ("origin", one.origin, other.origin)]
     times = ["not measured" if (s := seconds_of(record)) is None else seconds_text(s) for record in records]
     found = [(field, f"{a} there, {b} here") for field, a, b in [*pairs, ("time", *times)] if a != b]
     found += (("call", line) for line in explain_difference(one.problem.call_key, other.problem.call_key))

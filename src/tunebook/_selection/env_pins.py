@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import re
 from contextlib import suppress
-from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from heapq import nsmallest
 from itertools import islice
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import decode, encode
@@ -100,6 +98,8 @@ def nearest(configs: Iterable[Json], wanted: Mapping[str, str], count: int) -> l
 
 
 def _distance(fields: Mapping[str, object], wanted: Mapping[str, str]) -> float:
+    from difflib import SequenceMatcher  # noqa: PLC0415 - 3 ms, for a mistake only
+
     total = 0.0
     for name, text in wanted.items():
         value = _spelled(fields[name]) if name in fields else ""
@@ -143,8 +143,7 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
         _used.add("")
     named = next((name for name in names_of(kernel.op_id_v) if name in pins), None)
     _used.add(named or "")
-    wanted = None if named is None else pins[named]
-    if wanted is None:
+    if named is None:
         import difflib  # noqa: PLC0415 - loaded late: few processes pin
 
         # A pin may be nearly the name of this kernel; kernels that are not called are unknown.
@@ -152,6 +151,7 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
             for pin in difflib.get_close_matches(name, pins, n=1, cutoff=0.8):
                 warn_once("pin", pin, f"TUNEBOOK_PIN pins {pin!r}, which is not the name of this kernel: {name!r}")
         return None
+    wanted = pins[named]
     found = list(islice(_fitting(kernel, inv, wanted), 2))
     if len(found) == 1:
         return found[0]
@@ -168,6 +168,8 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
 
 def _typed(kernel: str, config: Json) -> str:
     """Return the setting that pins a configuration, quoted for a shell."""
+    from shlex import quote  # noqa: PLC0415 - for a mistake only
+
     return f"TUNEBOOK_PIN={quote(f'{kernel}:' + ','.join(written(fields_of(config))))}"
 
 
