@@ -289,7 +289,7 @@ def asked_of(what: str, takes: str, function: Callable[..., R], *args: Any) -> R
         return function(*args)
     except TunebookError:
         raise
-    except Exception as error:
+    except Exception as error:  # an author's function may raise anything
         raise DefinitionError(f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})") from error
 
 
