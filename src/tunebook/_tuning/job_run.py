@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
+import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.environment_variables import lock_root
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
 from tunebook._measure.stopwatch import (
@@ -32,11 +35,13 @@ from tunebook._statistics.race import (
     Race,
     typical_s,
 )
-from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Setup, Step, Timing
+from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
+from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._measure.compile_pool import Compiled, Compiling
@@ -377,17 +382,6 @@ def _sample_again(run: JobRun[Any], finalists: Iterable[Lane], ends_s: float) ->
     return True
 
 
-def stopwatch_for(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatch:
-    """Return a tuner's stopwatch for a job; a `plain` one takes the device's timer, others keep their own clock."""
-    timing = setup.timing
-    if own.timer is not None and timing._replace(inputs=1) != Timing():
-        raise DefinitionError("the tuner has a timer of its own, which measure= cannot change: leave one of them out")
-    watch = own._replace(cold=timing.cold, replayed=timing.graph is not None)
-    if timing.by_host:
-        return watch if setup.timer is None else watch._replace(wait=setup.timer.wait)
-    return watch.by(setup.timer) if plain else watch
-
-
 def runner_for(run: JobRun[Any], stopwatch: Stopwatch, quiet: Callable[[], AbstractContextManager[None]]) -> Runner:
     """Return the runner of a job's candidates, the heuristic's first; `quiet` keeps compilers away from a fork."""
     job, configs = run.job, list(run.candidates.configs.values())
@@ -419,3 +413,85 @@ def _model_for(job: Job[Any], stopwatch: Stopwatch) -> AgainstModel | AmongThems
     if (compare := job.goal.compare) is None:
         return None
     return AmongThemselves(compare) if job.heuristic is None else AgainstModel(0, compare, stopwatch)
+
+
+# -------------------------------------------------------------------------- the candidate that runs when a process dies
+
+_SIZE: Final = 512
+_NAME: Final = 64  # bytes of a fingerprint
+_open: Final[set[RunningCandidate]] = set()
+
+
+class RunningCandidate:
+    """The note of one tuning: the candidate that runs right now, in a file that outlives the process.
+
+    It is written and not mapped: a map of a file that another thread or process cuts short ends the process. It is
+    removed when a tuning ends in any way that Python sees. `died` is the fingerprint of the candidate that ran
+    when the last one died, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._path: Final[Path] = lock_root() / f"running-{name}"
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
+        self._maker: Maker | None = None
+        self.died: str | None = None
+
+    def __enter__(self) -> Self:
+        # Without a place for the note nothing is lost but the name of a candidate that kills the process.
+        with suppress(OSError, ValueError):
+            known = _read(self._path)
+            if known is not None and known[0] != this_process() and not known[0].is_gone():
+                return self  # another process tunes the same, without a book
+            self.died = None if known is None or known[0] == this_process() else known[1]
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        maker = self._maker = this_process()
+        head = f"{maker.host} {maker.pid} {maker.started}\n".encode()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
+        if not _open:
+            atexit.register(_forget_all)
+        _open.add(self)
+
+    def note(self, fingerprint: str) -> None:
+        """Note the candidate that runs from now on."""
+        name = fingerprint.encode("ascii", "replace")[:_NAME].ljust(_NAME)
+        with self._lock, suppress(OSError):
+            if self._descriptor is not None:
+                os.pwrite(self._descriptor, name, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the note: the process did not die of the candidate. In a forked child it is the parent's."""
+        _open.discard(self)
+        if self._descriptor is None or self._maker != this_process():
+            return
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+                self._path.unlink()
+
+
+def _forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
+    for note in list(_open):
+        note.forget()
+
+
+def _read(path: Path) -> tuple[Maker, str | None] | None:
+    """Return the process that made a note, and the candidate in it; None without a note."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    name, head = content[:_NAME].strip(b"\0 ").decode("ascii", "replace"), content[_NAME:].decode("ascii", "replace")
+    host, pid, started = head.split()
+    return Maker(host, int(pid), started), name or None

@@ -267,14 +267,14 @@ def candidates_to_try(kernel: Kernel[C, Any], inv: Invocation[C, Any]) -> list[C
 
 def left_by(what: str, takes: str, prune: Callable[..., Any], candidates: list[C], *args: Any) -> list[C]:
     """Return the candidates that a function of the author leaves; `DefinitionError` if it returns anything else."""
-    given = asked_of(what, takes, prune, *args)
+    given: object = asked_of(what, takes, prune, *args)
     if given is candidates:
         return candidates
     known = {id(config) for config in candidates}
     how = "return the candidates to try, as [config for config in configs if ...]"
     if not isinstance(given, Iterable):
         raise DefinitionError(f"{what} returned {given!r:.200}; {how}")
-    left = asked_of(what, takes, list, given)  # it may be a generator
+    left: list[Any] = asked_of(what, takes, list, given)  # it may be a generator
     for place, config in enumerate(left):
         if id(config) not in known:  # a copy, unless it is wrong
             if (own := as_config(config)) not in candidates:
@@ -285,12 +285,12 @@ def left_by(what: str, takes: str, prune: Callable[..., Any], candidates: list[C
 
 def asked_of(what: str, takes: str, function: Callable[..., R], *args: Any) -> R:
     """Call a function of the author; an error of it becomes a `DefinitionError` that says how it is called."""
-    try:
+    with Attempt() as attempt:
         return function(*args)
-    except TunebookError:
-        raise
-    except Exception as error:  # an author's function may raise anything
-        raise DefinitionError(f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})") from error
+    error = cast("Exception", attempt.trial.error)
+    if isinstance(error, TunebookError):
+        raise error
+    raise DefinitionError(f"{what} raised {type(error).__name__}: {error}; it is called with ({takes})") from error
 
 
 def is_without_data(call: Call[Any], error: Exception | None) -> bool:

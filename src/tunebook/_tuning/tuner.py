@@ -14,8 +14,8 @@ from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import probes_for
 from tunebook._measure.stopwatch import Attempt, Batches, Stopwatch, first_trial, sample
-from tunebook._tuning.job import Job, Part, Setup, Tuned
-from tunebook._tuning.job_run import JobRun, race, runner_for, stopwatch_for
+from tunebook._tuning.job import Job, Part, Setup, Timing, Tuned
+from tunebook._tuning.job_run import JobRun, race, runner_for
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Tuner(Generic[AnyCfg]):
     def _stopwatch_for(self, setup: Setup[Any]) -> Stopwatch:
         """Return the stopwatch, with a device's timer unless the stopwatch came with a clock or timer."""
         plain = type(self.stopwatch) is Stopwatch and self._real and self.stopwatch.timer is None
-        return stopwatch_for(self.stopwatch, setup, plain=plain)
+        return _stopwatch_of(self.stopwatch, setup, plain=plain)
 
     def autotune(
         self,
@@ -197,6 +197,17 @@ class Tuner(Generic[AnyCfg]):
         devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
         turn = DeviceTurn(devices, self._device_wait_s)
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
+
+
+def _stopwatch_of(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatch:
+    """Return a tuner's stopwatch for a job; a `plain` one takes the device's timer, others keep their own clock."""
+    timing = setup.timing
+    if own.timer is not None and timing._replace(inputs=1) != Timing():
+        raise DefinitionError("the tuner has a timer of its own, which measure= cannot change: leave one of them out")
+    watch = own._replace(cold=timing.cold, replayed=timing.graph is not None)
+    if timing.by_host:
+        return watch if setup.timer is None else watch._replace(wait=setup.timer.wait)
+    return watch.by(setup.timer) if plain else watch
 
 
 def _checked(stopwatch: Stopwatch) -> Stopwatch:

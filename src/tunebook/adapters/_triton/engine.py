@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-    from tunebook._base.vocabulary import Combine, Problem, StrategyLike
+    from tunebook._base.vocabulary import Problem, StrategyLike
     from tunebook._kernel.kernel import Invocation
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.policy import AutotunePolicy
@@ -418,13 +418,10 @@ class Engine:
         self,
         calls: Iterable[Sequence[Any]],
         *,
-        weights: Sequence[float] | None = None,
-        combine: Combine = "mean",
-        budget: Budget | float | str | None = None,
         progress: Progress | bool | None = None,
-        again: bool = False,
+        **options: Any,
     ) -> Tuned[LaunchConfig]:
-        """Find the configuration with the least time over several launches, and use it for each of them."""
+        """Find the configuration with the least time over several launches; `options` are those of the selector."""
         launches = []
         for call in calls:
             grid, args, *kwargs = call
@@ -433,9 +430,7 @@ class Engine:
             launches.append(Launch(grid, tuple(args), *(kwargs or [{}])))
         show = progress_for(progress, self.kernel.op_id)
         invs = [self.kernel.invocation(launch) for launch in launches]
-        return self.selector.tune_together(
-            invs, self.kernel, weights, combine=combine, budget=budget, on_step=show, again=again
-        )
+        return self.selector.tune_together(invs, self.kernel, on_step=show, **options)
 
     def config_for(self, *args: Any, grid: Any = None, **kwargs: Any) -> triton.Config | None:
         """Return the configuration of a launch; without a grid nothing is tuned, and None is an unknown launch."""
