@@ -16,7 +16,7 @@ from tunebook._arrays.describe import is_traced
 from tunebook._base.config_codec import annotations_of
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import CodeFacts, code_checksum, read_code
+from tunebook._code.checksum import code_checksum, read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._kernel.measure import check_measure
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tunebook._base.vocabulary import Problem, StrategyLike
+    from tunebook._code.replay import CodeFacts
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare, Tolerance
     from tunebook._kernel.policy import AutotunePolicy, MissFallback

@@ -25,7 +25,7 @@ from tunebook._arrays.library import load_adapters, root_module
 from tunebook._base.errors import DefinitionError, did_you_mean
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Nearness, computed_once
-from tunebook._code.checksum import CodeFacts, read_code
+from tunebook._code.checksum import read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._hotpath.dispatcher import MISSING
 from tunebook._keys.call_key import is_plain, is_scalar
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tunebook._api.function_kernel import SpaceLike
     from tunebook._base.vocabulary import Problem, StrategyLike, Trust
+    from tunebook._code.replay import CodeFacts
     from tunebook._kernel.kernel import Invocation
     from tunebook._tuning.job import Budget, Tuned
     from tunebook._tuning.progress import Progress

@@ -22,11 +22,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.describe import is_array
-from tunebook._arrays.device_fingerprint import library_version
 from tunebook._base.config_codec import encode, fingerprint, fingerprint_of
 from tunebook._code import replay, source, values
-from tunebook._code.decorators import kept_decorators
-from tunebook._code.replay import Read, SeenValue
+from tunebook._code.replay import CodeFacts, Read, Recipe, SeenValue
 from tunebook._code.source import NOTHING, ByIdentity, closure, inner_callable, node_of
 from tunebook._code.values import PLAIN
 
@@ -37,13 +35,6 @@ if TYPE_CHECKING:
 
 _KEPT: Final = 8  # recipes for one code object: closures with other values
 _MOST_STEPS: Final = 4096  # a longer recipe takes more memory than its time is worth
-
-
-class CodeFacts(NamedTuple):
-    """The digest over code, and the versions of the installed packages and compilers that the code uses, by name."""
-
-    checksum: str
-    versions: Mapping[str, str] = {}
 
 
 def code_checksum(function: object, *, version: str = "", extra: Iterable[object] = ()) -> str:
@@ -114,15 +105,7 @@ class _DigestOptions(NamedTuple):
 # ------------------------------------------------------------------------------------------------- known digests
 
 
-class _Recipe(NamedTuple):
-    """The steps of a walk, and its result. It holds plain values, and weak references to all others."""
-
-    options: _DigestOptions
-    steps: tuple[SeenValue, ...]
-    facts: CodeFacts
-
-
-_RECIPES: Final[ByIdentity[tuple[_Recipe, ...]]] = ByIdentity()  # by code object, or by class
+_RECIPES: Final[ByIdentity[tuple[Recipe, ...]]] = ByIdentity()  # by code object, or by class
 
 
 def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) -> CodeFacts:
@@ -144,7 +127,7 @@ def _digest(roots: tuple[object, ...], innermost: Any, options: _DigestOptions) 
         facts = walk.found
     read = CodeFacts(digest, walk.versions)
     if walk.replays and len(walk.steps) <= _MOST_STEPS:
-        _RECIPES.put(anchor, (_Recipe(options, tuple(walk.steps), read), *known[: _KEPT - 1]))
+        _RECIPES.put(anchor, (Recipe(options, tuple(walk.steps), read), *known[: _KEPT - 1]))
     return read
 
 
@@ -281,7 +264,7 @@ class _CodeWalk:
         self._note_changes(f, owner, uses.writes)
         # A default that the code changes, as in `memo[key] = y`, is state.
         state = {path.name for path in uses.writes if path.root == "parameter" and path.steps[0][0] != "."}
-        kept = kept_decorators(node, f)
+        kept = _kept_decorators(node, f)
         # The constants that the decorators were given, as in `@njit(fastmath=FAST)`.
         visible = ChainMap(closure(f), f.__globals__)
         given = sorted({n.id for decorator in kept for n in ast.walk(decorator) if isinstance(n, ast.Name)})
@@ -471,7 +454,7 @@ class _CodeWalk:
         root = module.partition(".")[0]
         # Python's version is noted for every kernel; a release of tunebook must not touch the entries of any.
         if root not in ("tunebook", "__main__", self._options.home) and root not in sys.stdlib_module_names:
-            self.versions[root] = str(self.values[self.load(0, _library_version, root)])
+            self.versions[root] = str(self.values[self.load(0, values.loaded_version, root)])
 
 
 @functools.lru_cache(1000)
@@ -491,5 +474,21 @@ def _namespace(x: object) -> object:
 # -------------------------------------------------------------------------------------------------- parts of functions
 
 
-def _library_version(_: object, name: Any) -> str:
-    return library_version(name)
+def _kept_decorators(node: ast.AST | None, f: FunctionType) -> list[ast.expr]:
+    """Return the decorators of a function without tunebook's own, which name candidates and not code."""
+    names = ChainMap(closure(f), f.__globals__)
+    return [item for item in getattr(node, "decorator_list", ()) if not _is_ours(item, names)]
+
+
+def _is_ours(decorator: ast.expr, names: Mapping[str, Any]) -> bool:
+    node, last = decorator, ""  # `last` is the last name of `a.b.c(...)`, and `root` the first
+    while isinstance(node, (ast.Call, ast.Attribute)):
+        if isinstance(node, ast.Attribute):
+            last = last or node.attr
+        node = node.func if isinstance(node, ast.Call) else node.value
+    root = node.id if isinstance(node, ast.Name) else ""
+    if root not in names:
+        return (last or root) == "tunable"  # imported inside a function: only the name is known
+    found = names[root]
+    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    return str(module).partition(".")[0] == "tunebook"

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Read: TypeAlias = "Callable[[Any, Any], Any]"
 
@@ -19,6 +19,21 @@ class SeenValue(NamedTuple):
     key: Any
     is_same: Callable[[Any, Any, list[Any]], bool]
     expected: Any
+
+
+class CodeFacts(NamedTuple):
+    """The digest over code, and the versions of the installed packages and compilers that the code uses, by name."""
+
+    checksum: str
+    versions: Mapping[str, str] = {}
+
+
+class Recipe(NamedTuple):
+    """The steps of a walk, and its result. It holds plain values, and weak references to all others."""
+
+    options: object
+    steps: tuple[SeenValue, ...]
+    facts: CodeFacts
 
 
 def replay(steps: tuple[SeenValue, ...], roots: tuple[object, ...]) -> bool:

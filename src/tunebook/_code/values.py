@@ -12,6 +12,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorT
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tunebook._arrays.describe import describe
+from tunebook._arrays.device_fingerprint import library_version
 from tunebook._base.config_codec import encode, fields_of, has_codec, type_name
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook._base.record_format import canonical_json
@@ -221,6 +222,10 @@ def _own_checksum(x: Any, _: None) -> str:
         name = f"{type_name(type(x))}.__tunebook_checksum__()"
         raise DefinitionError(f"{name} must return a str, not {type(digest).__name__}")
     return digest
+
+
+def loaded_version(_: object, name: Any) -> str:
+    return library_version(name)
 
 
 def _own_versions(x: Any, _: None) -> tuple[tuple[str, str], ...]:

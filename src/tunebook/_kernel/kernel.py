@@ -18,7 +18,7 @@ from tunebook._arrays.device_fingerprint import (
 )
 from tunebook._base.errors import DefinitionError, Unsupported
 from tunebook._base.vocabulary import Problem, ShownByOp, computed_once
-from tunebook._code.checksum import CodeFacts, candidates_checksum, read_members
+from tunebook._code.checksum import candidates_checksum, read_members
 from tunebook._code.deferred import refuse_deferred
 from tunebook._code.values import measured_names
 from tunebook._kernel.measure import measure_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tunebook._base.errors import TuningFailed
     from tunebook._base.vocabulary import CallRecorder, NumberTable, StrategyLike, ValuesFrom
+    from tunebook._code.replay import CodeFacts
     from tunebook._kernel.measure import Measure
     from tunebook._kernel.output_check import Compare
     from tunebook._kernel.rounded_call import RoundedCall

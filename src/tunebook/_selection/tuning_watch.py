@@ -108,7 +108,7 @@ def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:
                     "died",
                     f"{problem.op} {job.died}",
                     f"the last tuning of {problem.op} died while it ran {config!r}; it is skipped now. With "
-                    'AutotunePolicy(isolate="always") such a candidate costs itself alone',
+                    'AutotunePolicy(isolate="always") such a candidate ends its worker alone',
                 )
                 return
 

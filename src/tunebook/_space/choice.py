@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import CodeFacts, read_code
+from tunebook._code.checksum import read_code
 from tunebook._code.deferred import refuse_deferred
 from tunebook._space.space import Config, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+
+    from tunebook._code.replay import CodeFacts
 
 WAY: Final = "way"
 _REMEMBERED: Final = 1024  # a service that overrides every call makes a new configuration each time

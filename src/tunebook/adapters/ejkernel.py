@@ -18,7 +18,8 @@ from tunebook._arrays.device_fingerprint import library_version
 from tunebook._arrays.library import load_adapters
 from tunebook._base.errors import require
 from tunebook._base.vocabulary import computed_once
-from tunebook._code.checksum import CodeFacts, read_members
+from tunebook._code.checksum import read_members
+from tunebook._code.replay import CodeFacts
 from tunebook._code.values import measured_names
 from tunebook._hotpath.kernel_memo import KernelMemo
 from tunebook._kernel.kernel import Invocation, Kernel

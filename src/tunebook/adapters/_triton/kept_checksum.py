@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from triton.runtime.cache import get_cache_manager
 
 from tunebook._arrays.device_fingerprint import library_version
-from tunebook._code.checksum import CodeFacts
+from tunebook._code.replay import CodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

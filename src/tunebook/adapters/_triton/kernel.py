@@ -19,7 +19,7 @@ from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
 from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError, Unsupported
 from tunebook._base.vocabulary import Problem, computed_once
-from tunebook._code.checksum import CodeFacts, read_code
+from tunebook._code.checksum import read_code
 from tunebook._kernel.kernel import Invocation, Kernel
 from tunebook._keys.buckets import Buckets
 from tunebook._keys.call_key import call_key
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
 
     from tunebook._base.vocabulary import StrategyLike
+    from tunebook._code.replay import CodeFacts
     from tunebook.adapters._triton.check import OutputCheck
     from tunebook.search import Search
 
