@@ -125,8 +125,8 @@ def test_a_candidate_that_hangs_is_named_while_it_runs(tmp_path, monkeypatch, ca
     policy = tb.AutotunePolicy(isolate="always", candidate_timeout_s=2 * HANG_S)
     kernel = tb.tunable(hold, space=tb.Space(way=["good", "hang"]), policy=policy, name="hold", store=False)
     assert not tb.tune(kernel, 1, progress=watch).tally.count("failed")
-    assert any(re.search(r"hold trying .*  Config\(way='hang'\) is running for \S+ \w*s  ", line) for line in lines)
-    assert ("Config(way='hang') is running for" in caplog.text) is (level == "INFO")
+    assert any(re.search(r"hold trying .*Config\(way='hang'\) has been running for \S+ \w*s  ", line) for line in lines)
+    assert ("Config(way='hang') has been running for" in caplog.text) is (level == "INFO")
     assert level != "INFO" or f"candidate_timeout_s={2 * HANG_S:g} ends it" in caplog.text
 
 

@@ -87,7 +87,7 @@ def _logged(op: str, job: Job[Any]) -> Callable[[Step], None]:
         if step.running is not None and step.running_s >= due_s.get(name := repr(step.running), _LONG_S):
             due_s[name] = 2 * step.running_s
             limit = f"candidate_timeout_s={job.setup.timeout_s:g} ends it"
-            log("info", f"{op}: {name} is running for {seconds_text(step.running_s)}; {limit}")
+            log("info", f"{op}: {name} has been running for {seconds_text(step.running_s)}; {limit}")
         if job.on_step is not None:
             job.on_step(step)
 

@@ -213,7 +213,7 @@ def _parts(title: str, step: Step, bar: int = 0) -> list[tuple[str, str]]:
     """Return the parts of the line for one step, each with its style; `bar` is the length of a bar in it."""
     parts = [(" ".join([title, *_stage(step, bar)]), "bold" if is_last(step) else "")]
     if step.running is not None:
-        parts.append((f"{step.running!r} is running for {seconds_text(step.running_s)}", "yellow"))
+        parts.append((f"{step.running!r} has been running for {seconds_text(step.running_s)}", "yellow"))
     if step.best_s is not None:
         parts.append((f"best {seconds_text(step.best_s)}", "green"))
     parts.extend((f"{count} {FAILED.get(kind, kind)}", "red") for kind, count in sorted(step.failures.items()))
