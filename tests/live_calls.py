@@ -7,7 +7,8 @@ from collections import deque
 
 from tunebook._base.vocabulary import Measurement
 from tunebook._statistics.decide import decide
-from tunebook._statistics.live_race import LiveRace, Turn
+from tunebook._statistics.live_race import LiveRace
+from tunebook._statistics.live_rounds import Turn
 from tunebook._statistics.slowdown_account import SlowdownAccount
 
 POLICY = "device-events/live/forward"

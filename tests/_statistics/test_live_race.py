@@ -218,6 +218,17 @@ def test_nothing_is_rolled_back_when_the_whole_device_slows_down(seed, slower):
     assert calls.race.leader == "best"
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [{"cv": 0.1, "spikes": 0.05}, {"cv": 0.05, "levels": (0.9, 1.0, 1.3)}])
+def test_times_that_vary_by_themselves_begin_few_duels(noise, seed):
+    calls = watched(seed)
+    calls.land = Landscape(calls.land.costs, seed=seed, **noise)  # as of a device that waits for the host
+    for _ in range(13_000):
+        calls.call()
+        calls.race.beaten_by()
+    assert calls.race.watch.duels <= 25  # of 1,000 looks; with no regard to how times vary, there were 74 to 95
+
+
 def test_watching_runs_no_other_candidate():
     calls = watched()
     before = len(calls.served)

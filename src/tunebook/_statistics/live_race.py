@@ -4,8 +4,7 @@ The load of a running program changes, so candidates are compared in *rounds*: l
 same sizes. A screening round has the leader and one other candidate; a final round has every finalist. Times arrive
 some calls after the launch, because nothing waits for the device, so a few rounds are under way at once. The leader
 serves all other calls. A candidate that is surely faster leads at once, before the race is over. Afterwards the winner
-is watched: every few calls it is timed again, and where it has become slower, rounds with the runner-up show whether
-the winner has, or the whole device.
+is watched: see `winner_watch`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from tunebook._statistics.live_rounds import Look, Round, Turn
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
+    OF_MEDIAN,
     Lane,
     RaceStage,
     is_time,
@@ -26,6 +27,7 @@ from tunebook._statistics.race import (
     standard_error,
     survivors,
 )
+from tunebook._statistics.winner_watch import WATCH_EVERY, WinnerWatch
 
 if TYPE_CHECKING:
     import random
@@ -61,48 +63,14 @@ _SETTLED, _SETTLED_AFTER = 0.001, 48
 _LOOK_EVERY: Final = 16  # rounds: working out the uncertainty takes as long as several launches
 # A candidate leads if it is faster by so many standard errors, and by this fraction: five samples may agree by chance.
 _SURELY, _FASTER = 2.5, 0.02
-# 1.2533 standard deviations are the error of a median; the median deviation of a normal distribution is at 0.6745.
-_OF_MEDIAN: Final = 1.2533 / 0.6745
-_UNDER_WAY: Final = 4  # rounds whose times are not known yet
+_UNDER_WAY: Final = 4  # rounds, or looks, whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
+_MOST_SIZES: Final = 64  # whose latest times are kept: calls of ever new sizes must not grow this for ever
 # While no round can begin, the leader serves so many calls before the race is asked again, because asking takes host
 # time: a random number, so that the races of a program do not all ask in the same step, where the first one would take
 # all of the host's share. And so many where the times of rounds are awaited.
 _REST, _REST_AWAITING = (8, 24), 4
-# The winner is timed at every so manieth call: a prime number, so that sizes that come in turn all have theirs. After
-# one that is slower than before, the next ones are timed too. Two slow ones of three begin a duel of so many rounds
-# with the runner-up: 13 + 4 + 2 + 16 calls, and the time until their events are read.
-WATCH_EVERY: Final = 13
-_SUSPECTS, _SLOWER = 3, 1.08
-_DUEL: Final = 8
-_BEATEN: Final = 1.015  # as far as the tie rule lets candidates differ
-
-
-class Round:
-    """Launches in neighbouring calls of equal sizes that are compared with each other."""
-
-    __slots__ = ("expected", "is_duel", "late", "names", "seconds", "sizes", "strangers")
-
-    def __init__(self, names: Sequence[str], sizes: Hashable, expected: Sequence[float], *, is_duel: bool) -> None:
-        self.names, self.sizes, self.is_duel = list(names), sizes, is_duel
-        self.expected = list(expected)  # the extra time that is reserved for each launch
-        self.seconds: dict[int, float | None] = {}  # None: failed, or its time was lost
-        self.late: set[bool] = set()
-        self.strangers = 0  # calls of other sizes in a row
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.seconds) == len(self.names)
-
-
-class Turn:
-    """The candidate of a call. `round` is None if the call is not timed."""
-
-    __slots__ = ("name", "place", "round")
-
-    def __init__(self, name: str, found_in: Round | None = None, place: int = 0) -> None:
-        self.name, self.round, self.place = name, found_in, place
 
 
 class LiveRace:
@@ -121,6 +89,7 @@ class LiveRace:
         self._started = 0  # final rounds
         self._runs: list[tuple[Hashable, float]] = []
         self._final: dict[str, Lane] = {}
+        self._latest: dict[Hashable, dict[str, float]] = {}  # the last final round of each sizes
         self._complete = False
         self._open: Round | None = None
         self._issued = 0  # launches of the open round
@@ -128,12 +97,8 @@ class LiveRace:
         self.runs: Counter[str] = Counter()
         self.decided_after: int | None = None  # calls
         self.unit_s = 0.0  # the latest time of the incumbent, by the leader's
-        # Watching.
-        self._runner_up: str | None = None
-        self._usual_s: dict[Hashable, float] = {}
-        self._recent: list[float] = []
-        self._alert = 0  # calls that are timed because one was slow
-        self._duel: list[float] | None = None
+        self.watch: Final = WinnerWatch()
+        self._looks = 0  # whose times are not known yet
 
     # ------------------------------------------------------------------------------------------------ the next call
 
@@ -156,16 +121,28 @@ class LiveRace:
 
         Without `may_begin`, no round begins: the host has spent its share of the program's time.
         """
-        turn = self._continued(sizes)
-        if turn is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
-            self._open = self._plan(sizes)
-            turn = self._continued(sizes)
-        turn = turn or Turn(self.leader)
+        if self.phase == "decided" and self._open is None and self.watch.duel is None:
+            turn = self._look(sizes)
+        else:
+            found = self._continued(sizes)
+            if found is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
+                self._open = self._plan(sizes)
+                found = self._continued(sizes)
+            turn = found or Turn(self.leader)
         self.runs[turn.name] += 1
         led = self._values[self.leader] - 1
         # The launch of another candidate was reserved, and is charged when its time is known.
         self.account.count(led if turn.name == self.leader else 0.0)
         return turn
+
+    def _look(self, sizes: Callable[[], Hashable]) -> Turn:
+        """Return a call of the winner, which is timed if it is time for that."""
+        watch = self.watch
+        if self._looks >= _UNDER_WAY or (not watch.alert and (self._looks or self.account.calls % WATCH_EVERY)):
+            return Turn(self.leader)
+        watch.alert = max(watch.alert - 1, 0)
+        self._looks += 1
+        return Look(self.leader, sizes())
 
     @property
     def gain_s(self) -> float:
@@ -177,11 +154,11 @@ class LiveRace:
 
         Until the decision, it is `patience` times as many.
         """
-        runs = self._open is not None or self._duel is not None or self._alert
-        if runs or (self.phase != "decided" and turn.round is not None):
+        decided = self.phase == "decided"
+        if self._open is not None or not self.watch.is_calm or (turn.is_timed and not decided):
             return 0
-        calls = -self.account.calls % WATCH_EVERY if self.phase == "decided" else self._rng.randint(*_REST) * patience
-        if self._under_way:
+        calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience
+        if self._under_way or self._looks:
             calls = min(calls, _REST_AWAITING)
         self.account.count(self._values[self.leader] - 1, calls)
         self.runs[self.leader] += calls
@@ -225,13 +202,9 @@ class LiveRace:
             if self._started >= self._most_rounds():
                 return None
             return self._begin([lane.name for lane in self.finalists], sizes)
-        if self._duel is not None and self._runner_up is not None:
-            return self._begin([self.leader, self._runner_up], sizes, is_duel=True)
-        if self._alert:
-            self._alert -= 1
-        elif self.account.calls % WATCH_EVERY:
+        if self.watch.runner_up is None:
             return None
-        return self._begin([self.leader], sizes)
+        return self._begin([self.leader, self.watch.runner_up], sizes, is_duel=True)
 
     def _plan_screening(self, sizes: Callable[[], Hashable]) -> Round | None:
         if self._complete and not any(name != self.leader for name in self._lanes) and not self._under_way:
@@ -283,6 +256,10 @@ class LiveRace:
     def learn(self, turn: Turn, seconds: float | None, *, late: bool = False) -> None:
         """Learn the time of a launch, or None if it is lost. `late`: the device waited for the host within it."""
         found_in = turn.round
+        if isinstance(turn, Look):
+            self._looks -= 1
+            if seconds is not None and is_time(seconds) and turn.name == self.leader:
+                self.watch.note(turn.sizes, seconds)
         if found_in is None:
             return
         found_in.seconds[turn.place] = seconds if seconds is not None and is_time(seconds) else None
@@ -305,8 +282,7 @@ class LiveRace:
             self._end()
         if name == self.leader:
             self.leader = self._incumbent
-        if name == self._runner_up:
-            self._runner_up = self._duel = None
+        self.watch.drop(name)
 
     def _close(self, closed: Round) -> None:
         self._under_way -= 1
@@ -320,9 +296,9 @@ class LiveRace:
             self._started -= self.phase == "final" and len(closed.names) > 1
             return
         if self.phase == "decided":
-            self._watch(closed, times)
+            self._fight(closed, times)
         elif self.phase == "final":
-            self._compare_finalists(times)
+            self._compare_finalists(closed.sizes, times)
         elif self.leader in times:
             self._screen(times)
 
@@ -360,7 +336,7 @@ class LiveRace:
                 self.leader = name
 
     def _leads(self, lane: Lane, value: float, led: float) -> bool:
-        error = standard_error(lane.samples_s, _OF_MEDIAN)
+        error = standard_error(lane.samples_s, OF_MEDIAN)
         return value < led * (1 - max(_FASTER, _SURELY * error))
 
     def _begin_final(self) -> None:
@@ -379,9 +355,10 @@ class LiveRace:
     def _most_rounds(self) -> int:
         return min(max(_FINAL_SAMPLES // max(len(self.finalists), 1), _LEAST_ROUNDS), _MOST_ROUNDS)
 
-    def _compare_finalists(self, times: dict[str, float]) -> None:
+    def _compare_finalists(self, sizes: Hashable, times: dict[str, float]) -> None:
         if any(lane.name not in times for lane in self.finalists):
             return  # a round that was begun before these were the finalists
+        self._latest = {**self._latest, sizes: times} if len(self._latest) < _MOST_SIZES else {sizes: times}
         for lane in self.finalists:
             lane.samples_s.append(times[lane.name])
             self._runs.append((lane.name, times[lane.name]))
@@ -441,53 +418,23 @@ class LiveRace:
         self._values.setdefault(winner, before_s)
         self.leader = winner
         others = [name for name in ranking if name != winner]
-        self._runner_up = next(iter(others), None) or (None if winner == self._incumbent else self._incumbent)
-        self._usual_s.clear()
-        self._recent.clear()
-        self._duel = None
+        runner_up = next(iter(others), None) or (None if winner == self._incumbent else self._incumbent)
+        self.watch.begin(runner_up, {sizes: each[winner] for sizes, each in self._latest.items() if winner in each})
 
     # ------------------------------------------------------------------------------------------------------- watching
 
-    def _watch(self, closed: Round, times: dict[str, float]) -> None:
-        if closed.is_duel:
-            if self._duel is not None and self._runner_up in times and self.leader in times:
-                self._duel.append(times[self.leader] / times[self._runner_up])
-            return
-        seconds, sizes = times.get(self.leader), closed.sizes
-        if seconds is None or self._duel is not None:
-            return
-        usual_s = self._usual_s.get(sizes)
-        if usual_s is None:
-            if len(self._usual_s) > 64:  # calls of ever new sizes must not grow this for ever
-                self._usual_s.clear()
-            self._usual_s[sizes] = seconds
-            return
-        self._recent = [*self._recent, seconds / usual_s][-_SUSPECTS:]
-        if len(self._recent) == _SUSPECTS and median_s(self._recent) > _SLOWER:
-            self._recent.clear()
-            self._alert = 0
-            if self._runner_up is not None:
-                self._duel = []
-            else:
-                self._usual_s.clear()  # nothing else to serve: this is usual now
-            return
-        if seconds > _SLOWER * usual_s:
-            self._alert = _SUSPECTS - 1
-        # An average that forgets: the clock of a device moves by itself.
-        self._usual_s[sizes] = min(seconds, usual_s) * 0.25 + usual_s * 0.75
+    def _fight(self, closed: Round, times: dict[str, float]) -> None:
+        watch = self.watch
+        if closed.is_duel and watch.duel is not None and watch.runner_up in times and self.leader in times:
+            watch.duel.append(times[self.leader] / times[watch.runner_up])
 
     def beaten_by(self) -> str | None:
         """Return the runner-up after a duel that the winner has lost, once; the runner-up leads from then on."""
-        ratios, runner_up = self._duel, self._runner_up
-        if ratios is None or len(ratios) < _DUEL or runner_up is None:
-            return None
-        self._duel = None
-        self._usual_s.clear()  # the new level of the device, or the new leader's
-        middle, error = median_s(ratios), standard_error(ratios, _OF_MEDIAN)
-        if middle * (1 - 2 * error) <= _BEATEN:
+        runner_up = self.watch.runner_up
+        if not self.watch.beaten() or runner_up is None:
             return None
         self._values[runner_up] = self._values.get(runner_up, 1.0)
-        self.leader, self._runner_up = runner_up, self.leader
+        self.leader, self.watch.runner_up = runner_up, self.leader
         return runner_up
 
     def race_again(self, names: Iterable[str]) -> None:
@@ -495,6 +442,7 @@ class LiveRace:
         self._final = {n: Lane(n, lambda: None, wins_ties=n == self._incumbent) for n in dict.fromkeys(names)}
         self.finalists = list(self._final.values())
         self._runs.clear()
+        self._latest.clear()
         self._started, self.phase = 0, "final"
         for name in self._final:
             self._values.setdefault(name, 1.0)

@@ -128,6 +128,10 @@ def median_s(samples: Iterable[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
+# 1.2533 standard deviations are the error of a median; the median deviation of a normal distribution is at 0.6745.
+OF_MEDIAN: Final = 1.2533 / 0.6745
+
+
 def standard_error(values: Sequence[float], factor: float) -> float:
     """Return `factor` times the median deviation, relative to the median, over the root of the count."""
     middle = median_s(values)
