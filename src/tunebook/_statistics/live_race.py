@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from tunebook._statistics.live_rounds import Look, Round, Turn
+from tunebook._statistics.live_rounds import WinnerLook, Round, Turn
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
@@ -142,7 +142,7 @@ class LiveRace:
             return Turn(self.leader)
         watch.alert = max(watch.alert - 1, 0)
         self._looks += 1
-        return Look(self.leader, sizes())
+        return WinnerLook(self.leader, sizes())
 
     @property
     def gain_s(self) -> float:
@@ -256,7 +256,7 @@ class LiveRace:
     def learn(self, turn: Turn, seconds: float | None, *, late: bool = False) -> None:
         """Learn the time of a launch, or None if it is lost. `late`: the device waited for the host within it."""
         found_in = turn.round
-        if isinstance(turn, Look):
+        if isinstance(turn, WinnerLook):
             self._looks -= 1
             if seconds is not None and is_time(seconds) and turn.name == self.leader:
                 self.watch.note(turn.sizes, seconds)

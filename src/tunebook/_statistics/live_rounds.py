@@ -35,7 +35,7 @@ class Turn:
         self.is_timed = found_in is not None
 
 
-class Look(Turn):
+class WinnerLook(Turn):
     """A call of the winner that is timed, and compared with its own earlier times."""
 
     __slots__ = ("sizes",)
