@@ -48,7 +48,8 @@ import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
 import tunebook as tb
-from tunebook._tuning.live_session import HOST, LiveSession
+from tunebook._tuning.host_share import HOST
+from tunebook._tuning.live_session import LiveSession
 from tunebook.adapters.triton import autotune, install
 
 HERE = Path(__file__).parent

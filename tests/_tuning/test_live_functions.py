@@ -10,7 +10,7 @@ import pytest
 from limits import HANG_S
 
 import tunebook as tb
-from tunebook._tuning import live_functions, live_session
+from tunebook._tuning import host_share, live_functions, live_session
 from tunebook.adapters._cuda.timer import EventTimer
 
 COSTS = {1: 20e-6, 2: 10e-6, 3: 40e-6, 4: 12e-6}
@@ -45,7 +45,7 @@ def stream(monkeypatch):
     stream = Stream()
     timer = EventTimer(lambda: stream, on=nullcontext)
     monkeypatch.setattr(live_functions, "timer_for", lambda _arguments: timer)
-    monkeypatch.setattr(live_session, "HOST", live_session.HostShare(1e9))
+    monkeypatch.setattr(live_session, "HOST", host_share.HostShare(1e9))
     return stream
 
 

@@ -25,7 +25,7 @@ import tunebook as tb  # noqa: E402 - as above
 from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
 from tunebook._cli import main  # noqa: E402 - as above
 from tunebook._selection.listeners import EVERYWHERE  # noqa: E402 - as above
-from tunebook._tuning import live_session  # noqa: E402 - as above
+from tunebook._tuning import host_share, live_session  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
@@ -53,7 +53,7 @@ def blocks(*sizes, **options):
 CONFIGS = blocks(64, 128, 256, 512)
 COST = {64: 40e-6, 128: 20e-6, 256: 10e-6, 512: 30e-6}
 # The host works for nothing: how long it takes here says nothing.
-FREELY = live_session.HostShare(1e9)
+FREELY = host_share.HostShare(1e9)
 
 
 @pytest.fixture
@@ -248,6 +248,27 @@ def test_a_merge_prefers_the_offline_tuning_of_two_equal_generations(gpu):
     del raced["live"]
     offline = Record(found.head, replace(found.body, provenance=raced))
     assert merge(found, offline).body.provenance == merge(offline, found).body.provenance == raced
+
+
+def test_candidates_that_were_not_tried_stand_in_the_book_and_a_tuning_ahead_tries_them(gpu):
+    def cost(facts):
+        return 1e-5 * (1 + abs(facts["BLOCK"].bit_length() - 9)) * (1 + abs(facts["num_warps"].bit_length() - 3))
+
+    gpu.cost = cost
+    configs = [
+        triton.Config({"BLOCK": block}, num_warps=warps) for block in (32, 64, 128, 256, 512) for warps in (1, 2, 4, 8)
+    ]
+    kernel = live_kernel(configs=configs)
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background(HANG_S)
+    assert kernel.best_config.all_kwargs() == {**kernel.best_config.all_kwargs(), "BLOCK": 256, "num_warps": 4}
+    problem = kernel.kernel.problem(kernel.kernel.invocation(live.Launch(grid, tensors(), {})))
+    not_tried = kernel.selector.persistent.read(problem).body.provenance["not_tried"]
+    assert 0 < len(not_tried) == len(configs) - len(next(iter(add.device_caches.values()))[0])
+    assert f"{len(not_tried)} that the times of others called slower" in str(kernel.explain(*tensors(), grid=grid))
+    ahead = autotune(configs, key=["n"], processes=False)(add)
+    assert ahead.tune(*tensors(), grid=grid).ran == len(configs)
+    assert "not tried" not in str(ahead.explain(*tensors(), grid=grid))
 
 
 # ------------------------------------------------------------------------------------------------------------- watching

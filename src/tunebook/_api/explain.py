@@ -227,6 +227,9 @@ class Explanation:
             yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
         if (at := measured_at(facts)) is not None:
             yield _item("at", str(at))
+        if isinstance(left_out := facts.get("not_tried"), list):
+            configs = tuple(_readable(config, self._names) for config in left_out)
+            yield _item("not tried", f"{len(configs)} that the times of others called slower: {_some(configs)}")
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body

@@ -343,6 +343,7 @@ class DeferredTuning(Generic[C]):
             LiveOutcome(found, rolled_back, partial(_tell_progress, later)),
             slowdown=policy.slowdown,
             window=policy.slowdown_window,
+            others=[*self.explorations.values(), *(session for session, _ in self._parts.watched.values())],
         )
         exploration = self.explorations.setdefault(key_of(request), mine)
         if exploration is mine:

@@ -405,6 +405,8 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
         facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
     if _is_live(tuned):
         facts["live"] = True
+        if tuned.left_out:  # a tuning ahead tries them too
+            facts["not_tried"] = [encode(tuned.configs[name]) for name in tuned.left_out]
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
     return facts | _decision(tuned)

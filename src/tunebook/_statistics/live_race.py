@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from tunebook._statistics.live_rounds import WinnerLook, Round, Turn
+from tunebook._statistics.live_rounds import Round, Turn, WinnerLook
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
@@ -115,6 +115,19 @@ class LiveRace:
     def left(self) -> int:
         """How many candidates are still in the race, the leader among them."""
         return len({*self._lanes, self.leader}) if self.phase == "screening" else len(self.finalists)
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The times of candidates that have run more than once, or left, relative to the incumbent's."""
+        return {name: each for name, each in self._values.items() if name not in self._lanes or self._has_run(name)}
+
+    @property
+    def untried(self) -> int:
+        """How many candidates are in the race and are not known yet."""
+        return sum(not self._has_run(name) for name in self._lanes)
+
+    def _has_run(self, name: str) -> bool:
+        return name == self.leader or len(self._lanes[name].samples_s) > 1
 
     def next(self, sizes: Callable[[], Hashable], *, may_begin: bool = True) -> Turn:
         """Return the candidate of the next call; `sizes` returns its sizes, and is asked only where they matter.

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tunebook._base.vocabulary import LIVE
@@ -19,63 +20,29 @@ from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace
 from tunebook._statistics.slowdown_account import SlowdownAccount
+from tunebook._tuning.host_share import HOST
 from tunebook._tuning.job import CandidateSet, Conditions
 from tunebook._tuning.pause import is_paused
+from tunebook.search._outlook import outlook_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from tunebook._base.vocabulary import Failure
     from tunebook._kernel.kernel import Invocation
     from tunebook._statistics.live_rounds import Turn
+    from tunebook._tuning.host_share import HostShare, HostWork
     from tunebook._tuning.job import Call, Tuned
 
 C = TypeVar("C")
 
-# The part of the program's time that the host may spend on tuning; `slowdown` limits the device's time alone. Loading
-# a compiled candidate takes 3.6 ms, and a fork 13 ms, on the host of an H200. A better leader pays for more: see
-# `HostShare.earn`.
-HOST_SHARE: Final = 0.02
 _POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
 _TELL_EVERY: Final = 1024  # calls
-# Sessions with short calls ask so many times less often than those with long ones; and all ask so many times less often
-# while the host has spent its share.
-_MOST_PATIENCE, _SPENT = 8, 4
+_SPENT: Final = 4  # all sessions ask so many times less often while the host has spent its share
+_NEAR, _LIKELY = 1.1, 4  # candidates this near the leader are tried first at other sizes, so many at most
+# Candidates that are loaded and have not run yet, at most, where times decide which others are worth loading.
+_AHEAD: Final = 4
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
-
-
-class HostShare:
-    """Bounds the part of the time that this process spends on live tuning. Time that was not spent is not saved up."""
-
-    def __init__(self, share: float = HOST_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._share, self.clock_s = share, clock_s
-        self._owed_s, self._looked_s, self._longest_s = 0.0, clock_s(), 0.0
-
-    def allows(self) -> bool:
-        """Whether the host may do more now."""
-        now_s = self.clock_s()
-        self._owed_s = max(self._owed_s - self._share * (now_s - self._looked_s), 0.0)
-        self._looked_s = now_s
-        return self._owed_s <= 0
-
-    def spend(self, seconds: float) -> None:
-        """Note that the host has worked so long."""
-        self._owed_s += seconds
-
-    def earn(self, seconds: float) -> None:
-        """Let the host work so much more, because the program has become faster."""
-        self._owed_s = max(self._owed_s - seconds, 0.0)
-
-    def patience(self, call_s: float) -> int:
-        """Return how many times as long a session with such calls waits as that with the longest ones.
-
-        Long calls are tuned first: their winners save the most, and pay for the others.
-        """
-        self._longest_s = max(self._longest_s, call_s)
-        return 1 if call_s <= 0 else int(min(self._longest_s / call_s, _MOST_PATIENCE))
-
-
-HOST: Final = HostShare()
 
 
 class LaunchWindow(Protocol):
@@ -97,7 +64,12 @@ class Build(NamedTuple):
 
 
 class Builds(Protocol):
-    """Candidates that are compiled beside the program."""
+    """Candidates that are compiled beside the program. `forks` counts the processes that were made for it."""
+
+    forks: int
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Compile these next, in this order, and no others."""
 
     def poll(self, call: Any) -> Iterable[Build]:
         """Return the compilations that have ended since the last time, without waiting; start others, of this call."""
@@ -167,8 +139,12 @@ class LiveSession(Generic[C]):
         slowdown: float,
         window: int,
         host: HostShare | None = None,
+        others: Iterable[object] = (),
     ) -> None:
-        """`call` describes the problem without its arrays. The first configuration serves until another one leads."""
+        """`call` describes the problem without its arrays. The first configuration serves until another one leads.
+
+        `others` are sessions of the same kernel at other sizes: the candidates that are fast there are tried first.
+        """
         self._call, self._runs, self._outcome = call, runs, outcome
         self._host = HOST if host is None else host
         conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
@@ -180,19 +156,24 @@ class LiveSession(Generic[C]):
         self.race: Final = LiveRace(self._incumbent, account, self._candidates.shuffler())
         self.config: C = configs[0]
         self.candidates: Final = len(self._candidates.configs)
-        others = {name: config for name, config in self._candidates.configs.items() if name != self._incumbent}
-        self._builds = runs.builds(others)
-        self._to_build = set(others) if self._builds is not None else set()
-        self._to_load: deque[str] = deque(() if self._builds is not None else others)
+        known = self._candidates.configs
+        likely = dict.fromkeys(name for other in others if isinstance(other, LiveSession) for name in other.fast)
+        self._outlook = outlook_for(known, list(likely))
+        order = list(known) if self._outlook is None else self._outlook.worth_trying(known, {})
+        rest = {name: known[name] for name in order if name != self._incumbent}
+        self._builds = runs.builds(rest)
+        self._to_build = list(rest) if self._builds is not None else []
+        self._to_load = [] if self._builds is not None else list(rest)
+        self.not_tried: dict[str, str] = {}  # why, by name
         self._products: dict[Hashable, str] = {}
         self._same: dict[str, str] = {}
-        self._unseen = set(others)
+        self._unseen = set(rest)
         self._waiting: deque[tuple[Turn, LaunchWindow]] = deque()
         self._found: Tuned[C] | None = None
         self._handed_over = self._again = False
         self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
-        self.rollbacks, self.loaded_s = 0, 0.0
+        self.rollbacks = 0
         self._poll_at = 0  # calls
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
@@ -208,11 +189,29 @@ class LiveSession(Generic[C]):
         cost = f"{account.calls} calls took {account.extra / max(account.calls, 1):+.1%} compared with the first one"
         if self._found is not None:
             back = f", {self.rollbacks} rolled back" if self.rollbacks else ""
-            return f"watching the winner, which was found after {race.decided_after} calls{back}; {cost}"
+            return (
+                f"watching the winner, which was found after {race.decided_after} calls{back}{self._left_out}; {cost}"
+            )
         left = len(self._to_build) + len(self._to_load)
         built = f", {left} are still to be compiled or loaded" if left else ""
         kept = race.left + left
-        return f"trying one candidate per call ({race.phase}): {kept} of {self.candidates} are left{built}; {cost}"
+        left_to_try = f"{kept} of {self.candidates} are left{built}{self._left_out}"
+        return f"trying one candidate per call ({race.phase}): {left_to_try}; {cost}"
+
+    @property
+    def _left_out(self) -> str:
+        return (
+            f", {len(self.not_tried)} not tried: predicted to be slower by the times of others"
+            if self.not_tried
+            else ""
+        )
+
+    @property
+    def fast(self) -> list[str]:
+        """The candidates that are near the leader, as far as is known, the fastest first."""
+        times = self.race.known
+        near = [name for name, each in times.items() if each <= _NEAR * times[self.race.leader]]
+        return sorted(near, key=times.__getitem__)[:_LIKELY]
 
     # ------------------------------------------------------------------------------------------------------ one call
 
@@ -240,14 +239,15 @@ class LiveSession(Generic[C]):
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
-        began_s = self._host.clock_s()
+        self._earn()
+        may_begin, began_s = self._host.allows(), self._host.clock_s()
         if self._waiting:
             self._read_events()
-        self._earn()
-        may_begin = self._host.allows()
         if self._found is None:
             if may_begin and (self._to_build or self._to_load):
+                self._host.spend(self._host.clock_s() - began_s, "choices")
                 self._prepare(args, kwargs)
+                may_begin, began_s = self._host.allows(), self._host.clock_s()
         elif not self._handed_over:
             self._handed_over = self._outcome.found(self._found, self._again)
         if race.account.calls - self._told[0] >= _TELL_EVERY:
@@ -256,7 +256,7 @@ class LiveSession(Generic[C]):
         if self._found is None or self._handed_over:
             patience = self._host.patience(race.unit_s) * (1 if may_begin else _SPENT)
             self.rest = race.rest(turn, patience)
-        self._host.spend(self._host.clock_s() - began_s)
+        self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
@@ -309,7 +309,8 @@ class LiveSession(Generic[C]):
         return self._launched(turn, *tried)
 
     def _launched(self, turn: Turn, result: Any, window: LaunchWindow) -> Any:
-        self._host.spend(window.host_s)
+        if not self._handed_over:
+            self._host.spend(window.host_s, "timed launches")
         self._waiting.append((turn, window))
         return result
 
@@ -339,36 +340,77 @@ class LiveSession(Generic[C]):
     # ------------------------------------------------------------------------------------------------------ preparing
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take over programs that were compiled beside, and load at most one."""
+        """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both."""
         calls = self.race.account.calls
         if self._builds is not None and calls >= self._poll_at:
             self._poll_at = calls + _POLL_EVERY
-            for build in self._builds.poll(args):
-                self._to_build.discard(build.name)
-                if build.failure is not None:
-                    self._fail(build.name, Trial(failure=build.failure))
-                elif build.product is not None and build.product in self._products:
-                    self._same[build.name] = self._products[build.product]  # an equal program is not loaded twice
-                else:
-                    if build.product is not None:
-                        self._products[build.product] = build.name
-                    self._to_load.append(build.name)
-        if self._to_load:
-            self._load(self._to_load.popleft(), args, kwargs)
+            if self._take_builds(self._builds, args):
+                return
+        name = self._next_to_load()
+        if name is not None:
+            with self._working("loads"):
+                self._load(name, args, kwargs)
         if not self._to_build and not self._to_load:
             if self._builds is not None:
                 self._builds.close()
                 self._builds = None
             self.race.complete()
 
-    def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    @contextmanager
+    def _working(self, work: HostWork) -> Iterator[None]:
         began_s = self._host.clock_s()
+        yield
+        self._host.spend(self._host.clock_s() - began_s, work)
+
+    def _take_builds(self, builds: Builds, args: tuple[Any, ...]) -> bool:
+        """Take over what was compiled; return whether a fork was made for more."""
+        forks, began_s = builds.forks, self._host.clock_s()
+        for build in builds.poll(args):
+            if build.name not in self._to_build:
+                continue
+            self._to_build.remove(build.name)
+            if build.failure is not None:
+                self._fail(build.name, Trial(failure=build.failure))
+            elif build.product is not None and build.product in self._products:
+                self._same[build.name] = self._products[build.product]  # an equal program is not loaded twice
+            else:
+                if build.product is not None:
+                    self._products[build.product] = build.name
+                self._to_load.append(build.name)
+        forked = builds.forks > forks
+        self._host.spend(self._host.clock_s() - began_s, "forks" if forked else "choices")
+        return forked
+
+    def _next_to_load(self) -> str | None:
+        """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
+        if self._outlook is None:
+            return self._to_load.pop(0) if self._to_load else None
+        if self.race.untried >= _AHEAD or self.race.phase != "screening":
+            return None
+        with self._working("outlooks"):
+            waiting = [*self._to_load, *self._to_build]
+            worth = self._outlook.worth_trying(waiting, self.race.known)
+            if not worth and not self.race.untried:
+                times = self._outlook.predicted
+                self.not_tried |= {
+                    name: f"not tried: predicted to take {times[name]:.2g} times as long as the best"
+                    for name in waiting
+                }
+                self._to_load.clear()
+                self._to_build.clear()
+            if self._builds is not None:
+                self._builds.arrange([name for name in worth if name in self._to_build])
+        name = next((name for name in worth if name in self._to_load), None)
+        if name is not None:
+            self._to_load.remove(name)
+        return name
+
+    def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         with Attempt() as attempt:
             self._runs.load(self._candidates.configs[name], args, kwargs)
             self.race.admit(name)
         if attempt.trial.failure is not None:
             self._fail(name, attempt.trial)
-        self.loaded_s += self._host.clock_s() - began_s
 
     def _fail(self, name: str, trial: Trial) -> None:
         self._unseen.discard(name)
@@ -403,6 +445,7 @@ class LiveSession(Generic[C]):
             ran=len(candidates.results),
             complete=True,
             seconds=time.monotonic() - self._began_s,
+            left_out=self.not_tried,
         )
         ranking = [] if tuned.verdict is None else [r.measurement.fingerprint for r in tuned.verdict.ranking]
         names = {name: original for name, original in self._same.items() if name not in race.contenders}

@@ -98,6 +98,11 @@ class TimeModel:
         variance = 1 + _NOISE - ((near @ self._inverse) * near).sum(1)
         return near @ self._weights, np.sqrt(np.maximum(variance, 1e-9))
 
+    def surprise(self) -> float:
+        """Return how far off predictions of known times are, each from all others, in their standard deviations."""
+        np = self._np
+        return float(np.sqrt((self._weights**2 / np.diag(self._inverse)).mean()))
+
     def middle(self, points: Sequence[Point]) -> Point:
         """Return the point that is nearest to the mean of all."""
         places = self._places.of(self._codes(points))

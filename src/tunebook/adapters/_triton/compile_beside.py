@@ -18,12 +18,12 @@ from triton.runtime import driver
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 from tunebook._tuning.live_session import Build
-from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, longest_first, may_fork
+from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, may_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tunebook._tuning.live_session import HostShare
+    from tunebook._tuning.host_share import HostShare
     from tunebook.adapters._triton.candidate import LaunchConfig
 
 # Forks of this process that compile at once, and of one problem. A fork takes 13 ms of the program's time, and a
@@ -76,12 +76,17 @@ class CompileBeside:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compile_one, self._host, self._clock_s = compile_one, host, clock_s
-        names = {id(candidate): name for name, candidate in candidates.items()}
-        self._candidates = longest_first(candidates.values())
-        self._names = [names[id(candidate)] for candidate in self._candidates]
-        self._next = 0
+        self._names, self._candidates = list(candidates), list(candidates.values())
+        self._places = {name: at for at, name in enumerate(self._names)}
+        self._todo = list(range(len(self._names)))  # in this order
+        self._begun: set[int] = set()
+        self.forks = 0
         self._busy: dict[ForkedWorker, tuple[int, float]] = {}  # the candidate of each fork, and when it began
         self._forks = True
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Compile these next, in this order, and no others."""
+        self._todo = [at for name in names if (at := self._places[name]) not in self._begun]
 
     def poll(self, call: Any) -> list[Build]:
         """Return the compilations that have ended, and start others; forks get a copy of the call's arguments."""
@@ -93,18 +98,19 @@ class CompileBeside:
                 self._release(worker)
                 message = f"it was not compiled within {_PATIENCE_S:g} s"
                 done.append(Build(self._names[index], failure=Failure("timeout", message)))
-        if self._next < len(self._names):
+        if self._todo:
             if self._forks and self._wants_fork() and len(_running) < _most():
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
-                done += [Build(name) for name in self._names[self._next :]]
-                self._next = len(self._names)
+                done += [Build(self._names[index]) for index in self._todo]
+                self._begun.update(self._todo)
+                self._todo.clear()
         return done
 
     def _wants_fork(self) -> bool:
         if not self._busy:
             return True
-        return len(self._busy) < _OF_ONE and self._next > len(self._busy) and len(self._names) - self._next >= _LEFT
+        return len(self._busy) < _OF_ONE and len(self._begun) > len(self._busy) and len(self._todo) >= _LEFT
 
     def _fork(self, call: Any) -> None:
         stand_in = driver_for_forks()
@@ -122,18 +128,20 @@ class CompileBeside:
         except OSError:  # too many processes
             self._forks = False
             return
+        self.forks += 1
         held.clear()  # the fork has its copy: the caller's tensors must not be kept here
         self._forks = self._host.clock_s() - began_s <= SLOWEST_FORK_S
         _running.add(worker)
         self._begin(worker)
 
     def _begin(self, worker: ForkedWorker) -> None:
-        if self._next >= len(self._names):
+        if not self._todo:
             self._release(worker)
             return
-        worker.begin(self._next)
-        self._busy[worker] = self._next, self._clock_s()
-        self._next += 1
+        index = self._todo.pop(0)
+        self._begun.add(index)
+        worker.begin(index)
+        self._busy[worker] = index, self._clock_s()
 
     def _take(self, worker: ForkedWorker, index: int) -> Build:
         name, reply = self._names[index], worker.prepare(index)

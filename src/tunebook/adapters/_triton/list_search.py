@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, DefinitionError
-from tunebook._space.space import Config
 from tunebook.search import Observation
-from tunebook.search._by_name import Search, listed
+from tunebook.search._by_name import Search
+from tunebook.search._candidate_list import CandidateList
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from tunebook._base.vocabulary import Json, StrategyLike
+    from tunebook._base.vocabulary import StrategyLike
     from tunebook._space.space import Space
     from tunebook._tuning.job import Job
     from tunebook.adapters._triton.candidate import LaunchConfig
@@ -29,59 +28,14 @@ if TYPE_CHECKING:
 TRIALS: Final = (128, 48, 32, 16)
 # Few at a time where few are tried: with 16 at a time, 48 candidates are three steps, and were 9 % behind.
 BATCH: Final = 8
-_PLAIN: Final = (bool, int, float, str, type(None))
-
-
-class CandidateList:
-    """A list of candidates in the place of a `Space`: finds a member by its encoding, or by its values on the axes."""
-
-    def __init__(self, candidates: Iterable[LaunchConfig]) -> None:
-        self._members: dict[str, LaunchConfig] = {}
-        self._values: dict[str, Config] = {}  # as points of the space, by the fingerprint of the member
-        encoded: dict[str, Mapping[str, Any]] = {}
-        for candidate in candidates:
-            as_json = encode(candidate)
-            name = fingerprint_of(as_json)
-            self._members[name] = candidate
-            encoded[name] = cast("Mapping[str, Any]", as_json)["v"]
-        axes = dict.fromkeys(axis for values in encoded.values() for axis in values)
-        for name, values in encoded.items():
-            # With a prefix, because an axis cannot be called "items", and a constant can.
-            self._values[name] = Config(**{f"x_{axis}": _plain(values.get(axis)) for axis in axes})
-        self._of_point = {point: self._members[name] for name, point in self._values.items()}
-        self._name_of = {id(member): name for name, member in self._members.items()}
-
-    def __iter__(self) -> Iterator[LaunchConfig]:
-        return iter(self._members.values())
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def space(self) -> Space:
-        """Return the space whose configurations are exactly the members."""
-        return cast("Space", listed(list(self._of_point)))
-
-    def decoded(self, encoded: Json) -> LaunchConfig | None:
-        """Return the member with this encoding; None if the list has none."""
-        return self._members.get(fingerprint_of(encoded))
-
-    def point(self, member: Any) -> Config:
-        """Return a member as a configuration of the space."""
-        return self._values[self._name_of[id(member)]]
-
-    def member(self, point: Config) -> LaunchConfig:
-        """Return the member at a configuration of the space."""
-        return self._of_point[point]
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, _PLAIN) else repr(value)
 
 
 class ListStrategy:
     """Proposes members of a list by a strategy over the space of their values."""
 
-    def __init__(self, asked: StrategyLike, trials: int, members: CandidateList, seed: int, start: Start) -> None:
+    def __init__(
+        self, asked: StrategyLike, trials: int, members: CandidateList[LaunchConfig], seed: int, start: Start
+    ) -> None:
         self._members: Final = members
         there = start._replace(
             first=[members.point(config) for config in start.first],
@@ -110,7 +64,7 @@ def list_search(candidates: Sequence[LaunchConfig], asked: StrategyLike | None) 
         return None  # values that cannot be written down cannot be told apart in the book either
     trials = min(TRIALS[0], len(members))
 
-    def begin(space: CandidateList, *, seed: int, start: Start) -> ListStrategy:
+    def begin(space: CandidateList[LaunchConfig], *, seed: int, start: Start) -> ListStrategy:
         return ListStrategy(asked or "auto", trials, space, seed, start)
 
     return Search(cast("Space", members), begin, trials, batch=_batch(trials))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tunebook._tuning.live_session import HOST, LiveRuns
+from tunebook._tuning.host_share import HOST
+from tunebook._tuning.live_session import LiveRuns
 from tunebook.adapters._cuda.timer import LaunchWindows
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig

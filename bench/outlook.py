@@ -1,0 +1,79 @@
+"""How many candidates live tuning tries with its outlook on recorded times, and how good the best of them is.
+
+    python bench/outlook.py FILE.json.gz                a file of bench/record_shapes.py
+
+A shape is tried as by live tuning: one candidate after another, whose times are known exactly, until the outlook says
+that no other is worth a try. With `--elsewhere N`, the candidates within 10 % of the best at so many other shapes come
+first. It needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+
+from tunebook._space.space import Config
+from tunebook.search._outlook import Outlook
+
+NEAR = 1.1
+WITHIN = 1.01
+
+
+def times_at(row):
+    """Return the seconds of each candidate that worked at a shape, by name."""
+    _, times = row
+    return {str(at): statistics.mean(each) for at, each in enumerate(times) if each}
+
+
+def tried_by(configs, times, likely):
+    """Return the candidates that are tried, in their order."""
+    outlook, tried = Outlook({name: configs[name] for name in times}, likely), []
+    while worth := outlook.worth_trying([n for n in times if n not in tried], {name: times[name] for name in tried}):
+        tried.append(worth[0])
+    return tried
+
+
+def near_best(times):
+    """Return the candidates near the best, the best first."""
+    best = min(times.values())
+    return sorted((name for name, each in times.items() if each <= NEAR * best), key=times.__getitem__)
+
+
+def measure(kernel, options):
+    """Return a line about a kernel."""
+    rng = random.Random(options.seed)
+    configs = {str(at): Config(**config) for at, config in enumerate(kernel["configs"])}
+    shapes = [times_at(row) for row in kernel["rows"]]
+    tried, behind, until_best = 0, [], []
+    for number, times in enumerate(shapes):
+        others = rng.sample(shapes[:number] + shapes[number + 1 :], options.elsewhere)
+        likely = dict.fromkeys(name for other in others for name in near_best(other))
+        found = tried_by(configs, times, likely)
+        tried += len(found)
+        best = min(times[name] for name in found)
+        behind.append(best / min(times.values()))
+        until_best.append(1 + next(at for at, name in enumerate(found) if times[name] <= WITHIN * best))
+    within = sum(each <= WITHIN for each in behind) / len(behind)
+    part, after = tried / sum(map(len, shapes)), statistics.mean(until_best)
+    quality = f"best within 1 % at {within:.3f} of {len(shapes)} shapes, worst {max(behind):.2f}"
+    return f"tried {part:.2f}; {quality}; it was number {after:.1f}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--elsewhere", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for name, kernel in json.loads(gzip.decompress(options.file.read_bytes()))["kernels"].items():
+        print(f"{name}: {measure(kernel, options)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

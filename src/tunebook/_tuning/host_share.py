@@ -1,0 +1,55 @@
+"""Bounds the part of a program's time in which its host works for live tuning."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HostWork: TypeAlias = Literal["forks", "loads", "outlooks", "timed launches", "choices"]
+
+# The part of the program's time that the host may spend on tuning; `slowdown` limits the device's time alone. Loading
+# a compiled candidate takes 3.6 ms, and a fork 13 ms, on the host of an H200. A better leader pays for more: see
+# `HostShare.earn`.
+HOST_SHARE: Final = 0.02
+# Sessions with short calls ask so many times less often than those with long ones.
+_MOST_PATIENCE: Final = 8
+
+
+class HostShare:
+    """Bounds the part of the time that this process spends on live tuning. Time that was not spent is not saved up."""
+
+    def __init__(self, share: float = HOST_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._share, self.clock_s = share, clock_s
+        self._owed_s, self._looked_s, self._longest_s = 0.0, clock_s(), 0.0
+        self.spent: Final[dict[HostWork, tuple[int, float]]] = {}  # how often, and how long in all
+
+    def allows(self) -> bool:
+        """Whether the host may do more now."""
+        now_s = self.clock_s()
+        self._owed_s = max(self._owed_s - self._share * (now_s - self._looked_s), 0.0)
+        self._looked_s = now_s
+        return self._owed_s <= 0
+
+    def spend(self, seconds: float, work: HostWork) -> None:
+        """Note that the host has worked so long."""
+        self._owed_s += seconds
+        count, total_s = self.spent.get(work, (0, 0.0))
+        self.spent[work] = count + 1, total_s + seconds
+
+    def earn(self, seconds: float) -> None:
+        """Let the host work so much more, because the program has become faster."""
+        self._owed_s = max(self._owed_s - seconds, 0.0)
+
+    def patience(self, call_s: float) -> int:
+        """Return how many times as long a session with such calls waits as that with the longest ones.
+
+        Long calls are tuned first: their winners save the most, and pay for the others.
+        """
+        self._longest_s = max(self._longest_s, call_s)
+        return 1 if call_s <= 0 else int(min(self._longest_s / call_s, _MOST_PATIENCE))
+
+
+HOST: Final = HostShare()

@@ -1,0 +1,85 @@
+"""Which candidates of a list are worth a try: a model over their values predicts the times of those that have not run.
+
+For tuning in a running program, where each candidate takes milliseconds of its time before it has run once.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from tunebook._base.errors import CodecError, DefinitionError, MissingDependency
+from tunebook.search._candidate_list import CandidateList
+from tunebook.search._model import TimeModel, load_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tunebook._space.space import Point
+
+C = TypeVar("C")
+
+# Before so many times are known, nothing is predicted. Those come from all over the list.
+FIRST: Final = 8
+# A candidate is left out if it is predicted to be so many times slower than the best, and so many standard deviations
+# of the prediction beyond that. On the times of four kernels at 160 shapes each on an H200, 0.46 to 0.73 of the
+# candidates were tried, and the best of them was within 1 % of the best of all at 0.975 to 1.0 of the shapes; with two
+# deviations, 0.37 to 0.64, and 0.906 (`bench/outlook.py`). Times at two other shapes, taken into the model, left out no
+# more, and dropping what was 1.3 times slower there lost the best: other shapes decide the order alone.
+_MARGIN, _SURELY = 1.1, 2.5
+_MOST: Final = 3.0  # times the best: slower ones are all alike, and would hide how the fast ones differ
+
+
+class Outlook(Generic[C]):
+    """Orders candidates by their predicted times, and leaves out those that are surely slow."""
+
+    def __init__(self, configs: Mapping[str, C], likely: Iterable[str] = ()) -> None:
+        """`likely` names the candidates that are tried first, because they are fast elsewhere."""
+        members = CandidateList(configs.values())
+        space = members.space()
+        found = {name: space.point(members.point(config)) for name, config in configs.items()}
+        self._points: dict[str, Point] = {name: point for name, point in found.items() if point is not None}
+        self._model = TimeModel(space.grid, random.Random(0))  # noqa: S311 - it is not asked for anything random
+        first = dict.fromkeys([*(name for name in likely if name in configs), *spread_out(self._points, FIRST)])
+        self._place = {name: at for at, name in enumerate(dict.fromkeys([*first, *configs]))}
+        self.predicted: dict[str, float] = {}  # times the best, of those that have not run
+
+    def worth_trying(self, names: Iterable[str], times: Mapping[str, float]) -> list[str]:
+        """Return those of `names` that are not surely slow, the most promising first, given times of others."""
+        waiting = sorted(names, key=self._place.__getitem__)
+        known = [name for name in times if name in self._points]
+        if len(known) < FIRST or not waiting:
+            return waiting
+        np, best = load_numpy(), min(times.values())
+        logs = np.array([min(math.log(times[name] / best), math.log(_MOST)) for name in known])
+        middle, spread = logs.mean(), logs.std() + 1e-9
+        self._model.fit([self._points[name] for name in known], (logs - middle) / spread)
+        means, errors = self._model.predict([self._points[name] for name in waiting])
+        # Where times follow their values less than the model believes, it knows less about the others too.
+        means, errors = middle + spread * means, spread * errors * max(self._model.surprise(), 1.0)
+        self.predicted = dict(zip(waiting, np.exp(means).tolist(), strict=True))
+        worth = dict(zip(waiting, (means - _SURELY * errors <= math.log(_MARGIN)).tolist(), strict=True))
+        return sorted((name for name in waiting if worth[name]), key=self.predicted.__getitem__)
+
+
+def spread_out(points: Mapping[str, Point], count: int) -> list[str]:
+    """Return so many names whose points have as many different values as possible, on each axis."""
+    seen: Counter[tuple[int, int]] = Counter()
+    left, found = dict(points), list[str]()
+    while left and len(found) < count:
+        name = max(left, key=lambda each: math.fsum((1 + seen[value]) ** -2 for value in enumerate(left[each])))
+        found.append(name)
+        seen.update(enumerate(left.pop(name)))
+    return found
+
+
+def outlook_for(configs: Mapping[str, C], likely: Sequence[str] = ()) -> Outlook[C] | None:
+    """Return the outlook of candidates by name; None for few, without names of their values, or without numpy."""
+    if len(configs) <= FIRST:
+        return None
+    try:
+        return Outlook(configs, likely)
+    except (CodecError, DefinitionError, MissingDependency):
+        return None

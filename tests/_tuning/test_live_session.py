@@ -1,0 +1,193 @@
+"""Sessions of live tuning on a pretend clock: which candidates are loaded, and when the host works."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from tunebook._space.space import Config
+from tunebook._tuning.host_share import HostShare
+from tunebook._tuning.live_session import Build, LiveOutcome, LiveRuns, LiveSession
+from tunebook.testing import Landscape
+
+LOAD_S, FORK_S, CALL_S = 3.6e-3, 13e-3, 100e-6
+NOISE = {"cv": 0.02, "spikes": 0.02}
+
+
+def tiles(seed, stages=(2, 3, 4)):
+    """Return candidates and their true seconds: tiles have a best size, which decides the best number of warps."""
+    pick = random.Random(seed)
+    tile, warps = pick.uniform(4, 7), pick.uniform(0, 3)
+    weights = [pick.uniform(0.1, 0.3) for _ in range(2)]
+    costs = {}
+    for size in (16, 32, 64, 128):
+        for count in (1, 2, 4, 8):
+            for depth in stages:
+                off = math.log2(size) - tile
+                log = weights[0] * off**2 + weights[1] * (math.log2(count) - warps - 0.5 * off) ** 2
+                log += 0.03 * abs(depth - 3) + pick.gauss(0, 0.02)
+                costs[Config(BLOCK=size, num_warps=count, num_stages=depth)] = CALL_S * math.exp(log)
+    return costs
+
+
+class Pretend(LiveRuns):
+    """Calls on a landscape; the clock of the host moves by each call, load and fork. Events are read one call late."""
+
+    clock = "device-events"
+
+    def __init__(self, costs, seed=0, builds=None):
+        self.land, self.now_s, self.calls = Landscape(costs, seed=seed, **NOISE), 0.0, 0
+        self.loads, self.made, self.late = [], builds, False
+        self.work = Counter()  # what took long, by call
+
+    def may_try(self, args, kwargs):
+        return True
+
+    def sizes(self, args, kwargs):
+        return 0
+
+    def run(self, config, args, kwargs):
+        before_s = self.land.elapsed_s
+        self.land.make_fn(config)()
+        self.now_s += self.land.elapsed_s - before_s
+        self.calls += 1
+        return self.land.elapsed_s - before_s
+
+    def timed(self, config, args, kwargs):
+        seconds, at = self.run(config, args, kwargs), self.calls
+        window = SimpleNamespace(late=self.late, host_s=0.0)
+        window.seconds = lambda: seconds if self.calls > at else None
+        return seconds, window
+
+    def builds(self, configs):
+        return None if self.made is None else self.made(self, configs)
+
+    def load(self, config, args, kwargs):
+        self.loads.append(config)
+        self.work[self.calls] += 1
+        self.now_s += LOAD_S
+
+    def detached(self, inv):
+        return inv
+
+
+def session_of(runs, costs, incumbent, share=1e9, others=()):
+    kernel = SimpleNamespace(code_checksum="", environment=lambda _inv: "", objective="typical")
+    found = []
+    session = LiveSession(
+        SimpleNamespace(kernel=kernel, inv=None),
+        [incumbent, *(config for config in costs if config != incumbent)],
+        runs,
+        LiveOutcome(lambda tuned, _again: found.append(tuned) or True, lambda *_: None, lambda **_: None),
+        slowdown=1.02,
+        window=2000,
+        host=HostShare(share, lambda: runs.now_s),
+        others=others,
+    )
+    return session, found
+
+
+def middle_of(costs):
+    return sorted(costs, key=costs.__getitem__)[len(costs) // 2]
+
+
+def call_until_found(session, most=20_000):
+    for calls in range(most):
+        session.run((), {})
+        if session.is_finished:
+            return calls
+    raise AssertionError(str(session))
+
+
+def test_fewer_candidates_are_loaded_and_the_winner_is_as_good():
+    loads, count, good, calls = 0, 0, 0, []
+    for seed in range(40):
+        costs = tiles(seed)
+        runs = Pretend(costs, seed)
+        session, found = session_of(runs, costs, middle_of(costs))
+        calls.append(call_until_found(session))
+        loads, count = loads + len(runs.loads), count + len(costs)
+        good += costs[found[0].config] <= 1.015 * min(costs.values())  # as far as the tie rule lets candidates differ
+        assert len(runs.loads) == len(set(runs.loads)) == len(costs) - 1 - len(session.not_tried)
+    assert loads <= 0.7 * count
+    assert good >= 38
+    assert max(calls) <= 2000
+
+
+def test_candidates_that_were_not_tried_are_named():
+    costs = tiles(1)
+    session, found = session_of(Pretend(costs), costs, middle_of(costs))
+    call_until_found(session)
+    (tuned,) = found
+    tried = {measurement.fingerprint for measurement in tuned.measurements}
+    assert set(tuned.left_out) == tuned.configs.keys() - tried
+    assert all("times as long as the best" in reason for reason in tuned.left_out.values())
+    assert f"{len(tuned.left_out)} not tried" in str(session)
+
+
+def test_candidates_that_are_fast_at_other_sizes_are_tried_first():
+    costs = tiles(2)
+    first, _ = session_of(Pretend(costs), costs, middle_of(costs))
+    call_until_found(first)
+    runs = Pretend(costs, seed=5)
+    session, found = session_of(runs, costs, middle_of(costs), others=[first, object()])
+    call_until_found(session)
+    names = {config: name for name, config in found[0].configs.items()}
+    assert [names[config] for config in runs.loads[: len(first.fast)]] == first.fast
+
+
+class Builds:
+    """Compiles one candidate in so many polls, after a fork for each."""
+
+    def __init__(self, runs, configs, polls=1):
+        self.runs, self.todo, self.forks, self.polls, self.polled = runs, list(configs), 0, polls, 0
+
+    def arrange(self, names):
+        self.todo = list(names)
+
+    def poll(self, call):
+        self.polled += 1
+        if not self.todo or self.polled % self.polls:
+            return []
+        self.forks += 1
+        self.runs.work[self.runs.calls] += 1
+        self.runs.now_s += FORK_S
+        return [Build(self.todo.pop(0), product=None)]
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("share", [1e9, 0.02])
+def test_no_call_makes_a_fork_and_loads_a_program(share):
+    costs = tiles(3)
+    runs = Pretend(costs, builds=Builds)
+    session, _ = session_of(runs, costs, middle_of(costs), share)
+    call_until_found(session, 400_000)
+    assert max(runs.work.values()) == 1
+    assert len(runs.loads) + len(session.not_tried) == len(costs) - 1
+
+
+def test_candidates_that_are_not_worth_loading_are_not_compiled_either():
+    costs, made = tiles(4), []
+    runs = Pretend(costs, builds=lambda runs, configs: made.append(Builds(runs, configs, polls=5)) or made[0])
+    session, _ = session_of(runs, costs, middle_of(costs))
+    call_until_found(session)
+    assert made[0].forks < len(costs) - 1
+    assert session.not_tried
+
+
+def test_the_host_works_only_within_its_share_and_says_on_what():
+    costs, share = tiles(5), 0.02
+    runs = Pretend(costs, builds=Builds)
+    runs.late = True  # the device waits for the host: a better leader earns nothing
+    session, _ = session_of(runs, costs, middle_of(costs), share)
+    call_until_found(session, 400_000)
+    spent = session._host.spent
+    assert spent["loads"] == (len(runs.loads), pytest.approx(LOAD_S * len(runs.loads)))
+    assert spent["forks"][1] == pytest.approx(FORK_S * spent["forks"][0])
+    assert sum(seconds for _, seconds in spent.values()) <= share * runs.now_s + FORK_S
