@@ -171,7 +171,7 @@ def signal_children(number):
 
 
 def train(side, options, device, wait):
-    """Run one side in this process; return the end of each step in its own seconds, and what became of sessions."""
+    """Run one side in this process; return the end of each step in its own seconds, and the work of live tuning."""
     if side == "fixed":
         only_first_candidates()
     elif side != "triton":
@@ -179,8 +179,36 @@ def train(side, options, device, wait):
     path, _, place = options.turns.rpartition(":")
     with contextlib.closing(Turns(path, int(place))) as turns:
         ends_s = steps_in_turn(side, turns, options, device, wait)
-    states = [str(each) for each in gc.get_objects() if type(each) is LiveSession]
-    return {"ends": ends_s, "sessions": states}
+    return {"ends": ends_s, **live_work()}
+
+
+def live_work():
+    """Return what became of the sessions of this process, and on what its host worked for them: why a bar is missed."""
+    sessions = [each for each in gc.get_objects() if type(each) is LiveSession]
+    watches = [each.race.watch for each in sessions]
+    counts = {
+        "sessions": len(sessions),
+        "decided": sum(each.is_finished for each in sessions),
+        "candidates": sum(each.candidates for each in sessions),
+        "not tried": sum(len(each.not_tried) for each in sessions),
+        "launches of others than the leader": sum(sum(each.race.runs.values()) for each in sessions)
+        - sum(each.race.runs[each.race.leader] for each in sessions),
+        "duels": sum(each.duels for each in watches),
+        "rollbacks": sum(each.rollbacks for each in sessions),
+    }
+    host = {work: {"times": times, "seconds": round(seconds, 4)} for work, (times, seconds) in HOST.spent.items()}
+    return {"states": [str(each) for each in sessions], "counts": counts, "host": host}
+
+
+def told(side, done):
+    """Return the raw results that say how far the sessions of a side were, and print them."""
+    if not done["states"]:
+        return {}
+    print(f"{side}:", ", ".join(f"{count} {what}" for what, count in done["counts"].items()))
+    for work, spent in done["host"].items():
+        print(f"{side}: the host spent {spent['seconds']:.3f} s on {spent['times']} {work}")
+    names = {"states": "sessions at the end", "counts": "sessions in numbers", "host": "work of the host"}
+    return {f"{name}, {side}": done[key] for key, name in names.items()}
 
 
 def steps_in_turn(side, turns, options, device, wait):
@@ -190,7 +218,7 @@ def steps_in_turn(side, turns, options, device, wait):
             for step in steps:
                 step()
             wait()
-    HOST.clock_s = turns.own_s  # what the host may spend is a part of this process's own time
+    HOST.use_clock(turns.own_s)  # what the host may spend is a part of this process's own time
     started_s, ends_s = turns.own_s(), []
     while not ends_s or (ends_s[-1] < options.seconds and len(ends_s) < options.steps):
         with turns.turn():
@@ -242,7 +270,7 @@ def compare_training(ends):
 
 
 def serve(options, device, wait):
-    """Answer requests of both sides in turn; return the latency of each request after the first minute, by side."""
+    """Answer requests of both sides in turn; return latencies after the first minute by side, and the work for it."""
     live = autotune(CONFIGS, key=["columns"], bucket=None, policy=LIVE, store=False)(normalise)
     first = CONFIGS[0].all_kwargs()
 
@@ -267,7 +295,7 @@ def serve(options, device, wait):
         answer(side, x)
         if now_s >= options.settle:
             latencies[side].append(time.perf_counter() - began_s - due_s)
-    return latencies
+    return {"latencies": latencies, **live_work()}
 
 
 def compare_serving(latencies):
@@ -392,14 +420,17 @@ def main(arguments):
     for together in ([side for side in sides if side != "triton"], [side for side in sides if side == "triton"]):
         done = run_sides(together, options) if together else {}
         ends |= {side: each["ends"] for side, each in done.items()}
-        raw |= {f"sessions at the end, {side}": each["sessions"] for side, each in done.items() if each["sessions"]}
+        for side, each in done.items():
+            raw |= told(side, each)
         raw |= {f"first step of {side}, s": ends[side][0] for side in together}
         raw |= {f"steps in each second, {side}": per_second(ends[side]) for side in together}
         if together and {"fixed", "live", "offline"} <= set(ends):
             found |= compare_training(ends)
             status = publish(found, raw, options)
     if options.only != "training":
-        found |= compare_serving(run_side("server", options))
+        done = run_side("server", options)
+        found |= compare_serving(done["latencies"])
+        raw |= told("server", done)
         status = publish(found, raw, options)
     return status
 

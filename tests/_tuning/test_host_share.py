@@ -67,3 +67,13 @@ def test_long_calls_are_tuned_first():
     assert share.patience(0.4e-3) == 2
     assert share.patience(1e-6) == 8
     assert share.patience(1e-3) == 1
+
+
+def test_another_clock_begins_with_nothing_owed():
+    clock, own = Clock(), Clock()
+    clock.now_s = 5000.0
+    share = HostShare(SHARE, clock)
+    share.use_clock(own)
+    assert share.allows()
+    own.now_s = 0.5
+    assert share.allows()

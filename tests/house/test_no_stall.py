@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,34 @@ def test_a_dry_run_shows_every_number(bench, tmp_path):
     assert done.returncode == 0, done.stderr
     for name in bench.TARGETS:
         assert name in done.stdout
+    # The host may work in the turns of its own process: by a clock that it shares with nobody.
+    assert re.search(r"^live: the host spent [\d.]+ s on [1-9]\d* (forks|loads)$", done.stdout, re.MULTILINE), (
+        done.stdout
+    )
+    for side in ("live", "server"):
+        for what in ("candidates", "not tried", "duels", "rollbacks", "loads", "choices", "timed launches"):
+            assert re.search(rf"^{side}: .*\d {what}\b", done.stdout, re.MULTILINE), (side, what, done.stdout)
+
+
+def test_sides_take_turns(bench, tmp_path):
+    shared = tmp_path / "turns"
+    shared.write_bytes(bytes([0, 1, 1]))
+    order, barrier = [], threading.Barrier(2)
+
+    def side(place):
+        with contextlib.closing(bench.Turns(shared, place)) as turns:
+            barrier.wait()
+            for _ in range(3):
+                with turns.turn():
+                    order.append(place)
+            assert turns.own_s() < 60  # the time of others is not counted
+
+    others = [threading.Thread(target=side, args=(place,)) for place in (0, 1)]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join()
+    assert order == [0, 1] * 3
 
 
 def test_the_worst_window_is_the_one_in_which_the_program_stood_still(bench):

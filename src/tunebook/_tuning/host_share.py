@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,12 @@ class HostShare:
     def __init__(self, share: float = HOST_SHARE, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._share, self.clock_s = share, clock_s
         self._owed_s, self._looked_s, self._longest_s = 0.0, clock_s(), 0.0
-        self.spent: Final[dict[HostWork, tuple[int, float]]] = {}  # how often, and how long in all
+        # How often, and how long in all.
+        self.spent: Final[dict[HostWork, tuple[int, float]]] = dict.fromkeys(get_args(HostWork), (0, 0.0))
+
+    def use_clock(self, clock_s: Callable[[], float]) -> None:
+        """Go on by another clock, which may show any time."""
+        self.clock_s, self._looked_s = clock_s, clock_s()
 
     def allows(self) -> bool:
         """Whether the host may do more now."""
@@ -36,7 +41,7 @@ class HostShare:
     def spend(self, seconds: float, work: HostWork) -> None:
         """Note that the host has worked so long."""
         self._owed_s += seconds
-        count, total_s = self.spent.get(work, (0, 0.0))
+        count, total_s = self.spent[work]
         self.spent[work] = count + 1, total_s + seconds
 
     def earn(self, seconds: float) -> None:
