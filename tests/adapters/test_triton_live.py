@@ -8,6 +8,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tunebook._base.record_format import Record, merge  # noqa: E402 - as above
 from tunebook._cli import main  # noqa: E402 - as above
 from tunebook._selection.listeners import EVERYWHERE  # noqa: E402 - as above
 from tunebook._tuning import host_share, live_session  # noqa: E402 - as above
-from tunebook.adapters._triton import compile_beside, live  # noqa: E402 - as above
+from tunebook.adapters._triton import compile_beside, live, memory_only  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -320,6 +321,39 @@ def test_candidates_are_compiled_in_forks_beside_the_program(gpu, monkeypatch, t
     assert len(builds) == 3
     assert all(build.failure is None and build.product is not None for build in builds)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+@pytest.mark.timeout(300)
+def test_sizes_of_the_same_kind_share_compiled_programs_and_need_no_forks(gpu, monkeypatch):
+    monkeypatch.setattr(live, "may_fork_beside", lambda: True)
+    kernel = live_kernel(processes=True)
+    call_until_decided(kernel, *tensors(1024), most=10**6)
+    programs = next(iter(add.device_caches.values()))[0]
+    loaded, forks = len(programs), []
+    monkeypatch.setattr(compile_beside.CompileBeside, "_fork", lambda *given: forks.append(given))
+    for _ in range(300):
+        kernel[grid](*tensors(2048))
+    assert len(programs) == loaded == len(CONFIGS)
+    assert forks == []
+    for _ in range(20):
+        kernel[grid](*tensors(2049))  # not divisible by 16: other programs
+    assert forks
+
+
+def test_triton_is_asked_for_programs_in_memory_alone_and_other_threads_are_left_alone(gpu):
+    others, theirs = [], lambda **_facts: others.append(1)
+    before, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, theirs
+    try:
+        with memory_only.compiling_nothing():
+            assert add.warmup(*tensors(), grid=grid, BLOCK=64) is None
+            thread = threading.Thread(target=lambda: add.warmup(*tensors(), grid=grid, BLOCK=128))
+            thread.start()
+            thread.join()
+            assert add.warmup(*tensors(), grid=grid, BLOCK=128) is not None
+        assert triton.knobs.runtime.jit_cache_hook is theirs
+    finally:
+        triton.knobs.runtime.jit_cache_hook = before
+    assert others == [1]
 
 
 def test_progress_and_cost_stand_in_the_explanation(gpu):

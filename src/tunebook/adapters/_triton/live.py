@@ -10,6 +10,7 @@ from tunebook.adapters._cuda.timer import LaunchWindows
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
 from tunebook.adapters._triton.compile_beside import CompileBeside, may_fork_beside
+from tunebook.adapters._triton.memory_only import compiling_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -65,7 +66,11 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
         def compile_one(candidate: LaunchConfig, call: tuple[Any, ...]) -> bytes | None:
             return kernel.compile_cfg(kernel.invocation(Launch(*call[0])), candidate)
 
-        return CompileBeside(compile_one, configs, HOST)
+        def recall(candidate: LaunchConfig, call: tuple[Any, ...]) -> bytes | None:
+            with compiling_nothing():
+                return compile_one(candidate, call)
+
+        return CompileBeside(compile_one, configs, HOST, recall)
 
     def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002 - as above
         """Load the program of a candidate onto the device; one that nobody has compiled is compiled here."""
