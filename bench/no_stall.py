@@ -191,6 +191,7 @@ def live_work():
         "decided": sum(each.is_finished for each in sessions),
         "candidates": sum(each.candidates for each in sessions),
         "not tried": sum(len(each.not_tried) for each in sessions),
+        "loaded": sum(each.loads for each in sessions),
         "launches of others than the leader": sum(sum(each.race.runs.values()) for each in sessions)
         - sum(each.race.runs[each.race.leader] for each in sessions),
         "duels": sum(each.duels for each in watches),

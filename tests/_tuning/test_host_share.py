@@ -26,7 +26,7 @@ def test_any_window_spends_at_most_its_share_and_one_piece_of_work(moments, wind
         clock.now_s += idle_s
         if share.allows():
             clock.now_s += work_s
-            share.spend(work_s, "loads")
+            share.spend(work_s, "steps of loading")
             spent.append((clock.now_s, work_s))
     for end_s, _ in spent:
         inside = sum(work_s for at_s, work_s in spent if end_s - window_s < at_s <= end_s)
@@ -39,7 +39,7 @@ def test_a_long_rest_saves_up_nothing():
     share = HostShare(SHARE, clock)
     clock.now_s = 3600.0
     assert share.allows()
-    share.spend(0.01, "loads")
+    share.spend(0.01, "steps of loading")
     assert not share.allows()
     clock.now_s += 0.3
     assert not share.allows()
@@ -50,13 +50,13 @@ def test_a_long_rest_saves_up_nothing():
 def test_a_program_that_became_faster_pays_for_more():
     clock = Clock()
     share = HostShare(SHARE, clock)
-    share.spend(0.01, "loads")
+    share.spend(0.01, "steps of loading")
     share.earn(0.004)
     assert not share.allows()
     share.earn(0.006)
     assert share.allows()
     share.earn(100.0)  # not saved up either
-    share.spend(0.01, "loads")
+    share.spend(0.01, "steps of loading")
     assert not share.allows()
 
 

@@ -37,11 +37,11 @@ def test_a_dry_run_shows_every_number(bench, tmp_path):
     for name in bench.TARGETS:
         assert name in done.stdout
     # The host may work in the turns of its own process: by a clock that it shares with nobody.
-    assert re.search(r"^live: the host spent [\d.]+ s on [1-9]\d* (forks|loads)$", done.stdout, re.MULTILINE), (
-        done.stdout
-    )
+    assert re.search(
+        r"^live: the host spent [\d.]+ s on [1-9]\d* (forks|steps of loading)$", done.stdout, re.MULTILINE
+    ), done.stdout
     for side in ("live", "server"):
-        for what in ("candidates", "not tried", "duels", "rollbacks", "loads", "choices", "timed launches"):
+        for what in ("candidates", "not tried", "duels", "rollbacks", "steps of loading", "choices", "timed launches"):
             assert re.search(rf"^{side}: .*\d {what}\b", done.stdout, re.MULTILINE), (side, what, done.stdout)
 
 

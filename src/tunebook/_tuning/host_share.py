@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HostWork: TypeAlias = Literal["forks", "loads", "outlooks", "timed launches", "choices"]
+HostWork: TypeAlias = Literal["forks", "steps of loading", "outlooks", "timed launches", "choices"]
 
 # The part of the program's time that the host may spend on tuning; `slowdown` limits the device's time alone. Loading
 # a compiled candidate takes 3.6 ms, and a fork 13 ms, on the host of an H200. A better leader pays for more: see

@@ -78,14 +78,14 @@ class FunctionRuns(LiveRuns[C]):
         """Run a call between two events."""
         return self._windows.around(partial(self.run, config, args, kwargs))  # type: ignore[no-any-return] # as above
 
-    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Run a candidate for the first time, on copies of the arguments, and check its output.
 
         It may compile something, and a check waits for the device: both count as loading. Arguments too big to be
         copied are left alone, and the candidate is not checked.
         """
         if sum(getattr(array, "nbytes", 0) for array in arrays_in((args, dict(kwargs)))) > _MOST_BYTES:
-            return
+            return True
         args, kwargs = map_leaves(_copied, (args, dict(kwargs)))
         kernel, inv = self._kernel, self._call(args, kwargs)
         bind = partial(kernel.bind, self._empty)
@@ -100,6 +100,7 @@ class FunctionRuns(LiveRuns[C]):
         trial = first_trial(launches(1), once, check)
         if trial.failure is not None:
             raise trial.error or RuntimeError(trial.failure.message)
+        return True
 
     def detached(self, inv: Invocation[C, Any]) -> Invocation[C, Any]:
         """Return the call with descriptions in place of its arrays."""

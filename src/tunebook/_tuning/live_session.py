@@ -38,7 +38,6 @@ C = TypeVar("C")
 
 _POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
 _TELL_EVERY: Final = 1024  # calls
-_SPENT: Final = 4  # all sessions ask so many times less often while the host has spent its share
 _NEAR, _LIKELY = 1.1, 4  # candidates this near the leader are tried first at other sizes, so many at most
 # Candidates that are loaded and have not run yet, at most, where times decide which others are worth loading.
 _AHEAD: Final = 4
@@ -107,8 +106,9 @@ class LiveRuns(ABC, Generic[C]):
         """Compile candidates beside the program; None if nothing is compiled ahead."""
         return None
 
-    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Prepare a candidate so that its launch takes no longer than any other."""
+    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for loaders
+        """Prepare a candidate so that its launch takes no longer than any other; False if a later call must go on."""
+        return True
 
     @abstractmethod
     def detached(self, inv: Invocation[C, Any]) -> Invocation[C, Any]:
@@ -164,6 +164,8 @@ class LiveSession(Generic[C]):
         self._builds = runs.builds(rest)
         self._to_build = list(rest) if self._builds is not None else []
         self._to_load = [] if self._builds is not None else list(rest)
+        self._loading: str | None = None
+        self._news: tuple[int, ...] | None = None  # about which the outlook was asked last
         self.not_tried: dict[str, str] = {}  # why, by name
         self._products: dict[Hashable, str] = {}
         self._same: dict[str, str] = {}
@@ -173,7 +175,7 @@ class LiveSession(Generic[C]):
         self._handed_over = self._again = False
         self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
-        self.rollbacks = 0
+        self.rollbacks = self.loads = 0
         self._poll_at = 0  # calls
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
@@ -192,7 +194,7 @@ class LiveSession(Generic[C]):
             return (
                 f"watching the winner, which was found after {race.decided_after} calls{back}{self._left_out}; {cost}"
             )
-        left = len(self._to_build) + len(self._to_load)
+        left = len(self._to_build) + len(self._to_load) + (self._loading is not None)
         built = f", {left} are still to be compiled or loaded" if left else ""
         kept = race.left + left
         left_to_try = f"{kept} of {self.candidates} are left{built}{self._left_out}"
@@ -244,7 +246,7 @@ class LiveSession(Generic[C]):
         if self._waiting:
             self._read_events()
         if self._found is None:
-            if may_begin and (self._to_build or self._to_load):
+            if may_begin and (self._to_build or self._to_load or self._loading is not None):
                 self._host.spend(self._host.clock_s() - began_s, "choices")
                 self._prepare(args, kwargs)
                 may_begin, began_s = self._host.allows(), self._host.clock_s()
@@ -254,8 +256,7 @@ class LiveSession(Generic[C]):
             self.tell_progress()
         turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin)
         if self._found is None or self._handed_over:
-            patience = self._host.patience(race.unit_s) * (1 if may_begin else _SPENT)
-            self.rest = race.rest(turn, patience)
+            self.rest = race.rest(turn, self._host.patience(race.unit_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
@@ -341,16 +342,16 @@ class LiveSession(Generic[C]):
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both."""
-        calls = self.race.account.calls
+        calls, forked = self.race.account.calls, False
         if self._builds is not None and calls >= self._poll_at:
             self._poll_at = calls + _POLL_EVERY
-            if self._take_builds(self._builds, args):
-                return
-        name = self._next_to_load()
-        if name is not None:
-            with self._working("loads"):
-                self._load(name, args, kwargs)
-        if not self._to_build and not self._to_load:
+            forked = self._take_builds(self._builds, args)
+        if not forked:
+            self._loading = self._loading or self._next_to_load()
+        if not forked and self._loading is not None:
+            with self._working("steps of loading"):
+                self._load(self._loading, args, kwargs)
+        if not self._to_build and not self._to_load and self._loading is None:
             if self._builds is not None:
                 self._builds.close()
                 self._builds = None
@@ -385,12 +386,15 @@ class LiveSession(Generic[C]):
         """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
         if self._outlook is None:
             return self._to_load.pop(0) if self._to_load else None
-        if self.race.untried >= _AHEAD or self.race.phase != "screening":
-            return None
+        untried, known = self.race.untried, self.race.known
+        news = untried, len(known), len(self._to_load), len(self._to_build)
+        if untried >= _AHEAD or self.race.phase != "screening" or news == self._news:
+            return None  # asking the model again takes as long as several launches
+        self._news = news
         with self._working("outlooks"):
             waiting = [*self._to_load, *self._to_build]
-            worth = self._outlook.worth_trying(waiting, self.race.known)
-            if not worth and not self.race.untried:
+            worth = self._outlook.worth_trying(waiting, known)
+            if not worth and not untried:
                 times = self._outlook.predicted
                 self.not_tried |= {
                     name: f"not tried: predicted to take {times[name]:.2g} times as long as the best"
@@ -406,9 +410,14 @@ class LiveSession(Generic[C]):
         return name
 
     def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        done = True
         with Attempt() as attempt:
-            self._runs.load(self._candidates.configs[name], args, kwargs)
-            self.race.admit(name)
+            done = self._runs.load(self._candidates.configs[name], args, kwargs)
+            if done:
+                self.race.admit(name)
+        if done:
+            self._loading = None
+            self.loads += 1
         if attempt.trial.failure is not None:
             self._fail(name, attempt.trial)
 
@@ -422,7 +431,7 @@ class LiveSession(Generic[C]):
         self._waiting.clear()
         self._to_build.clear()
         self._to_load.clear()
-        self._builds = None
+        self._builds = self._loading = None
 
     # ------------------------------------------------------------------------------------------------------- deciding
 

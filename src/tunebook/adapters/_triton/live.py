@@ -28,6 +28,7 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
     def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
         self._kernel, self._processes = kernel, processes
         self._windows = LaunchWindows(device.interface)
+        self._read: Any = None  # a compiled program that is not on the device yet
 
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of any launch
         """Whether no CUDA graph is captured."""
@@ -72,10 +73,18 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
 
         return CompileBeside(compile_one, configs, HOST, recall)
 
-    def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002 - as above
-        """Load the program of a candidate onto the device; one that nobody has compiled is compiled here."""
-        program = self._kernel.program(Launch(*args[0]), config)
+    def load(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - as above
+        """Load the program of a candidate; one that nobody has compiled is compiled here.
+
+        In two calls: the first reads the program, which takes Triton milliseconds, and the next one loads it onto the
+        device, which takes the driver as long.
+        """
+        if self._read is None:
+            self._read = self._kernel.program(Launch(*args[0]), config)
+            return self._read is None  # only a launch can compile it
+        program, self._read = self._read, None
         _ = getattr(program, "run", None)  # a property, which loads the program
+        return True
 
     def detached(self, inv: Invocation[LaunchConfig, Any]) -> Invocation[LaunchConfig, Any]:
         """Return the launch without its tensors."""
