@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402 - as a
 
 import tunebook as tb  # noqa: E402 - as above
 from tunebook._measure.forked_worker import ForkedWorker, Reply  # noqa: E402 - as above
-from tunebook._tuning import live_session  # noqa: E402 - as above
+from tunebook._tuning import host_share, live_session  # noqa: E402 - as above
 from tunebook.adapters._triton import compile_ahead, live  # noqa: E402 - as above
 from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
 from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
@@ -100,7 +100,7 @@ def test_programs_are_compiled_for_the_blocks_that_the_hook_of_a_configuration_s
     gpu, compiled_here, monkeypatch, in_forks, way
 ):
     """As `_swiglu_kernel_forward` of liger-kernel has it: all of its 32 candidates failed to compile."""
-    monkeypatch.setattr(live_session, "HOST", live_session.HostShare(1e9))
+    monkeypatch.setattr(live_session, "HOST", host_share.HostShare(1e9))
     monkeypatch.setattr(live, "HOST", live_session.HOST)
     monkeypatch.setattr(gpu, "cost", lambda facts: 1 / facts["BLOCK"])
     gpu.behind = 2
