@@ -128,3 +128,14 @@ def test_of_noise_the_best_constant_is_learnt_and_a_real_rule_is_a_tree():
     learnt = fit(ruled, configs)
     assert isinstance(learnt.tree, Split)
     assert learnt.held_out < learnt.constant
+
+
+def test_the_source_says_its_bound_and_the_best_constant_s_regret():
+    few, many = fit(examples()[::7], CONFIGS), fit(examples(), CONFIGS)
+    assert few.bound == math.inf
+    assert "# Too few for a bound; " in few.source
+    assert many.held_out < many.bound < math.inf
+    said = (
+        f"    # At most {many.bound:.1%} slower on 95% of held-out problems; the best constant is {many.constant:.1%}"
+    )
+    assert said in many.source.splitlines()[2]

@@ -5,6 +5,7 @@ The heuristic is a small decision tree over sizes, written as a Python function 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from tunebook._cli._entries import find
@@ -37,8 +38,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         with writing(options.output):
             Path(options.output).expanduser().write_text(learnt.source, encoding="utf-8")
     if terminal.json:
-        facts = {"regret": learnt.regret, "held_out": learnt.held_out, "problems": learnt.problems}
-        facts["constant"] = learnt.constant
+        facts: dict[str, float | None] = {
+            "regret": learnt.regret,
+            "held_out": learnt.held_out,
+            "problems": learnt.problems,
+        }
+        facts |= {"constant": learnt.constant, "bound": learnt.bound if math.isfinite(learnt.bound) else None}
         terminal.value({"source": learnt.source, **facts})
         return DONE
     if not options.output:
@@ -50,9 +55,10 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         beside = "no tree is better than this one configuration"
     else:
         beside = f"the best single configuration is {learnt.constant:.1%} slower there"
+    bound = f" (at most {learnt.bound:.1%} on 95% of them)" if math.isfinite(learnt.bound) else ""
     terminal.note(
         f"learnt from {learnt.problems} tuned calls: {learnt.regret:.1%} slower than the best on these calls, "
-        f"{learnt.held_out:.1%} on held-out calls; {beside}"
+        f"{learnt.held_out:.1%} on held-out calls{bound}; {beside}"
     )
     return DONE
 

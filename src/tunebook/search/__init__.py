@@ -10,10 +10,13 @@ from tunebook.search._learned_heuristic import Example as Example
 from tunebook.search._learned_heuristic import Fit as Fit
 from tunebook.search._learned_heuristic import fit as fit
 from tunebook.search._learned_heuristic import fit_book as fit_book
+from tunebook.search._prediction import Prediction as Prediction
+from tunebook.search._prediction import predict as predict
 from tunebook.search._simple import Evolution as Evolution
 from tunebook.search._simple import Exhaustive as Exhaustive
 from tunebook.search._simple import Local as Local
 from tunebook.search._simple import Random as Random
+from tunebook.search._size_model import SizeModel as SizeModel
 from tunebook.search._strategy import Observation as Observation
 from tunebook.search._strategy import Start as Start
 from tunebook.search._strategy import Strategy as Strategy

@@ -27,6 +27,7 @@ _FOLDS: Final = 10
 _UNMEASURED: Final = 7.0
 # Products and ratios are made of at most this many sizes: there are twice as many of them as pairs.
 _PAIRED: Final = 8
+COVERED: Final = 0.95  # the part of problems in which a regret is within its bound
 
 
 class Example(NamedTuple):
@@ -53,7 +54,8 @@ class Fit(NamedTuple):
     """A learnt heuristic. `regret` is its mean slowdown against the best measured configuration; 0.1 is 10 %.
 
     `held_out` is the regret on problems that it was not learnt from: judge by this. `constant` is the same for the best
-    single configuration, which is the heuristic if no tree is better. `source` is its Python code.
+    single configuration, which is the heuristic if no tree is better. `bound` is the regret that 95 % of such problems
+    stay within; infinite if there are too few to say. `source` is its Python code.
     """
 
     tree: Tree
@@ -62,6 +64,7 @@ class Fit(NamedTuple):
     held_out: float
     problems: int
     constant: float
+    bound: float
 
 
 def fit(
@@ -84,15 +87,33 @@ def fit(
     # Of noise, the best constant is all there is to learn. One strange time decides nothing: twice the best is far.
     grown = fmean(min(regret, 1.0) for regret in missed) < fmean(min(regret, 1.0) for regret in by_one)
     tree = _grow(table, every, depth if grown else 0)
-    held_out, constant = fmean(missed if grown else by_one), fmean(by_one)
+    held_out, constant, bound = fmean(missed if grown else by_one), fmean(by_one), quantile(missed if grown else by_one)
     regret = fmean(regret_of(tree, example) for example in examples)
     arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
     lines = [
         f"def {name}({', '.join(arguments)}):",
         f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
+        f"    # {_bound_text(held_out, constant, bound)}",
         *_branches(tree, configs, "    "),
     ]
-    return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples), constant)
+    return Fit(tree, "\n".join(lines) + "\n", regret, held_out, len(examples), constant, bound)
+
+
+def _bound_text(held_out: float, constant: float, bound: float) -> str:
+    known = f"At most {bound:.1%} slower on 95% of held-out problems" if math.isfinite(bound) else "Too few for a bound"
+    # In points: a constant may be no slower at all.
+    better = f"the best constant is {constant:.1%} slower on the mean" if held_out < constant else "no tree was better"
+    return f"{known}; {better}."
+
+
+def quantile(values: Sequence[float]) -> float:
+    """Return the value that a further one is at most in 95 % of cases; infinite if there are too few to say.
+
+    >>> quantile(range(1, 40)), quantile(range(10))
+    (38, inf)
+    """
+    place = math.ceil(COVERED * (len(values) + 1))
+    return sorted(values)[place - 1] if place <= len(values) else math.inf
 
 
 def _held_out(table: _Table, examples: Sequence[Example], depth: int) -> list[float]:
@@ -111,14 +132,14 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
     devices: set[str] = set()
     for record in records:
         try:
-            times, sizes = times_of(record), dict(_sizes(json.loads(record.problem.call_key)))
+            times, sizes = times_of(record), dict(numbers_in(json.loads(record.problem.call_key)))
         except (CodecError, ValueError, RecursionError):
             continue  # damaged, or the key of a key_builder
         seconds = {fp: s for fp, s in times.seconds.items() if math.isfinite(s)}
         if seconds and sizes:
             devices.add(record.problem.device)
             examples.append(Example(sizes, seconds))
-            configs |= {fp: _values(times.configs[fp]) for fp in seconds}
+            configs |= {fp: values_in(times.configs[fp]) for fp in seconds}
     if len(devices) > 1:
         raise DefinitionError(
             f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. Each device has its own best "
@@ -127,14 +148,14 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
     return fit(examples, configs, name=name, depth=depth)
 
 
-def _values(encoded: Json) -> Mapping[str, Any]:
+def values_in(encoded: Json) -> Mapping[str, Any]:
     """Return the values of a configuration by name; its class need not be known here."""
     inside = encoded.get("v") if isinstance(encoded, dict) and encoded.get(TAG) == "custom" else None
     found = decode(encoded if inside is None else inside)
     return found if isinstance(found, dict) else {"config": found}
 
 
-def _sizes(arguments: Any) -> Iterator[tuple[str, float]]:
+def numbers_in(arguments: Any) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a call key, by the expression for them in the kernel's body."""
     for argument, value in arguments.items() if isinstance(arguments, dict) else ():
         parts = value.get("$array") if isinstance(value, dict) else None

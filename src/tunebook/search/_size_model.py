@@ -1,0 +1,373 @@
+"""A model of times over sizes: a configuration for sizes that were never tuned, and a bound of its regret.
+
+Each configuration has a model of its own, of the logarithm of its time. Its first part is a sum of products that times
+are made of (launches, waves of blocks, steps of a loop, bytes), with weights that are not negative; which axis is the
+block of which size is found by trying. A Gaussian process then learns how times differ from this sum. Predictions for
+problems that are left out of the data are exact and cost no further fit. The bound is the 95 % quantile of the regrets
+there (conformal prediction), so it holds for that part of problems like them, no matter how good the model is.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tunebook._base.errors import require
+from tunebook.search._learned_heuristic import quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tunebook.search._learned_heuristic import Example
+
+FEWEST: Final = 8  # configurations worth trying, and problems to learn a structure from
+MOST: Final = 16
+_NEAR: Final = 0.15  # slowness over which a time counts for less: the fastest must be told apart
+_LEAST_WEIGHT: Final = 0.02
+_SIZES: Final = 4  # at most, and axes: what is tried grows with their product
+_AXES: Final = 6
+_NO_BLOCKS: Final = frozenset({"num_warps", "num_stages", "num_ctas"})  # Triton's options are never sizes of blocks
+_COMPARED: Final = 100  # problems at most by which structures are compared: the cost grows with the cube
+_STUDIED: Final = 14  # configurations that the structure and the scales are found from
+_STEPS: Final = 200  # of fitting a sum
+_AVERAGED: Final = 4  # structures at most: which is the right one is seldom sure
+_ALIKE: Final = 1.1  # if their errors are at most so many times the smallest
+_WORTH: Final = 0.985  # a change of the structure must lower the error to this part
+_MISSING: Final = 1e6  # the variance of a time that was not taken
+_FOLDS: Final = 8
+_DRAWS: Final = 256
+_LEAST_SCALE: Final = 1e-3  # regrets below this are noise
+# How much similarity falls with a difference in each kind of input, the noise beside a variance of 1, and roughness;
+# the first two are adjusted to the data.
+_SCALES: Final = {"wave": 0.3, "full": 0.5, "steps": 0.2, "waste": 0.2, "size": 0.05, "noise": 0.04}
+
+
+class Block(NamedTuple):
+    """An axis that divides a size into blocks: these are launched side by side, or are the steps of a loop."""
+
+    axis: str
+    size: int
+    looped: bool
+
+
+class Structure(NamedTuple):
+    """What an author means by axes and sizes: blocks, and sizes of which each unit is launched by itself."""
+
+    blocks: tuple[Block, ...] = ()
+    launched: frozenset[int] = frozenset()
+
+
+class Predicted(NamedTuple):
+    """The keys of configurations worth trying, the fastest first; the regret expected of the first, and its bound."""
+
+    keys: list[str]
+    regret: float
+    bound: float
+
+
+class SizeModel:
+    """Predicts how fast configurations are at sizes, from problems where they were measured.
+
+    `configs` has the values of each configuration, by the keys of the examples' `seconds`. `cores` is the number of
+    blocks that the device runs side by side, or 1 if that is unknown.
+    """
+
+    def __init__(
+        self, examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], *, cores: int = 1
+    ) -> None:
+        self._np = np = require("numpy", feature="a prediction for sizes that were never tuned")
+        # A configuration is predicted only if half of the problems measured it.
+        many = {key: sum(key in example.seconds for example in examples) for key in configs}
+        self.keys: Final = [key for key in configs if 2 * many[key] >= len(examples) and many[key]]
+        self.problems: Final = len(examples)
+        self._names = _varying(examples)
+        sizes = np.array([[e.sizes[name] for name in self._names] for e in examples]).reshape(len(examples), -1)
+        times = np.array([[e.seconds.get(key, np.nan) for e in examples] for key in self.keys])
+        slower = np.log(times / np.nanmin(times, 0))
+        weights = np.where(np.isnan(slower), 0.0, np.exp(-slower / _NEAR) + _LEAST_WEIGHT)
+        axes = _powers_of_two(np, [configs[key] for key in self.keys])
+        self._data = data = Measured(
+            np, axes, max(1, cores), sizes, np.where(np.isnan(times), np.nanmean(times), times), weights
+        )
+        self.structures: Final = _best_structures(data, len(self._names))
+        self._parts = [_StructureModel(data, structure) for structure in self.structures]
+        self._variance = self._believed()
+        self.left_out: Final[list[float]] = []  # the regrets on problems that a model was not learnt from
+        self._usual, self._factor, self._gap = 1.0, math.inf, math.inf
+        if len(examples) >= FEWEST:
+            self._calibrate(np.where(np.isnan(slower), np.inf, slower))
+
+    def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
+        """Return a choice for these sizes, of some candidates, and those worth trying if it is not sure enough."""
+        np = self._np
+        logs, variances = _average(np, self._parts, np.array([[sizes[name] for name in self._names]]))
+        if candidates is not None:
+            allowed = frozenset(candidates)
+            logs[[key not in allowed for key in self.keys]] = np.inf
+        if not np.isfinite(logs).any():
+            return Predicted([], math.inf, math.inf)
+        logs, scale, top = self._ranked(logs[:, 0], variances[:, 0])
+        worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self._gap]
+        return Predicted([self.keys[c] for c in worth], self._usual * scale, self._factor * scale)
+
+    def _ranked(self, logs: Any, variances: Any) -> tuple[Any, float, Any]:
+        """Return logarithms of times, the regret that the model believes in, and the fastest in order."""
+        np = self._np
+        top = [c for c in np.argsort(logs, kind="stable")[:MOST] if np.isfinite(logs[c])]
+        draws = np.random.default_rng(0).standard_normal((_DRAWS, len(top)))
+        drawn = logs[top] + draws * np.sqrt(self._variance * variances[top])
+        return logs, float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
+
+    def _believed(self) -> float:
+        """Return the variance of errors, beside the variance that the processes state."""
+        np, weights = self._np, self._data.weights
+        missed, spreads = (
+            np.mean([part.missed for part in self._parts], 0),
+            np.mean([p.spreads for p in self._parts], 0),
+        )
+        apart = missed - _shared(np, missed, weights)
+        return float((weights * apart**2 / spreads).sum() / weights.sum())
+
+    def _calibrate(self, slower: Any) -> None:
+        """Learn from problems that are left out how large regrets are, beside how large they seem."""
+        np, data = self._np, self._data
+        every, problems = np.arange(len(self.keys)), np.arange(self.problems)
+        scales, gaps = [], []
+        for fold in range(_FOLDS):
+            others, held_out = problems[problems % _FOLDS != fold], problems[problems % _FOLDS == fold]
+            parts = [part.without(data.some(every, others)) for part in self._parts]
+            logs, variances = _average(np, parts, data.sizes[held_out])
+            logs = np.where(np.isfinite(slower[:, held_out]), logs, np.inf)  # regrets elsewhere are not known
+            for place, problem in enumerate(held_out):
+                column, scale, top = self._ranked(logs[:, place], variances[:, place])
+                scales.append(scale)
+                self.left_out.append(math.expm1(slower[top[0], problem]))
+                gaps.append(float(column[slower[:, problem].argmin()] - column[top[0]]))
+        self._usual = sum(self.left_out) / sum(scales)
+        self._factor = quantile([regret / scale for regret, scale in zip(self.left_out, scales, strict=True)])
+        self._gap = quantile(gaps)
+
+
+class Measured(NamedTuple):
+    """The data: sizes by problem; times and their weights by configuration and problem; axes by configuration."""
+
+    np: Any
+    axes: Mapping[str, Any]
+    cores: int
+    sizes: Any
+    times: Any
+    weights: Any
+
+    def some(self, configs: Any, problems: Any) -> Measured:
+        """Return a part of the data."""
+        view = self.np.ix_(configs, problems)
+        axes = {name: values[configs] for name, values in self.axes.items()}
+        return self._replace(axes=axes, sizes=self.sizes[problems], times=self.times[view], weights=self.weights[view])
+
+    def studied(self) -> Any:
+        """Return the configurations that are fast most often."""
+        return self.np.argsort(-self.weights.sum(1), kind="stable")[:_STUDIED]
+
+    def counted(self, structure: Structure, sizes: Any) -> tuple[Any, Any]:
+        """Return how many blocks are launched at sizes, and how many steps each loops."""
+        np = self.np
+        blocks, steps = np.ones((2, len(self.times), len(sizes)))
+        for block in structure.blocks:
+            count = np.ceil(sizes[None, :, block.size] / self.axes[block.axis][:, None])
+            blocks, steps = (blocks, steps * count) if block.looped else (blocks * count, steps)
+        for size in structure.launched:
+            blocks = blocks * sizes[None, :, size]
+        return blocks, steps
+
+    def products(self, structure: Structure, sizes: Any) -> Any:
+        """Return what a time may be made of: an array by configuration, problem and product."""
+        np = self.np
+        blocks, steps = self.counted(structure, sizes)
+        waves = np.ceil(blocks / self.cores)
+        one = np.ones_like(blocks)
+        plain = [one * size for size in sizes.T]
+        found = [one, waves, steps, waves * steps, blocks, blocks * steps, *plain]
+        found += [factor * size for factor in (waves, blocks) for size in plain]
+        found += [a * b for a, b in combinations(plain, 2)]
+        found += [np.prod(plain, 0)] if len(plain) > 2 else []
+        return np.stack(found, 2)
+
+    def inputs(self, structure: Structure, sizes: Any) -> tuple[Any, list[str]]:
+        """Return the inputs of the process, an array by configuration, problem and input; and the kind of each."""
+        np = self.np
+        blocks, _ = self.counted(structure, sizes)
+        waves = np.ceil(blocks / self.cores)
+        found = [("wave", waves), ("full", waves * self.cores / blocks)]
+        for block in structure.blocks:
+            length, size = self.axes[block.axis][:, None], sizes[None, :, block.size]
+            count = np.ceil(size / length)
+            found += [("steps", count)] if block.looped else []
+            found.append(("waste", count * length / size))
+        found += [("size", np.broadcast_to(size, blocks.shape)) for size in sizes.T]
+        return np.log2(np.stack([values for _, values in found], 2)), [kind for kind, _ in found]
+
+
+class _StructureModel:
+    """The model of one structure: sums, and a Gaussian process for each configuration."""
+
+    def __init__(self, data: Measured, structure: Structure, scales: Mapping[str, float] | None = None) -> None:
+        self._data, self._structure, np = data, structure, data.np
+        products = data.products(structure, data.sizes)
+        self._sums = _fit_sums(np, products, data.times, data.weights > 0)
+        targets = np.log(data.times / _total(np, products, self._sums))
+        self._spread = float(np.sqrt((targets[data.weights > 0] ** 2).mean())) + 1e-9
+        self._inputs, self._kinds = data.inputs(structure, data.sizes)
+        self._scales = scales or self._adjusted(targets / self._spread)
+        self._inverse = self._inverted(slice(None), self._scales)
+        self._solved = np.einsum("cij,cj->ci", self._inverse, targets / self._spread)
+        missed, self.spreads = _left_out(np, self._inverse, targets / self._spread)
+        self.missed = self._spread * missed
+
+    def without(self, data: Measured) -> _StructureModel:
+        """Return the same model, learnt from a part of the data."""
+        return _StructureModel(data, self._structure, self._scales)
+
+    def predict(self, sizes: Any) -> tuple[Any, Any]:
+        """Return the logarithms of the times of all configurations at sizes, and their variances."""
+        np, data = self._data.np, self._data
+        mean = np.log(_total(np, data.products(self._structure, sizes), self._sums))
+        inputs, kinds = data.inputs(self._structure, sizes)
+        near = _similar(np, inputs, self._inputs, kinds, self._scales)
+        left = 1 + self._scales["noise"] - ((near @ self._inverse) * near).sum(2)
+        logs = mean + self._spread * (near @ self._solved[:, :, None])[:, :, 0]
+        known = (data.weights > 0).any(1)[:, None]
+        return np.where(known, logs, np.inf), np.maximum(left, 0.0)
+
+    def _adjusted(self, targets: Any) -> Mapping[str, float]:
+        """Return the scales with the smallest errors in problems that are left out."""
+        np, chosen = self._data.np, self._data.studied()
+        targets, weights = targets[chosen], self._data.weights[chosen]
+
+        def error(scales: Mapping[str, float]) -> float:
+            return _relative_error(np, _left_out(np, self._inverted(chosen, scales), targets)[0], weights)
+
+        best = dict(_SCALES)
+        if len(self._data.sizes) < FEWEST:
+            return best
+        lowest = error(best)
+        for name in (*_SCALES, *_SCALES):
+            for factor in (0.25, 4.0):
+                scales = {**best, name: best[name] * factor}
+                if (found := error(scales)) < lowest:
+                    lowest, best = found, scales
+        return best
+
+    def _inverted(self, chosen: Any, scales: Mapping[str, float]) -> Any:
+        """Return the inverses of the covariances of the times of each configuration."""
+        np, inputs = self._data.np, self._inputs[chosen]
+        noise = np.where(self._data.weights[chosen] > 0, scales["noise"], _MISSING)
+        similar = _similar(np, inputs, inputs, self._kinds, scales)
+        return np.linalg.inv(similar + noise[:, :, None] * np.eye(inputs.shape[1]))
+
+
+def _best_structures(data: Measured, sizes: int) -> list[Structure]:
+    """Return the structures with the smallest errors in problems that are left out, found by one change at a time."""
+    structure = Structure()
+    if len(data.sizes) < FEWEST:
+        return [structure]
+    np = data.np
+    some = data.some(data.studied(), np.arange(0, len(data.sizes), -(-len(data.sizes) // _COMPARED)))
+    errors: dict[Structure, float] = {}
+
+    def error(structure: Structure) -> float:
+        if structure not in errors:
+            errors[structure] = _relative_error(np, _StructureModel(some, structure, _SCALES).missed, some.weights)
+        return errors[structure]
+
+    while True:
+        changed = min(_changes(structure, list(data.axes), range(sizes)), key=error, default=structure)
+        if error(changed) > _WORTH * error(structure):
+            ranked = sorted(errors, key=errors.__getitem__)[:_AVERAGED]
+            return [each for each in ranked if errors[each] <= _ALIKE * errors[ranked[0]]]
+        structure = changed
+
+
+def _changes(structure: Structure, axes: Sequence[str], sizes: Sequence[int]) -> Iterator[Structure]:
+    for axis in axes:
+        others = tuple(block for block in structure.blocks if block.axis != axis)
+        yield structure._replace(blocks=others)
+        for size in sizes:
+            for looped in (False, True):
+                yield structure._replace(blocks=tuple(sorted((*others, Block(axis, size, looped)))))
+    for size in sizes:
+        yield structure._replace(launched=structure.launched ^ {size})
+    if not structure.blocks:  # neither side of a grid tells much without the other
+        for one, other in permutations(sizes, 2):
+            for axis in axes:
+                yield Structure((Block(axis, one, looped=False),), frozenset({other}))
+            for a, b in combinations(axes, 2):
+                yield Structure(tuple(sorted((Block(a, one, looped=False), Block(b, other, looped=False)))))
+
+
+def _varying(examples: Sequence[Example]) -> list[str]:
+    """Return the names of sizes that differ between problems."""
+    columns: dict[str, list[float]] = {}
+    for name in [name for name in examples[0].sizes if all(e.sizes.get(name, 0) > 0 for e in examples)]:
+        values = [e.sizes[name] for e in examples]
+        if len(set(values)) > 1 and values not in columns.values():  # two arguments often share a size
+            columns[name] = values
+    return list(columns)[:_SIZES]
+
+
+def _powers_of_two(np: Any, configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the axes whose values may be sizes of blocks, as numbers by configuration."""
+    found = {}
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values = [config.get(name) for config in configs]
+        if name in _NO_BLOCKS:
+            continue
+        if len(set(map(str, values))) > 1 and all(type(v) is int and v > 0 and v & (v - 1) == 0 for v in values):
+            found[name] = np.array(values, float)
+    return dict(list(found.items())[:_AXES])
+
+
+def _fit_sums(np: Any, products: Any, times: Any, measured: Any) -> Any:
+    """Return weights of products, not negative, whose sums have the smallest relative errors."""
+    parts = np.where(measured[:, :, None], products / times[:, :, None], 0.0)
+    usual = parts.mean(1, keepdims=True) + 1e-30
+    parts = parts / usual
+    squares, aims = parts.transpose(0, 2, 1) @ parts, parts.sum(1)
+    weights = np.full(aims.shape, 1.0 / aims.shape[1])
+    for _ in range(_STEPS):  # each step lowers the error, and keeps every sign
+        weights = weights * aims / ((squares @ weights[:, :, None])[:, :, 0] + 1e-12)
+    return weights / usual[:, 0]
+
+
+def _total(np: Any, products: Any, weights: Any) -> Any:
+    return np.maximum((products @ weights[:, :, None])[:, :, 0], 1e-300)
+
+
+def _average(np: Any, parts: Sequence[_StructureModel], sizes: Any) -> tuple[Any, Any]:
+    """Return the mean of the logarithms of times by several models, and of their variances."""
+    logs, variances = zip(*(part.predict(sizes) for part in parts), strict=True)
+    return np.mean(logs, 0), np.mean(variances, 0)
+
+
+def _similar(np: Any, one: Any, other: Any, kinds: list[str], scales: Mapping[str, float]) -> Any:
+    """Return how similar problems are for each configuration (Matern 3/2)."""
+    root = np.sqrt(np.array([scales[kind] for kind in kinds]))
+    one, other = one * root, other * root
+    squares = (one**2).sum(2)[:, :, None] + (other**2).sum(2)[:, None, :] - 2 * one @ other.transpose(0, 2, 1)
+    apart = np.sqrt(3 * np.maximum(squares, 0.0))
+    return (1 + apart) * np.exp(-apart)
+
+
+def _left_out(np: Any, inverse: Any, targets: Any) -> tuple[Any, Any]:
+    """Return the errors at problems when each is left out of the data, and their variances."""
+    diagonal = np.einsum("cii->ci", inverse)
+    return np.einsum("cij,cj->ci", inverse, targets) / diagonal, 1 / diagonal
+
+
+def _relative_error(np: Any, errors: Any, weights: Any) -> float:
+    """Return the size of errors, less the part that all configurations share at a problem: it changes no choice."""
+    return float(np.sqrt((weights * (errors - _shared(np, errors, weights)) ** 2).sum() / weights.sum()))
+
+
+def _shared(np: Any, errors: Any, weights: Any) -> Any:
+    return (weights * errors).sum(0) / np.maximum(weights.sum(0), 1e-9)

@@ -1,0 +1,83 @@
+"""The model of times over sizes: its choices for sizes it has not seen, and the bound of their regret."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from tunebook.search import Example, SizeModel
+from tunebook.search._size_model import FEWEST, MOST
+
+CORES = 16
+TILES = {f"{m}x{n}": {"BM": m, "BN": n, "num_warps": 4} for m, n in itertools.product((16, 32, 64, 128), repeat=2)}
+
+
+def tiled_s(m, n, tile, rng=None):
+    """Return the time of a made-up matmul: waves of tiles on the cores, each with an overhead of its own."""
+    waves = math.ceil(math.ceil(m / tile["BM"]) * math.ceil(n / tile["BN"]) / CORES)
+    noise = 1.0 if rng is None else math.exp(rng.gauss(0, 0.002))
+    return (2e-6 + waves * (1e-6 + 1e-9 * tile["BM"] * tile["BN"] / (1 + tile["BN"] / 64))) * noise
+
+
+def examples(many, seed):
+    rng = random.Random(seed)
+    shapes = [(round(2 ** rng.uniform(3, 11)), round(2 ** rng.uniform(3, 11))) for _ in range(many)]
+    return [
+        Example({"m": m, "n": n}, {key: tiled_s(m, n, tile, rng) for key, tile in TILES.items()}) for m, n in shapes
+    ]
+
+
+@pytest.fixture(scope="module")
+def model():
+    pytest.importorskip("numpy")
+    return SizeModel(examples(60, 0), TILES, cores=CORES)
+
+
+def regret(example, key):
+    return example.seconds[key] / min(example.seconds.values()) - 1
+
+
+def test_choices_for_sizes_never_seen_are_near_the_best_and_far_better_than_one_for_all(model):
+    unseen = examples(100, 1)
+    chosen = [regret(e, model.predict(e.sizes).keys[0]) for e in unseen]
+    one = min(sum(regret(e, key) for e in unseen) for key in TILES)
+    assert sum(chosen) < 0.2 * one
+    assert sum(chosen) / len(chosen) < 0.02
+
+
+def test_the_bound_holds_for_as_many_sizes_as_it_says(model):
+    held = [regret(e, found.keys[0]) <= found.bound for e in examples(300, 2) if (found := model.predict(e.sizes))]
+    assert sum(held) / len(held) >= 0.90
+    assert all(model.predict(e.sizes).bound < math.inf for e in examples(10, 2))
+
+
+def test_the_best_is_among_the_configurations_worth_trying(model):
+    found = [(e, model.predict(e.sizes).keys) for e in examples(100, 3)]
+    assert all(FEWEST <= len(keys) <= MOST for _, keys in found)
+    assert sum(min(regret(e, key) for key in keys) < 0.005 for e, keys in found) >= 97
+
+
+def test_it_finds_which_axis_is_the_block_of_which_size(model):
+    blocks = {(block.axis, block.size, block.looped) for block in model.structures[0].blocks}
+    assert {("BM", 0, False), ("BN", 1, False)} <= blocks
+
+
+def test_with_few_sizes_there_is_no_bound_but_a_choice():
+    pytest.importorskip("numpy")
+    for many in (1, 2, 5, 10):
+        found = SizeModel(examples(many, 4), TILES, cores=CORES).predict({"m": 500, "n": 70})
+        assert found.bound == math.inf
+        assert found.keys[0] in TILES
+
+
+def test_only_candidates_are_chosen_and_rarely_measured_ones_are_not():
+    pytest.importorskip("numpy")
+    few = [
+        e._replace(seconds={k: s for k, s in e.seconds.items() if k != "16x16" or at == 0})
+        for at, e in enumerate(examples(9, 5))
+    ]
+    found = SizeModel(few, TILES, cores=CORES)
+    assert "16x16" not in found.keys
+    assert set(found.predict({"m": 64, "n": 64}, ["32x32", "64x64"]).keys) == {"32x32", "64x64"}
+    assert found.predict({"m": 64, "n": 64}, []).keys == []
