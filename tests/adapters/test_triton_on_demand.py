@@ -204,6 +204,28 @@ def test_a_near_shape_answers_where_the_policy_says_so(gpu):
     assert len(gpu.launches) == 2
 
 
+def test_a_model_of_times_answers_or_leaves_few_to_try():
+    many = [triton.Config({"BLOCK": 2**power}, num_warps=warps) for power in range(4, 10) for warps in (1, 2, 4)]
+    predicting = lambda **limit: autotune(
+        many, key=["n"], policy=tb.AutotunePolicy(cache_miss_fallback="predict", **limit)
+    )(scale)
+    waves = lambda facts: -(-facts["grid"][0] // 4) * (1 + facts["BLOCK"] / 50) * (1 + facts["num_warps"] / 10)
+    with installed(FakeGpu(lambda facts: 1e-5 * waves(facts)), scale) as gpu:
+        kernel = autotune(many, key=["n"])(scale)
+        for n in (101, 901):
+            kernel.tune(*tensor(n), grid=grid)
+        gpu.launches.clear()
+        predicting()[grid](*tensor(501))  # two sizes are too few for a bound
+        assert 8 <= len({(launch["BLOCK"], launch["num_warps"]) for launch in gpu.launches}) <= 16 < len(many)
+        for n in range(111, 900, 40):
+            kernel.tune(*tensor(n), grid=grid)
+        gpu.launches.clear()
+        sure = predicting(regret_limit=1.0)
+        sure[grid](*tensor(445))
+        assert len(gpu.launches) == 1
+        assert "in 95% of such calls; learnt from 23 tuned problems" in str(sure.explain(*tensor(445)))
+
+
 # ---------------------------------------------------------------------------------------------------- learnt heuristics
 
 

@@ -43,6 +43,7 @@ Event: TypeAlias = Literal[
     "live_progress",
     "rolled_back",
     "nearest",
+    "predicted",
     "heuristics",
     "error",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -29,10 +29,11 @@ from tunebook._selection.tiers import (
     has_log,
     key_of,
     off,
+    predicted_for,
     tell_steps,
 )
 from tunebook._selection.trusted_entries import Refused, Trusted, generation_of
-from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
+from tunebook._selection.tuning_watch import progress_line, tell_of_failures, tell_of_interrupt, watched
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.job_run import RunningCandidate
 from tunebook._tuning.plan import by_author, is_without_data, job_for, outline, search_for, values_for
@@ -93,8 +94,7 @@ class AutotuneTier(Tier[C]):
         beside: Sequence[Measurement] = (),
     ) -> Found[C] | Skipped:
         """Return the known answer, or tune now. `beside` was measured elsewhere: its fastest candidates race again."""
-        put_off = self.deferred.ask(request) if request.policy.cache_miss_fallback in DEFERRED else None
-        if (known := put_off or self._known(request)) is not None:
+        if (known := self._put_off(request) or self._known(request)) is not None:
             return known
         look = BookLookup(self._book, request)
         try:
@@ -102,8 +102,9 @@ class AutotuneTier(Tier[C]):
                 if turn.leads:  # another thread may have tuned it between the first look and this turn
                     turn.result = self._known(request) or self._reason_to_stop(request, look.entry)
                 if turn.leads and turn.result is None:
-                    with _line_of(request) as step:
-                        tuned = self._tune(request, look.entry, turn.generation, budget, step, beside).tuned
+                    with progress_line(request.problem.op, request.on_step) as step:
+                        narrow = replace(request, narrow=True), look.entry, turn.generation, budget, step, beside
+                        tuned = self._tune(*narrow).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
                     self._decided[key_of(request)] = tuned.config  # before the next thread gets its turn
         except TuningFailed as error:
@@ -121,8 +122,12 @@ class AutotuneTier(Tier[C]):
 
     def at_once(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
-        deferred = request.policy.cache_miss_fallback in DEFERRED
-        return (self.deferred.ask(request, silent=silent) if deferred else None) or self.known(request)
+        return self._put_off(request, silent=silent) or self.known(request)
+
+    def _put_off(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
+        if request.policy.cache_miss_fallback in DEFERRED:
+            return self.deferred.ask(request, silent=silent)
+        return None if (sure := predicted_for(self._book, request)) is None else Skipped(f"not needed: {sure[1]}")
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -384,6 +389,10 @@ class AutotuneTier(Tier[C]):
             job = job._replace(on_interrupt=kept.extend, on_run=note.note, died=note.died)
             if job.search is not None:
                 job = job._replace(search=self._book.start_for(request, job.search))
+            if request.narrow and request.policy.cache_miss_fallback == "predict":
+                from tunebook._selection.predicted import narrowed  # noqa: PLC0415 - loaded late: few policies ask
+
+                job = narrowed(self._book, request, job)
             keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
@@ -445,15 +454,6 @@ class AutotuneTier(Tier[C]):
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
         return tuned._replace(config=config)
-
-
-def _line_of(request: Request[Any]) -> AbstractContextManager[Callable[[Step], None] | None]:
-    """Return a block that shows the progress of a call's tuning on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext(request.on_step)
-    from tunebook._tuning.progress import line_of_call  # noqa: PLC0415 - loaded late: for terminals only
-
-    return line_of_call(request.problem.op, request.on_step)
 
 
 def _may_guess(request: Request[Any]) -> bool:

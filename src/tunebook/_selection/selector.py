@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.live_session import LiveSession
     from tunebook._tuning.reverify import Verified
-    from tunebook.search import Nearest
+    from tunebook.search import Nearest, Prediction
 
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Selection(NamedTuple, Generic[C]):
     tried: tuple[tuple[str, str], ...]
     transient: bool = False
     exploration: Session | None = None
-    guess: Nearest | None = None
+    guess: Nearest | Prediction | None = None
     trust: tuple[Trust, str] | None = None
     cause: Exception | None = None
 

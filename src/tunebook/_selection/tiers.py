@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tunebook._memo.answer_memo import ConfigCache
     from tunebook._selection.trusted_entries import EntryGuard, Trusted
     from tunebook._tuning.job import Step
-    from tunebook.search import Nearest
+    from tunebook.search import Nearest, Prediction
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
@@ -59,7 +59,7 @@ class Found(NamedTuple, Generic[C_co]):
     event: Event
     level: str | None = None
     remember: bool = False
-    guess: Nearest | None = None
+    guess: Nearest | Prediction | None = None
     trust: tuple[Trust, str] | None = None
     exploration: Session | None = None
 
@@ -130,6 +130,7 @@ class Teller:
 class Request(Call[C]):
     """A call on its way through the tiers. `heard` says that a listener gets the events, `silent` that nobody does.
 
+    `narrow` lets a tuning try only the candidates that a prediction finds worth trying, if the policy asks for one.
     `looks` has the entry that the persistent tier found, if it was asked, after the state that the book was in before.
     """
 
@@ -137,6 +138,7 @@ class Request(Call[C]):
     tell: Teller
     heard: bool = False
     silent: bool = False
+    narrow: bool = False
     on_step: Callable[[Step], None] | None = None
     mode: Mode = "normal"
     looks: list[tuple[object, Trusted[C] | Refused[C]]] = field(default_factory=list)
@@ -372,7 +374,7 @@ def _reach_of(policy: AutotunePolicy, mode: Mode) -> Trust:
         return given
     if mode in ("frozen", "replay"):
         return "family"
-    in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental")
+    in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental", "predict")
     return "exact" if in_call else "code"  # the call's own entry, outdated, is a better answer than a guess
 
 
@@ -423,8 +425,22 @@ class Heuristics(Tier[C]):
             found, guess = near
             request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
             return Found(config=found, event="heuristics", guess=guess)
+        if (sure := predicted_for(self._parts.book, request)) is not None:
+            found, told = sure
+            request.tell("predicted", cfg=found, regret=told.regret, bound=told.bound, problems=told.problems)
+            return Found(config=found, event="heuristics", guess=told)
         config = stand_in_for(self._parts.book, request)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
+
+
+def predicted_for(book: EntryGuard[C], request: Request[C]) -> tuple[C, Prediction] | None:
+    """Return the candidate that the model of times is sure enough of, if the policy asks for that."""
+    policy = request.policy
+    if policy.cache_miss_fallback != "predict" or not policy.allow_heuristics or request.mode in ("off", "replay"):
+        return None
+    from tunebook._selection.predicted import sure_prediction  # noqa: PLC0415 - loaded late: few policies ask
+
+    return sure_prediction(book, request, policy.regret_limit)
 
 
 def stand_in_for(book: EntryGuard[C], request: Request[C]) -> C | None:

@@ -1,0 +1,146 @@
+"""`cache_miss_fallback="predict"`: answers for sizes that were never tuned, and tunings of a few candidates."""
+
+import math
+
+import pytest
+from kernels import FakeClock, fake_tuner, note_in
+
+import tunebook as tb
+from tunebook._base.errors import require
+from tunebook.search import _size_model, predict
+
+pytest.importorskip("numpy")
+
+CORES = 4
+SPACE = [{"block": 2**power, "way": way} for power in range(3, 11) for way in ("a", "b", "c")]
+TUNED = [round(24 * 1.25**step) for step in range(30)]
+UNSEEN = [round(1.1 * size) for size in TUNED[::3]]
+BEST = {"a": 1.0, "b": 1.1, "c": 1.3}
+
+
+def spent_s(size, config):
+    waves = math.ceil(math.ceil(size / config["block"]) / CORES)
+    return BEST[config["way"]] * (1e-4 + waves * (2e-5 + 1e-6 * config["block"]))
+
+
+class Bench:
+    """A tunable function on a fake clock, which knows the configurations that ran."""
+
+    def __init__(self, tmp_path, **options):
+        self.clock, self.ran, self.events = FakeClock(), [], []
+
+        def blocks(n, *, config):
+            self.ran.append(config)
+            self.clock.spend(spent_s(n, config))
+            return n
+
+        self.function = tb.tunable(
+            blocks, space=SPACE, name="blocks", store=tmp_path, tuner=fake_tuner(self.clock),
+            on_event=note_in(self.events), **options,
+        )  # fmt: skip
+
+    @property
+    def tried(self):
+        return {tuple(config.items()) for config in self.ran}
+
+
+def predicting(tmp_path, **options):
+    return Bench(tmp_path, policy=tb.AutotunePolicy(cache_miss_fallback="predict", **options))
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("book")
+    tuned = Bench(folder).function
+    for size in TUNED:
+        tb.tune(tuned, size)
+    return folder
+
+
+def test_sizes_never_tuned_are_answered_at_once_with_a_bound_that_they_keep(book):
+    bench = predicting(book, regret_limit=1.0)
+    for size in UNSEEN:
+        bench.ran.clear()
+        bench.function(size)
+        assert len(bench.ran) == 1
+        told = [data for name, data in bench.events if name == "predicted"][-1]
+        regret = spent_s(size, bench.ran[0]) / min(spent_s(size, config) for config in SPACE) - 1
+        assert told["problems"] == len(TUNED)
+        assert 0 <= told["regret"] <= told["bound"] <= 1.0
+        assert regret <= told["bound"]
+
+
+def test_explain_says_what_is_expected_and_what_that_rests_on(book):
+    said = str(predicting(book, regret_limit=1.0).function.explain(UNSEEN[3]))
+    assert "from heuristics" in said
+    assert "slower than the best expected, at most" in said
+    assert f"in 95% of such calls; learnt from {len(TUNED)} tuned problems" in said
+
+
+def test_a_call_whose_bound_is_too_loose_is_tuned_with_the_candidates_that_matter(tmp_path):
+    for size in TUNED[:25:6]:
+        Bench(tmp_path).function(size)
+    bench = predicting(tmp_path)  # five sizes are too few for a bound
+    bench.function(UNSEEN[4])
+    assert 8 <= len(bench.tried) <= 16
+    assert not [name for name, _ in bench.events if name == "predicted"]
+    chosen = bench.function.explain(UNSEEN[4]).selection.config
+    assert spent_s(UNSEEN[4], chosen) == min(spent_s(UNSEEN[4], config) for config in SPACE)
+
+
+def test_tuning_on_demand_tries_every_candidate(tmp_path):
+    for size in TUNED[:25:6]:
+        Bench(tmp_path).function(size)
+    bench = predicting(tmp_path)
+    tb.tune(bench.function, UNSEEN[4])
+    assert len(bench.tried) == len(SPACE)
+
+
+def test_without_other_sizes_every_candidate_is_tried(tmp_path):
+    bench = predicting(tmp_path)
+    bench.function(100)
+    assert len(bench.tried) == len(SPACE)
+
+
+def test_entries_of_other_code_tell_nothing(book):
+    other = tb.tunable(
+        lambda n, *, config: n,
+        space=SPACE,
+        name="blocks",
+        store=book,
+        policy="predict",
+        heuristic=SPACE[0],
+        tuner=False,
+    )
+    assert "learnt from" not in str(other.explain(UNSEEN[3]))
+
+
+def test_a_frozen_program_takes_the_prediction_too(book, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    bench = predicting(book, regret_limit=1.0)
+    bench.function(UNSEEN[2])
+    assert [name for name, _ in bench.events if name == "predicted"]
+
+
+def test_where_nothing_may_be_guessed_the_call_is_tuned(book, tmp_path):
+    bench = predicting(book, regret_limit=1.0, allow_heuristics=False)
+    assert "would tune now" in str(bench.function.explain(UNSEEN[3]))
+
+
+def test_without_numpy_the_call_is_tuned_with_a_warning(tmp_path, monkeypatch):
+    Bench(tmp_path).function(100)
+    bench = predicting(tmp_path)
+    monkeypatch.setattr(_size_model, "require", lambda _name, **said: require("numpy_that_is_missing", **said))
+    with pytest.warns(tb.TunebookWarning, match=r"numpy.*tuned instead"):
+        bench.function(200)
+    assert len(bench.tried) == len(SPACE)
+
+
+def test_another_device_tells_nothing():
+    assert predict([], tb.Problem("gpu", "blocks@v0", '{"n":3}')) is None
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.nan])
+def test_a_limit_that_allows_nothing_is_an_error(limit):
+    with pytest.raises(tb.DefinitionError, match="regret_limit"):
+        tb.AutotunePolicy(cache_miss_fallback="predict", regret_limit=limit)
