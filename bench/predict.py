@@ -1,0 +1,191 @@
+"""How good predictions for sizes and devices that were never tuned are, and whether their bound holds.
+
+    python bench/predict.py --shapes FILE.json.gz [--shapes MORE.json.gz] --spaces FOLDER
+
+`FILE` is written by `bench/record_shapes.py` on a GPU: every configuration at every shape. The shapes are dealt into
+ten parts; a model learns from nine, finds its structure and its bound there, and is judged on the tenth: no shape is
+judged by a model that has seen it. `FOLDER` has recorded spaces of several devices (see `bench/search.py`): a
+device is left out, and the times on the others choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import search_spaces
+from tables import report
+
+from tunebook._arrays.device_families import cores_of
+from tunebook.search import Example, SizeModel, fit
+
+FOLDS = 10
+FEW = (5, 10, 20, 40, 80)  # problems to learn from
+TRIES = 8
+AMD = {"W6600", "W7800", "MI250X"}  # devices of the recorded spaces; all others are NVIDIA's
+
+
+def examples_of(paths):
+    """Return the examples and the configurations of each kernel, and the device."""
+    found, configs, devices = defaultdict(list), {}, set()
+    for path in paths:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        devices.add(content["device"])
+        for name, kernel in content["kernels"].items():
+            keys = [" ".join(f"{axis}={value}" for axis, value in config.items()) for config in kernel["configs"]]
+            configs[name] = dict(zip(keys, kernel["configs"], strict=True))
+            for sizes, halves in kernel["rows"]:
+                # The mean of two medians, in seconds.
+                seconds = {key: sum(ns) / 2e9 for key, ns in zip(keys, halves, strict=True) if ns is not None}
+                found[name].append(Example(dict(zip(kernel["sizes"], sizes, strict=True)), seconds))
+    return found, configs, devices.pop()
+
+
+def regret(example, key):
+    return example.seconds[key] / min(example.seconds.values()) - 1 if key in example.seconds else 7.0
+
+
+def judged(model, example):
+    """Return the regret of a choice, its bound, its expected regret, and the regret after the tries worth it."""
+    found = model.predict(example.sizes)
+    numbers = {
+        "regret": regret(example, found.keys[0]),
+        "bound": found.bound,
+        "expected": found.regret,
+        "after_tries": min(regret(example, key) for key in found.keys),
+        "after_8": min(regret(example, key) for key in found.keys[:TRIES]),
+    }
+    sizes = "x".join(f"{size:.0f}" for size in example.sizes.values())
+    return {"sizes": sizes, "tried": len(found.keys)} | {name: round(value, 6) for name, value in numbers.items()}
+
+
+def unseen_shapes(examples, configs, cores):
+    """Return what became of each shape with a model that has not seen it, and the CPU seconds of each fit."""
+    order = random.Random(0).sample(range(len(examples)), len(examples))
+    rows, seconds = [], []
+    for fold in range(FOLDS):
+        known = [examples[at] for place, at in enumerate(order) if place % FOLDS != fold]
+        began = time.process_time()
+        model = SizeModel(known, configs, cores=cores)
+        seconds.append(time.process_time() - began)
+        rows += [judged(model, examples[at]) for at in order[fold::FOLDS]]
+    return rows, seconds
+
+
+def with_few(examples, configs, cores):
+    """Return the mean regret on all other shapes, by the number of shapes that a model has learnt from."""
+    found = {}
+    for many in (many for many in FEW if many < len(examples)):
+        draws = []
+        for seed in range(3):
+            known = random.Random(seed).sample(range(len(examples)), many)
+            model = SizeModel([examples[at] for at in known], configs, cores=cores)
+            draws += [judged(model, e) for at, e in enumerate(examples) if at not in known]
+        found[many] = {name: statistics.fmean(row[name] for row in draws) for name in ("regret", "after_tries")}
+    return found
+
+
+def part(values):
+    return f"{values:.2%}"
+
+
+def rows_of(name, judged_rows, examples, configs, seconds):
+    """Return the lines of the table about one kernel."""
+    regrets = [row["regret"] for row in judged_rows]
+    holds = statistics.fmean(row["regret"] <= row["bound"] for row in judged_rows)
+    at_once = [row["regret"] for row in judged_rows if row["bound"] <= 0.03]
+    mean, high = statistics.fmean(regrets), float(np.quantile(regrets, 0.95))
+    tree = fit(examples, configs, depth=6)
+    answered = f"{len(at_once) / len(regrets):.0%}, {part(statistics.fmean(at_once)) if at_once else 'none'} slower"
+    return [
+        (f"{name}: unseen shapes, mean regret, no run", part(mean), "<= 0.7 %", bool(mean <= 0.007)),
+        (f"{name}: 95th percentile of the regret", part(high), "<= 3 %", high <= 0.03),
+        (f"{name}: the 95 % bound holds", f"{holds:.1%}", "94 to 97 %", 0.94 <= holds <= 0.97),
+        (f"{name}: answered at once (bound within 3 %)", answered, "", True),
+        (f"{name}: after the tries worth it", part(statistics.fmean(r["after_tries"] for r in judged_rows)), "", True),
+        (f"{name}: the best constant; a tree (`fit`)", f"{part(tree.constant)}; {part(tree.held_out)}", "", True),
+        (f"{name}: CPU seconds of a fit", f"{statistics.median(seconds):.1f}", "", True),
+    ]
+
+
+def other_devices(folder):
+    """Return for each space the regrets of choices by the times on other devices: without a run, and after some.
+
+    The times of a device of the same maker count, or else those of all devices.
+    """
+    spaces = [search_spaces.load(path) for path in sorted(folder.glob("*.json.gz"))]
+    return [left_out(space, [s for s in spaces if s.kernel == space.kernel]) for space in spaces]
+
+
+def left_out(space, of_kernel):
+    others = [s for s in of_kernel if s.device != space.device]
+    alike = [s for s in others if (s.device in AMD) == (space.device in AMD)] or others
+    slower = [slowness(s) for s in alike]
+    here = slowness(space)
+    known = [config for config in slower[0] if all(config in each for each in slower)]
+    ranked = sorted(known, key=lambda config: sum(math.log1p(each[config]) for each in slower))
+    tries = [here.get(config, 7.0) for config in ranked[:16]]
+    # How the choices of the known devices do on each other: a bound would have to rest on that.
+    across = [b[min(a, key=a.get)] for a, b in permutations(map(slowness, others), 2) if min(a, key=a.get) in b]
+    named = {"space": space.name, "by": ", ".join(s.device for s in alike), "across": across}
+    return named | {f"after_{runs}": min(tries[:runs]) for runs in (1, 8, 16)}
+
+
+def slowness(space):
+    """Return how much slower than the best each configuration is, less those that failed."""
+    best = float(np.nanmin(space.time_ms))
+    each = zip(space.configs, space.time_ms, strict=True)
+    return {config: float(ms) / best - 1 for config, ms in each if math.isfinite(ms)}
+
+
+def device_rows(found):
+    for row in found:
+        first, eight, sixteen = (row[f"after_{runs}"] for runs in (1, 8, 16))
+        across = " and ".join(f"{regret:.0%}" for regret in row["across"])
+        what = f"{row['space']}, by {row['by']}: no run; 8; 16 runs (the others' choices on each other: {across})"
+        kept = first <= 0.03 and eight <= 0.01
+        yield what, f"{part(first)}; {part(eight)}; {part(sixteen)}", "<= 3 %; 1 %", kept
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", type=Path, action="append", required=True, metavar="FILE.json.gz")
+    parser.add_argument("--spaces", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    every, configs, device = examples_of(options.shapes)
+    rows, raw = [], {"kernels": {}}
+    for name, examples in every.items():
+        cores = cores_of(device)
+        found, seconds = unseen_shapes(examples, configs[name], cores)
+        few = with_few(examples, configs[name], cores)
+        rows.append(
+            (
+                f"{name}: shapes; configurations",
+                f"{len(examples)}; {len(configs[name])}",
+                ">= 100",
+                len(examples) >= 100,
+            )
+        )
+        rows += rows_of(name, found, examples, configs[name], seconds)
+        learnt = ", ".join(f"{part(each['regret'])} ({many})" for many, each in few.items())
+        rows.append((f"{name}: mean regret by the number of tuned shapes", learnt, "", True))
+        raw["kernels"][name] = {"unseen": found, "fit_s": seconds, "few": few}
+        print(name, "done", flush=True)
+    if options.spaces is not None:
+        raw["devices"] = other_devices(options.spaces)
+        rows += device_rows(raw["devices"])
+    return report("predict", rows, raw, quick=False, device=device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
