@@ -30,7 +30,8 @@ _AXES: Final = 6
 _NO_BLOCKS: Final = frozenset({"num_warps", "num_stages", "num_ctas"})  # Triton's options are never sizes of blocks
 _COMPARED: Final = 100  # problems at most by which structures are compared: the cost grows with the cube
 _STUDIED: Final = 14  # configurations that the structure and the scales are found from
-_STEPS: Final = 800  # of fitting a sum
+_SHARED_STEPS: Final = 200  # of fitting the sum that all configurations start from
+_OWN_STEPS: Final = 60
 _AVERAGED: Final = 4  # structures at most: which is the right one is seldom sure
 _ALIKE: Final = 1.1  # if their errors are at most so many times the smallest
 _WORTH: Final = 0.985  # a change of the structure must lower the error to this part
@@ -333,10 +334,17 @@ def _fit_sums(np: Any, products: Any, times: Any, measured: Any) -> Any:
     usual = parts.mean(1, keepdims=True) + 1e-30
     parts = parts / usual
     squares, aims = parts.transpose(0, 2, 1) @ parts, parts.sum(1)
-    weights = np.full(aims.shape, 1.0 / aims.shape[1])
-    for _ in range(_STEPS):  # each step lowers the error, and keeps every sign
-        weights = weights * aims / ((squares @ weights[:, :, None])[:, :, 0] + 1e-12)
+    # What all configurations share is learnt first: few steps from there are better than many from nothing.
+    shared = _fewer_errors(squares.sum(0)[None], aims.sum(0)[None], np.full((1, aims.shape[1]), 1.0), _SHARED_STEPS)
+    weights = _fewer_errors(squares, aims, np.maximum(shared, 1e-6) + np.zeros_like(aims), _OWN_STEPS)
     return weights / usual[:, 0]
+
+
+def _fewer_errors(squares: Any, aims: Any, weights: Any, steps: int) -> Any:
+    """Return weights after so many steps, each of which lowers the squared errors and keeps every sign."""
+    for _ in range(steps):
+        weights = weights * aims / ((squares @ weights[:, :, None])[:, :, 0] + 1e-12)
+    return weights
 
 
 def _total(np: Any, products: Any, weights: Any) -> Any:
