@@ -1,12 +1,14 @@
 """`cache_miss_fallback="predict"`: answers for sizes that were never tuned, and tunings of a few candidates."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from kernels import FakeClock, fake_tuner, note_in
 
 import tunebook as tb
 from tunebook._base.errors import require
+from tunebook._base.record_format import Record
 from tunebook.search import _size_model, predict
 
 pytest.importorskip("numpy")
@@ -138,6 +140,15 @@ def test_without_numpy_the_call_is_tuned_with_a_warning(tmp_path, monkeypatch):
 
 def test_another_device_tells_nothing():
     assert predict([], tb.Problem("gpu", "blocks@v0", '{"n":3}')) is None
+
+
+def test_a_size_of_zero_and_a_key_of_another_form_are_no_reason_to_fail(book):
+    bench = predicting(book, regret_limit=1.0)
+    bench.function(0)
+    records = list(bench.function.selector.persistent.store.items())
+    assert predict(records, records[0].problem._replace(call_key="not json")) is None
+    odd = [Record(replace(r.head, problem=r.problem._replace(call_key="not json")), r.body) for r in records[:1]]
+    assert predict(odd, odd[0].problem) is None
 
 
 @pytest.mark.parametrize("limit", [0, -1, math.nan])

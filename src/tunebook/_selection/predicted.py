@@ -8,6 +8,9 @@ from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import MissingDependency, warn_once
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from tunebook._base.vocabulary import Json
     from tunebook._selection.trusted_entries import EntryGuard
     from tunebook._tuning.job import Call, Job
     from tunebook.search import Prediction
@@ -43,9 +46,14 @@ def _predicted(book: EntryGuard[C], call: Call[C]) -> tuple[dict[str, Any], Pred
     records = [record for record in book.records(call.problem.op) if record.head.checksum.startswith(code)]
     if not records or call.kernel.table is not None:
         return None
-    members = book.members(call, (m.config for record in records for m in record.body.measurements))
+    members: dict[str, Any] = {}
+
+    def among(configs: Mapping[str, Json]) -> Collection[str]:
+        members.update(book.members(call, configs))
+        return members
+
     try:
-        prediction = predict(records, call.problem, members)
+        prediction = predict(records, call.problem, among)
     except MissingDependency as error:
         warn_once("predict", call.problem.op, f"{call.problem.op}: {error}. Its calls are tuned instead")
         return None

@@ -206,17 +206,17 @@ class EntryGuard(Generic[C]):
         found = nearest(those, call.problem) if table is None else nearest_entry(those, call.problem, table.distance)
         if found is None:
             return None
-        member = self.members(call, [found.config]).get(fingerprint_of(found.config))
+        key = fingerprint_of(found.config)
+        member = self.members(call, {key: found.config}).get(key)
         return None if member is None else (member, found)
 
-    def members(self, call: Call[C], configs: Iterable[Json]) -> dict[str, C]:
+    def members(self, call: Call[C], configs: Mapping[str, Json]) -> dict[str, C]:
         """Return the candidates among encoded configurations, by their fingerprints."""
         candidates = call.kernel.candidates(call.inv)
-        by_fingerprint = {fingerprint_of(config): config for config in configs}
         if not isinstance(candidates, Space):
             index = self._index(call)
-            return {key: index[key] for key in by_fingerprint if key in index}
-        decoded: dict[str, Any] = {key: candidates.decoded(config) for key, config in by_fingerprint.items()}
+            return {key: index[key] for key in configs if key in index}
+        decoded: dict[str, Any] = {key: candidates.decoded(config) for key, config in configs.items()}
         return {key: config for key, config in decoded.items() if config is not None}
 
     def to_verify(self, call: Call[C], entry: Trusted[C] | Refused[C], *, again: bool = False) -> Trusted[C] | None:

@@ -14,7 +14,7 @@ from tunebook.search._size_model import SizeModel
 from tunebook.search._warm_start import distance, times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Json, Problem
@@ -41,56 +41,76 @@ class Prediction(NamedTuple):
 
 
 class _Learnt(NamedTuple):
-    model: SizeModel
+    model: SizeModel | None
     configs: Mapping[str, Json]
 
 
+# At most these are learnt from: the time to learn grows with the cube of the problems, to 5 s for these.
+_MOST_PROBLEMS: Final = 200
+_MOST_CONFIGS: Final = 100
 # A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.
 _LEARNT: Final[BoundedDict[object, _Learnt]] = BoundedDict(16)
 
 
-def predict(records: Iterable[Record], problem: Problem, candidates: Iterable[str] | None = None) -> Prediction | None:
+def predict(
+    records: Iterable[Record],
+    problem: Problem,
+    among: Callable[[Mapping[str, Json]], Collection[str]] | None = None,
+) -> Prediction | None:
     """Return a configuration for a problem by the times of a kernel's other problems on the same device.
 
-    `candidates` are the fingerprints to choose from. None if nothing comparable was measured.
+    `among` returns the fingerprints of the configurations that may be chosen. None if nothing comparable was measured.
     """
     used = [r for r in records if r.problem.device == problem.device and _is_comparable(r, problem)]
-    state = problem.device, frozenset((r.problem, r.head.generation, len(r.body.measurements)) for r in used)
+    # By their heads: to read all measurements at every miss would take longer than the prediction.
+    state = problem.device, frozenset((r.problem.call_key, r.head.generation, str(r.head.config)) for r in used)
     learnt = _LEARNT.get(state)
     if learnt is None:
-        learnt = _learn(used)
-        if learnt is None:
-            return None
-        _LEARNT[state] = learnt
-    found = learnt.model.predict(dict(numbers_in(json.loads(problem.call_key))), candidates)
+        learnt = _LEARNT[state] = _learn(used)
+    sizes = _sizes_of(problem)
+    if learnt.model is None or not all(size > 0 for size in sizes.values()):
+        return None
+    found = learnt.model.predict(sizes, None if among is None else among(learnt.configs))
     if not found.keys:
         return None
     worth = tuple(learnt.configs[key] for key in found.keys)
     return Prediction(worth[0], found.regret, found.bound, worth, learnt.model.problems)
 
 
+def _sizes_of(problem: Problem) -> dict[str, float]:
+    """Return the sizes in a call key; empty for the key of a key_builder, which may have any form."""
+    try:
+        return dict(numbers_in(json.loads(problem.call_key)))
+    except (ValueError, RecursionError):
+        return {}
+
+
 def _is_comparable(record: Record, problem: Problem) -> bool:
     return record.head.decided and math.isfinite(distance(record.problem.call_key, problem.call_key))
 
 
-def _learn(records: Sequence[Record]) -> _Learnt | None:
+def _learn(records: Sequence[Record]) -> _Learnt:
     examples: list[Example] = []
     configs: dict[str, Json] = {}
     failed: set[str] = set()
-    for record in records:
+    ordered = sorted(records, key=lambda r: r.problem.call_key)
+    for record in ordered[:: -(-len(ordered) // _MOST_PROBLEMS) or 1]:
+        sizes = _sizes_of(record.problem)
         try:
-            times, sizes = times_of(record), dict(numbers_in(json.loads(record.problem.call_key)))
-        except (CodecError, ValueError, RecursionError):
-            continue  # damaged, or the key of a key_builder
+            times = times_of(record)
+        except CodecError:
+            continue  # its second line is damaged
         seconds = {key: s for key, s in times.seconds.items() if math.isfinite(s)}
         if len(seconds) > 1 and sizes:
             examples.append(Example(sizes, seconds))
             configs |= {key: times.configs[key] for key in seconds}
             failed |= times.failed  # may fail at other sizes too
-    values: dict[str, Mapping[str, Any]] = {
-        key: values_in(config) for key, config in configs.items() if key not in failed
-    }
-    if not examples or not values:
-        return None
-    model = SizeModel(examples, values, cores=cores_of(records[0].problem.device))
-    return _Learnt(model, configs) if model.keys else None
+    best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in failed}
+    kept = sorted(best, key=best.__getitem__)[:_MOST_CONFIGS]
+    values: dict[str, Mapping[str, Any]] = {key: values_in(configs[key]) for key in kept}
+    model = SizeModel(examples, values, cores=cores_of(records[0].problem.device)) if values else None
+    return _Learnt(model if model is not None and model.keys else None, configs)
+
+
+def _slowness(key: str, example: Example) -> float:
+    return example.seconds[key] / min(example.seconds.values()) if key in example.seconds else math.inf
