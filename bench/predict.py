@@ -3,7 +3,7 @@
     python bench/predict.py --shapes FILE.json.gz [--shapes MORE.json.gz] --spaces FOLDER
 
 `FILE` is written by `bench/record_shapes.py` on a GPU: every configuration at every shape. The shapes are dealt into
-ten parts; a model learns from nine, finds its structure and its bound there, and is judged on the tenth: no shape is
+twenty parts; a model learns from all but one, finds its structure and its bound there, and is judged on that one: no shape is
 judged by a model that has seen it. `FOLDER` has recorded spaces of several devices (see `bench/search.py`): a
 device is left out, and the times on the others choose.
 """
@@ -29,7 +29,7 @@ from tables import report
 from tunebook._arrays.device_families import cores_of
 from tunebook.search import Example, SizeModel, fit
 
-FOLDS = 10
+FOLDS = 20
 FEW = (5, 10, 20, 40, 80)  # problems to learn from
 TRIES = 8
 AMD = {"W6600", "W7800", "MI250X"}  # devices of the recorded spaces; all others are NVIDIA's

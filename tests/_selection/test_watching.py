@@ -112,8 +112,9 @@ def test_the_page_of_events_has_them_all_and_their_data(tmp_path, monkeypatch):
         matmul(4)
     page = documented()
     assert set(page) == set(get_args(Event))
-    # A fake clock is never disturbed, and the others are of launches on a GPU: tests/adapters/test_triton_live.py.
-    assert set(told) == set(get_args(Event)) - {"disturbed", "live_progress", "rolled_back"}
+    # A fake clock is never disturbed, a prediction needs twenty sizes (tests/search/test_prediction.py), and the others
+    # are of launches on a GPU: tests/adapters/test_triton_live.py.
+    assert set(told) == set(get_args(Event)) - {"disturbed", "predicted", "live_progress", "rolled_back"}
     for event, names in told.items():
         always = {"device", "op_id", "call_key", "cfg", "called", "level"}
         assert names - always <= page[event], event
