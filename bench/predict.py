@@ -3,8 +3,8 @@
     python bench/predict.py --shapes FILE.json.gz [--shapes MORE.json.gz] --spaces FOLDER
 
 `FILE` is written by `bench/record_shapes.py` on a GPU: every configuration at every shape. The shapes are dealt into
-twenty parts; a model learns from all but one, finds its structure and its bound there, and is judged on that one: no shape is
-judged by a model that has seen it. `FOLDER` has recorded spaces of several devices (see `bench/search.py`): a
+twenty parts. A model learns from all but one, finds its structure and its bound there, and is judged on that one: no
+shape is judged by a model that has seen it. `FOLDER` has recorded spaces of several devices (see `bench/search.py`): a
 device is left out, and the times on the others choose.
 """
 
