@@ -9,6 +9,7 @@ from kernels import FakeClock, fake_tuner, note_in
 import tunebook as tb
 from tunebook._base.errors import require
 from tunebook._base.record_format import Record
+from tunebook._selection.trusted_entries import EntryGuard
 from tunebook.search import _size_model, predict
 
 pytest.importorskip("numpy")
@@ -115,6 +116,22 @@ def test_entries_of_other_code_tell_nothing(book):
         tuner=False,
     )
     assert "learnt from" not in str(other.explain(UNSEEN[3]))
+
+
+def test_entries_of_other_versions_tell_nothing(book):
+    bench = predicting(book, regret_limit=1.0)
+    bench.function.kernel.environment = lambda _: "updated"
+    assert "would tune now" in str(bench.function.explain(UNSEEN[3]))
+
+
+def test_the_finalists_of_an_outdated_entry_are_measured_again_though_none_may_be_worth_a_try(tmp_path, monkeypatch):
+    before = Bench(tmp_path)
+    before.function.kernel.environment = lambda _: "before"
+    winner = tb.tune(before.function, 100).config
+    monkeypatch.setattr(EntryGuard, "worth_trying", lambda *_: [SPACE[-1]])
+    bench = predicting(tmp_path)
+    bench.function(100)
+    assert tuple(winner.items()) in bench.tried
 
 
 def test_a_frozen_program_takes_the_prediction_too(book, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -29,16 +28,15 @@ from tunebook._selection.tiers import (
     has_log,
     key_of,
     off,
-    predicted_for,
     tell_steps,
 )
 from tunebook._selection.trusted_entries import Refused, Trusted, generation_of
-from tunebook._selection.tuning_watch import progress_line, tell_of_failures, tell_of_interrupt, watched
+from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.job_run import RunningCandidate
 from tunebook._tuning.plan import by_author, is_without_data, job_for, outline, search_for, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
-from tunebook._tuning.tuner import Tuner
+from tunebook._tuning.tuner import Tuner, shown_steps
 from tunebook.stores import problem_id
 
 if TYPE_CHECKING:
@@ -102,9 +100,8 @@ class AutotuneTier(Tier[C]):
                 if turn.leads:  # another thread may have tuned it between the first look and this turn
                     turn.result = self._known(request) or self._reason_to_stop(request, look.entry)
                 if turn.leads and turn.result is None:
-                    with progress_line(request.problem.op, request.on_step) as step:
-                        narrow = replace(request, narrow=True), look.entry, turn.generation, budget, step, beside
-                        tuned = self._tune(*narrow).tuned
+                    with shown_steps(request.problem.op, request.on_step) as step:
+                        tuned = self._tune(request, look.entry, turn.generation, budget, step, beside).tuned
                     turn.result = Found(config=tuned.config, event="autotune_finish", remember=True)
                     self._decided[key_of(request)] = tuned.config  # before the next thread gets its turn
         except TuningFailed as error:
@@ -125,9 +122,12 @@ class AutotuneTier(Tier[C]):
         return self._put_off(request, silent=silent) or self.known(request)
 
     def _put_off(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
-        if request.policy.cache_miss_fallback in DEFERRED:
+        policy = request.policy
+        if policy.cache_miss_fallback in DEFERRED:
             return self.deferred.ask(request, silent=silent)
-        return None if (sure := predicted_for(self._book, request)) is None else Skipped(f"not needed: {sure[1]}")
+        asks = policy.cache_miss_fallback == "predict" and policy.allow_heuristics and request.mode == "normal"
+        sure = self._book.sure_prediction(request, policy.regret_limit) if asks else None
+        return None if sure is None else Skipped(f"not needed: {sure[1]}")
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -389,10 +389,8 @@ class AutotuneTier(Tier[C]):
             job = job._replace(on_interrupt=kept.extend, on_run=note.note, died=note.died)
             if job.search is not None:
                 job = job._replace(search=self._book.start_for(request, job.search))
-            if request.narrow and request.policy.cache_miss_fallback == "predict":
-                from tunebook._selection.predicted import narrowed  # noqa: PLC0415 - loaded late: few policies ask
-
-                job = narrowed(self._book, request, job)
+            elif outdated is None and not request.on_demand and request.policy.cache_miss_fallback == "predict":
+                job = job._replace(candidates=self._book.worth_trying(request, job.candidates))
             keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):

@@ -436,7 +436,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         request = self.request(inv, kernel)
         if request.mode != "normal":
             raise DefinitionError(f"TUNEBOOK_MODE={request.mode} tunes nothing; unset it to tune {request.problem.op}")
-        return request
+        return replace(request, on_demand=True)
 
     def request(
         self, inv: Invocation[C, Any], kernel: Kernel[C, Any], known: Problem | None = None, *, silent: bool = False

@@ -130,7 +130,7 @@ class Teller:
 class Request(Call[C]):
     """A call on its way through the tiers. `heard` says that a listener gets the events, `silent` that nobody does.
 
-    `narrow` lets a tuning try only the candidates that a prediction finds worth trying, if the policy asks for one.
+    `on_demand` is a tuning that the program asked for: it tries every candidate, no matter what the policy predicts.
     `looks` has the entry that the persistent tier found, if it was asked, after the state that the book was in before.
     """
 
@@ -138,7 +138,7 @@ class Request(Call[C]):
     tell: Teller
     heard: bool = False
     silent: bool = False
-    narrow: bool = False
+    on_demand: bool = False
     on_step: Callable[[Step], None] | None = None
     mode: Mode = "normal"
     looks: list[tuple[object, Trusted[C] | Refused[C]]] = field(default_factory=list)
@@ -420,27 +420,17 @@ class Heuristics(Tier[C]):
             return Skipped("off: policy.allow_heuristics is False")
         if _is_verified_behind(request) and (trusted := _trusted_answer(self._parts.book, request)) is not None:
             return trusted
-        asks = request.policy.cache_miss_fallback == "nearest" and request.mode != "off"
-        if asks and (near := self._parts.book.nearest(request)) is not None:
+        book, asked = self._parts.book, None if request.mode == "off" else request.policy.cache_miss_fallback
+        if asked == "nearest" and (near := book.nearest(request)) is not None:
             found, guess = near
             request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
             return Found(config=found, event="heuristics", guess=guess)
-        if (sure := predicted_for(self._parts.book, request)) is not None:
+        if asked == "predict" and (sure := book.sure_prediction(request, request.policy.regret_limit)) is not None:
             found, told = sure
             request.tell("predicted", cfg=found, regret=told.regret, bound=told.bound, problems=told.problems)
             return Found(config=found, event="heuristics", guess=told)
-        config = stand_in_for(self._parts.book, request)
+        config = stand_in_for(book, request)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
-
-
-def predicted_for(book: EntryGuard[C], request: Request[C]) -> tuple[C, Prediction] | None:
-    """Return the candidate that the model of times is sure enough of, if the policy asks for that."""
-    policy = request.policy
-    if policy.cache_miss_fallback != "predict" or not policy.allow_heuristics or request.mode in ("off", "replay"):
-        return None
-    from tunebook._selection.predicted import sure_prediction  # noqa: PLC0415 - loaded late: few policies ask
-
-    return sure_prediction(book, request, policy.regret_limit)
 
 
 def stand_in_for(book: EntryGuard[C], request: Request[C]) -> C | None:

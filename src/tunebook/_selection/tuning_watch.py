@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tunebook._base.config_codec import fingerprint, readable
@@ -16,7 +15,6 @@ from tunebook._keys.key_text import spell_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from tunebook._base.record_format import Record
     from tunebook._base.vocabulary import Measurement, Problem
@@ -34,17 +32,6 @@ def start_log() -> None:
     """Print the log to standard error if `TUNEBOOK_LOG` asks for it."""
     if (level := log_setting()) is not None:
         log_to_stderr(level)
-
-
-def progress_line(
-    op: str, on_step: Callable[[Step], None] | None
-) -> AbstractContextManager[Callable[[Step], None] | None]:
-    """Return a block that shows the progress of a call's tuning on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext(on_step)
-    from tunebook._tuning.progress import line_of_call  # noqa: PLC0415 - loaded late: for terminals only
-
-    return line_of_call(op, on_step)
 
 
 def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *, verifying: bool) -> Tuned[C]:

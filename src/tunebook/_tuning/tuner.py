@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -20,10 +21,12 @@ from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import TuningSite
     from tunebook._measure.device_lock import DeviceTurn
     from tunebook._measure.disturbance import Probe
+    from tunebook._tuning.job import Step
 
 Cfg = TypeVar("Cfg")
 if TYPE_CHECKING:
@@ -208,6 +211,17 @@ def _stopwatch_of(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatc
     if timing.by_host:
         return watch if setup.timer is None else watch._replace(wait=setup.timer.wait)
     return watch.by(setup.timer) if plain else watch
+
+
+def shown_steps(
+    op: str, on_step: Callable[[Step], None] | None
+) -> AbstractContextManager[Callable[[Step], None] | None]:
+    """Return a block that shows the progress of a call's tuning on a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return nullcontext(on_step)
+    from tunebook._tuning.progress import line_of_call  # noqa: PLC0415 - loaded late: for terminals only
+
+    return line_of_call(op, on_step)
 
 
 def _checked(stopwatch: Stopwatch) -> Stopwatch:
