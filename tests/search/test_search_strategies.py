@@ -166,6 +166,36 @@ def test_the_many_products_of_long_axes_share_places_on_the_line(monkeypatch):
     assert len(strategy.propose(4)) == 4
 
 
+def two_sizes_and_two_methods(seed):
+    """Return a made-up space of 4092 points and its times: flat, and the pair of methods matters most."""
+    rng = np.random.default_rng([77, seed])
+    space = Space(block=range(32, 1024, 32), tile=[1, *range(2, 21, 2)], method=range(4), way=range(3))
+    configs = list(space)
+    block, tile, method, way = np.array([tuple(config.values()) for config in configs]).T
+    by_method = np.exp(0.25 * (rng.normal(size=(4, 3)) + 0.5 * rng.normal(size=(4, 1)) + 0.5 * rng.normal(size=(1, 3))))
+    registers = 20 + tile * rng.uniform(2, 5)
+    busy = np.floor(np.minimum(65536 / (registers * block), 2048 / block)) * block / 2048
+    times = by_method[method, way] * (1 + rng.uniform(0.3, 1) / tile) * (1 + 0.4 * np.maximum(0, 0.5 - busy))
+    times = np.maximum(times, np.quantile(times, 0.004)) * np.exp(0.01 * rng.normal(size=len(times)))
+    return space, dict(zip(configs, times.tolist(), strict=True))
+
+
+def test_on_a_small_flat_space_a_search_is_not_worse_than_random_from_the_first_points_on():
+    after = (2, 8, 30, 60)
+    ratios = []
+    for seed in range(24):
+        space, times = two_sizes_and_two_methods(seed % 8)
+        rank = {config: place for place, config in enumerate(sorted(times, key=times.__getitem__))}
+        strategy, ranks = Guided(space, seed=seed), []
+        for _ in range(after[-1]):
+            (config,) = strategy.propose(1)
+            strategy.observe([Observation(config, times[config])])
+            ranks.append(rank[config])
+        # The best of n random points has this rank on the mean: the size of the space divided by n + 1.
+        ratios.append([(min(ranks[:n]) + 1) * (n + 1) / len(times) for n in after])
+    assert all(sum(each) / len(each) < 1 for each in zip(*ratios, strict=True)), ratios
+
+
 def test_hopeless_points_are_still_told_apart():
     strategy = Guided(Space(a=range(1, 60), b=range(1, 60)), seed=0)
     space = strategy._history.space

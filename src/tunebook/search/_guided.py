@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from tunebook._space.space import Config, Point, Space
     from tunebook.search._strategy import Observation
 
-# Points before the model is asked. Few: where a run costs seconds, eight may be all there is time for. The first point
-# is near the middle of some random points: an extreme value on an axis can be 100 times slower than the best, and cost
-# the time of ten other points. It is among this many with most powers of two, which divide most problems without a
-# rest: of a filter on a W6600, half of the points with powers of two alone are 3 times slower than the best, and half
-# of all points 32 times; on NVIDIA's GPUs it makes little difference. The second is round too, and differs from the
-# first on as many axes as possible.
-_BLIND: Final = 2
+# Points before the model is asked. All are among the `_ROUNDEST` of some random points, by their powers of two, which
+# divide most problems without a rest: of a filter on a W6600, half of the points with powers of two alone are 3 times
+# slower than the best, and half of all points 32 times; on NVIDIA's GPUs it makes little difference. The first has
+# sizes near the middle: an extreme size can be 100 times slower than the best, and cost the time of ten other points.
+# Other numbers may stand for methods, which have no middle: there, every search would begin with the same method. Each
+# other point differs from the ones before on as many axes as possible. With two points, the model knows nothing about
+# the axes, and stays near the faster one, which made a search worse than random on spaces of two sizes and two methods.
+# Where launches share a program two are enough: each of these points is compiled, and launches of it tell the rest.
+_BLIND: Final = 8
+_BLIND_WITH_LAUNCHES: Final = 2
 _ROUNDEST: Final = 8
 # Variations of this many of the fastest are candidates; with one alone a search stays in its valley. Where more are as
 # good as the fastest, in logarithms, they take turns.
@@ -33,6 +36,9 @@ _TAKING_TURNS: Final = 40
 _EVERYWHERE: Final = 3
 # One turn in this many takes a step of a walk without the model: it makes progress where the model is wrong.
 _STEP: Final = 4
+# One turn in this many takes a random point, unless times elsewhere are known: otherwise a search never sees the points
+# that its model is wrong about. Seven has no common factor with the turns above.
+_RANDOM_TURN: Final = 7
 # Every second turn launches a compiled program in another way: one of this many fastest.
 _RELAUNCHED: Final = 10
 _ANYWHERE: Final = 60
@@ -80,6 +86,7 @@ class Guided:
         straight = min(_FROM_EACH * len(start.elsewhere), STRAIGHT)
         first = start.first[:straight] if start.elsewhere else start.first
         self._history = TrialHistory(space, seed, start._replace(first=first))
+        self._blind = _BLIND_WITH_LAUNCHES if self._history.shares_programs else _BLIND
         self._model = TimeModel(self._history.axes, self._history.rng)
         self._prior = Prior(space, start.elsewhere, self._history.rng)
         self._model.set_usual_scales(self._prior.differences())
@@ -113,7 +120,7 @@ class Guided:
             point = self._queue.pop(0)
             if self._history.is_open(point):
                 return point
-        if not self._history.ranked or (len(self._history.taken) < _BLIND and not self._prior):
+        if not self._history.ranked or (len(self._history.taken) < self._blind and not self._prior):
             return self._blind_point()
         self._queue = self._best_points(max(1 + len(self._history.values) // _PER_FIT, -(-n // _EVERYWHERE)))
         return self._queue.pop(0) if self._queue else self._history.random_point()
@@ -122,7 +129,7 @@ class Guided:
         """Return a point to begin with: the fastest by the prior, else a round point in the middle or far from it."""
         if promising := self._prior.promising(1, self._history.is_open):
             return promising[0]
-        drawn = self._draw() if len(self._history.taken) < _BLIND else []
+        drawn = self._draw() if len(self._history.taken) < self._blind else []
         if not drawn:
             return self._history.random_point()
         powers = [(at, flags) for at, axis in enumerate(self._history.axes) if (flags := axis.powers_of_two())]
@@ -140,6 +147,8 @@ class Guided:
         if not self._compiling and (launches := self._relaunches()):
             return launches[:many]
         self._turn += 1
+        if self._turn % _RANDOM_TURN == 0 and not self._prior and (point := self._history.random_point()) is not None:
+            return [point]
         early = len(self._history.values) < _EARLY
         if not early and self._turn % _STEP == 0:
             point = self._walker.next()

@@ -71,6 +71,8 @@ class TimeModel:
         multiplied = [np.array(each).reshape(-1, 1) * np.sqrt(2.0) for each in positions]
         tables += [(len(axes) + number, table) for number, table in enumerate(multiplied)]
         self._places = _Columns(np, tables)
+        sizes = [number for number, (at, _) in enumerate(tables) if at >= len(axes) or axes[at].kind == "log"]
+        self._of_sizes = np.isin(self._places.table, sizes)
         effects = [_axis_effect(np, table) for _, table in tables[: len(used)]]
         effects += [_product_effect(np, table) for table in multiplied]
         share = np.sqrt(max(len(tables), 1))
@@ -104,8 +106,8 @@ class TimeModel:
         return float(np.sqrt((self._weights**2 / np.diag(self._inverse)).mean()))
 
     def middle(self, points: Sequence[Point]) -> Point:
-        """Return the point that is nearest to the mean of all."""
-        places = self._places.of(self._codes(points))
+        """Return the point whose sizes are nearest to the mean of all; any point if there are no sizes."""
+        places = self._places.of(self._codes(points))[:, self._of_sizes]
         return points[int(self._np.argmin(((places - places.mean(0)) ** 2).sum(1)))]
 
     def rescale(self, points: Sequence[Point], times: Any) -> None:
