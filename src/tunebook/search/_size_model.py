@@ -3,8 +3,9 @@
 Each configuration has a model of its own, of the logarithm of its time. Its first part is a sum of products that times
 are made of (launches, waves of blocks, steps of a loop, bytes), with weights that are not negative; which axis is the
 block of which size is found by trying. A Gaussian process then learns how times differ from this sum. Predictions for
-problems that are left out of the data are exact and cost no further fit. The bound is the 95 % quantile of the regrets
-there (conformal prediction), so it holds for that part of problems like them, no matter how good the model is.
+problems that are left out of the data are exact, and need no further fit of the process. The bound is the 95 % quantile
+of the regrets there (conformal prediction), so it holds for that part of problems like them, no matter how good the
+model is.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class SizeModel:
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes, of some candidates, and those worth trying if it is not sure enough."""
         np = self._np
-        logs, variances = _average(np, self._parts, np.array([[sizes[name] for name in self._names]]))
+        asked = np.array([[sizes[name] for name in self._names]])
+        logs, variances = _average(np, [part.predict(asked) for part in self._parts])
         if candidates is not None:
             allowed = frozenset(candidates)
             logs[[key not in allowed for key in self.keys]] = np.inf
@@ -132,13 +134,11 @@ class SizeModel:
 
     def _calibrate(self, slower: Any) -> None:
         """Learn from problems that are left out how large regrets are, beside how large they seem."""
-        np, data = self._np, self._data
-        every, problems = np.arange(len(self.keys)), np.arange(self.problems)
+        np = self._np
         scales, gaps = [], []
         for fold in range(_FOLDS):
-            others, held_out = problems[problems % _FOLDS != fold], problems[problems % _FOLDS == fold]
-            parts = [part.without(data.some(every, others)) for part in self._parts]
-            logs, variances = _average(np, parts, data.sizes[held_out])
+            held_out = np.arange(fold, self.problems, _FOLDS)
+            logs, variances = _average(np, [part.without(held_out) for part in self._parts])
             logs = np.where(np.isfinite(slower[:, held_out]), logs, np.inf)  # regrets elsewhere are not known
             for place, problem in enumerate(held_out):
                 column, scale, top = self._ranked(logs[:, place], variances[:, place])
@@ -225,9 +225,20 @@ class _StructureModel:
         missed, self.spreads = _left_out(np, self._inverse, targets / self._spread)
         self.missed = self._spread * missed
 
-    def without(self, data: Measured) -> _StructureModel:
-        """Return the same model, learnt from a part of the data."""
-        return _StructureModel(data, self._structure, self._scales)
+    def without(self, problems: Any) -> tuple[Any, Any]:
+        """Return the predictions for some problems if they are left out of the data, in the form of `predict`.
+
+        The sums are fitted anew. The process is not: a part of its inverse is enough for an exact answer.
+        """
+        np, data = self._data.np, self._data
+        products = data.products(self._structure, data.sizes)
+        kept = data.weights > 0
+        kept[:, problems] = False
+        targets = np.log(data.times / _total(np, products, _fit_sums(np, products, data.times, kept)))
+        among = np.linalg.inv(self._inverse[:, problems[:, None], problems])
+        missed = (among @ (self._inverse[:, problems] @ targets[:, :, None]))[:, :, 0]
+        known = kept.any(1)[:, None]
+        return np.where(known, np.log(data.times[:, problems]) - missed, np.inf), np.einsum("cii->ci", among)
 
     def predict(self, sizes: Any) -> tuple[Any, Any]:
         """Return the logarithms of the times of all configurations at sizes, and their variances."""
@@ -351,9 +362,9 @@ def _total(np: Any, products: Any, weights: Any) -> Any:
     return np.maximum((products @ weights[:, :, None])[:, :, 0], 1e-300)
 
 
-def _average(np: Any, parts: Sequence[_StructureModel], sizes: Any) -> tuple[Any, Any]:
+def _average(np: Any, predictions: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return the mean of the logarithms of times by several models, and of their variances."""
-    logs, variances = zip(*(part.predict(sizes) for part in parts), strict=True)
+    logs, variances = zip(*predictions, strict=True)
     return np.mean(logs, 0), np.mean(variances, 0)
 
 
