@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
+from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook._base.record_format import merge
@@ -441,6 +442,38 @@ class TestFit(OnABook):
         assert scope["guess"](n=8) == {"step": 1}
         assert run("fit", "scale", "--output", str(tmp_path / "h.py"))[1] == ""
         assert (tmp_path / "h.py").read_text().startswith("def heuristic(n):")
+
+    def test_it_says_what_the_rule_gains_over_the_best_constant_and_its_bound(self, tmp_path, run):
+        clock = FakeClock()
+
+        def split(n, *, config):
+            clock.spend(1e-3 * (1 + abs(config.half - (n > 500))))
+
+        def same(n, *, config):
+            clock.spend(1e-3 * (1 + config.half))
+
+        for kernel in (split, same):
+            tuned = tb.tunable(kernel, space=[{"half": 0}, {"half": 1}], store=tmp_path, tuner=fake_tuner(clock))
+            for n in range(10, 1000, 40):
+                tb.tune(tuned, n)
+        book = ("--book", str(tmp_path))
+        _, out, err = run("fit", "split", *book)
+        said = re.search(
+            r"([\d.]+)% on held-out calls \(at most ([\d.]+)% on 95% of them\); the best single .* ([\d.]+)%", err
+        )
+        held_out, bound, constant = map(float, said.groups())
+        assert held_out < constant
+        assert held_out <= bound
+        assert f"# At most {bound}% slower on 95% of held-out problems; the best constant is {constant}% slower" in out
+        _, out, err = run("fit", "same", *book)
+        assert "no tree is better than this one configuration" in err
+        assert "if " not in out
+        assert "# At most 0.0% slower on 95% of held-out problems; no tree was better." in out
+        assert json.loads(run("fit", "same", "--json", *book)[1])["bound"] == 0
+
+    def test_without_enough_sizes_the_bound_is_missing_and_said_to_be(self, place, run):
+        assert "# Too few for a bound; " in run("fit", "scale")[1]
+        assert json.loads(run("fit", "scale", "--json")[1])["bound"] is None
 
     def test_an_output_that_cannot_be_written_exits_with_3(self, place, run):
         code, _, err = run("fit", "scale", "--output", "nowhere/h.py")
