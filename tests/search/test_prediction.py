@@ -11,6 +11,7 @@ from tunebook._base.errors import require
 from tunebook._base.record_format import Record
 from tunebook._selection.trusted_entries import EntryGuard
 from tunebook.search import _size_model, predict
+from tunebook.stores import write_pack
 
 pytest.importorskip("numpy")
 
@@ -71,6 +72,12 @@ def test_sizes_never_tuned_are_answered_at_once_with_a_bound_that_they_keep(book
         assert told["problems"] == len(TUNED)
         assert 0 <= told["regret"] <= told["bound"] <= 1.0
         assert regret <= told["bound"]
+
+
+def test_a_pack_is_enough_to_predict_from(book, tmp_path):
+    write_pack(tmp_path / "shipped.db", Bench(book).function.selector.persistent.store.items())
+    bench = Bench(tmp_path / "shipped.db", policy=tb.AutotunePolicy(cache_miss_fallback="predict", regret_limit=1.0))
+    assert f"learnt from {len(TUNED)} tuned problems" in str(bench.function.explain(UNSEEN[3]))
 
 
 def test_explain_says_what_is_expected_and_what_that_rests_on(book):
