@@ -1,4 +1,4 @@
-"""Which candidates of a list are worth a try: a model over their values predicts the times of those that have not run.
+"""Which candidates of a list are worth a try: a model over their values predicts times that were not measured.
 
 For tuning in a running program, where each candidate takes milliseconds of its time before it has run once.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-# Before so many times are known, nothing is predicted. Those come from all over the list.
+# Before so many times are known, nothing is predicted. The first ones come from all over the list.
 FIRST: Final = 8
 # A candidate is left out if it is predicted to be so many times slower than the best, and so many standard deviations
 # of the prediction beyond that. On the times of four kernels at 160 shapes each on an H200, 0.46 to 0.73 of the
@@ -33,7 +33,7 @@ _MOST: Final = 3.0  # times the best: slower ones are all alike, and would hide 
 
 
 class Outlook(Generic[C]):
-    """Orders candidates by their predicted times, and leaves out those that are surely slow."""
+    """Orders candidates by their predicted times, and leaves out the surely slow candidates."""
 
     def __init__(self, configs: Mapping[str, C], likely: Iterable[str] = ()) -> None:
         """`likely` names the candidates that are tried first, because they are fast elsewhere."""
@@ -44,10 +44,10 @@ class Outlook(Generic[C]):
         self._model = TimeModel(space.grid, random.Random(0))  # noqa: S311 - it is not asked for anything random
         first = dict.fromkeys([*(name for name in likely if name in configs), *spread_out(self._points, FIRST)])
         self._place = {name: at for at, name in enumerate(dict.fromkeys([*first, *configs]))}
-        self.predicted: dict[str, float] = {}  # times the best, of those that have not run
+        self.predicted: dict[str, float] = {}  # times the best, of candidates that have not run
 
     def worth_trying(self, names: Iterable[str], times: Mapping[str, float]) -> list[str]:
-        """Return those of `names` that are not surely slow, the most promising first, given times of others."""
+        """Return the candidates of `names` that are not surely slow, the most promising first, given other times."""
         waiting = sorted(names, key=self._place.__getitem__)
         known = [name for name in times if name in self._points]
         if len(known) < FIRST or not waiting:

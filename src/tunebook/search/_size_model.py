@@ -101,7 +101,7 @@ class SizeModel:
             self._calibrate(np.where(np.isnan(slower), np.inf, slower))
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
-        """Return a choice for these sizes, of some candidates, and those worth trying if it is not sure enough."""
+        """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
         np = self._np
         asked = np.array([[sizes[name] for name in self._names]])
         logs, variances = _average(np, [part.predict(asked) for part in self._parts])
@@ -182,7 +182,7 @@ class Measured(NamedTuple):
         return blocks, steps
 
     def products(self, structure: Structure, sizes: Any) -> Any:
-        """Return what a time may be made of: an array by configuration, problem and product."""
+        """Return the parts that a time may be made of: an array by configuration, problem and product."""
         np = self.np
         blocks, steps = self.counted(structure, sizes)
         waves = np.ceil(blocks / self.cores)
@@ -345,7 +345,7 @@ def _fit_sums(np: Any, products: Any, times: Any, measured: Any) -> Any:
     usual = parts.mean(1, keepdims=True) + 1e-30
     parts = parts / usual
     squares, aims = parts.transpose(0, 2, 1) @ parts, parts.sum(1)
-    # What all configurations share is learnt first: few steps from there are better than many from nothing.
+    # The part that all configurations share is learnt first: few steps from there are better than many from nothing.
     shared = _fewer_errors(squares.sum(0)[None], aims.sum(0)[None], np.full((1, aims.shape[1]), 1.0), _SHARED_STEPS)
     weights = _fewer_errors(squares, aims, np.maximum(shared, 1e-6) + np.zeros_like(aims), _OWN_STEPS)
     return weights / usual[:, 0]
