@@ -192,8 +192,6 @@ def live_work():
         "candidates": sum(each.candidates for each in sessions),
         "not tried": sum(len(each.not_tried) for each in sessions),
         "loaded": sum(each.loads for each in sessions),
-        "launches of others than the leader": sum(sum(each.race.runs.values()) for each in sessions)
-        - sum(each.race.runs[each.race.leader] for each in sessions),
         "duels": sum(each.duels for each in watches),
         "rollbacks": sum(each.rollbacks for each in sessions),
     }

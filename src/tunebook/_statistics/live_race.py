@@ -162,15 +162,15 @@ class LiveRace:
         """How much less a call takes with the leader than with the incumbent."""
         return (1 - self._values[self.leader]) * self.unit_s
 
-    def rest(self, turn: Turn, patience: int = 1) -> int:
+    def rest(self, turn: Turn, patience: int = 1, at_least: int = 0) -> int:
         """Return how many calls the leader serves before the race is asked again, and count them.
 
-        Until the decision, it is `patience` times as many.
+        Until the decision, it is `patience` times as many, and about `at_least` so many if no times are awaited.
         """
         decided = self.phase == "decided"
         if self._open is not None or not self.watch.is_calm or (turn.is_timed and not decided):
             return 0
-        calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience
+        calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience + at_least
         if self._under_way or self._looks:
             calls = min(calls, _REST_AWAITING)
         self.account.count(self._values[self.leader] - 1, calls)

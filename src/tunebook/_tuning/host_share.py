@@ -38,6 +38,11 @@ class HostShare:
         self._looked_s = now_s
         return self._owed_s <= 0
 
+    @property
+    def wait_s(self) -> float:
+        """How long it takes until the host may do more, if nobody else works before."""
+        return self._owed_s / self._share
+
     def spend(self, seconds: float, work: HostWork) -> None:
         """Note that the host has worked so long."""
         self._owed_s += seconds

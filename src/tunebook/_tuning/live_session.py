@@ -41,6 +41,7 @@ _TELL_EVERY: Final = 1024  # calls
 _NEAR, _LIKELY = 1.1, 4  # candidates this near the leader are tried first at other sizes, so many at most
 # Candidates that are loaded and have not run yet, at most, where times decide which others are worth loading.
 _AHEAD: Final = 4
+_LONGEST_REST: Final = 4096  # calls, while the host has spent its share
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
 
@@ -177,6 +178,7 @@ class LiveSession(Generic[C]):
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks = self.loads = 0
         self._poll_at = 0  # calls
+        self._asked = 0, self._host.clock_s()  # calls, and the time then
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
         self._turn, self._pid = threading.Lock(), os.getpid()
@@ -242,25 +244,33 @@ class LiveSession(Generic[C]):
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
         self._earn()
-        may_begin, began_s = self._host.allows(), self._host.clock_s()
+        may_begin, worked, began_s = self._host.allows(), False, self._host.clock_s()
         if self._waiting:
             self._read_events()
         if self._found is None:
             if may_begin and (self._to_build or self._to_load or self._loading is not None):
                 self._host.spend(self._host.clock_s() - began_s, "choices")
-                self._prepare(args, kwargs)
-                may_begin, began_s = self._host.allows(), self._host.clock_s()
+                worked = self._prepare(args, kwargs)
+                began_s = self._host.clock_s()
         elif not self._handed_over:
             self._handed_over = self._outcome.found(self._found, self._again)
         if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
-        turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin)
-        if self._found is None or self._handed_over:
-            self.rest = race.rest(turn, self._host.patience(race.unit_s))
+        turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin and not worked)
+        # A call that has loaded begins no round, and the next one may.
+        if (self._found is None or self._handed_over) and not (worked and self._host.allows()):
+            self.rest = race.rest(turn, self._host.patience(race.unit_s), self._calls_until_paid(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
+
+    def _calls_until_paid(self, now_s: float) -> int:
+        """Return about how many calls pass until the host may do more: asking takes a part of its share too."""
+        (calls, then_s), now = self._asked, self.race.account.calls
+        self._asked = now, now_s
+        passed_s = now_s - then_s
+        return int(min(self._host.wait_s / passed_s * (now - calls), _LONGEST_REST)) if passed_s > 0 else 0
 
     def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Take the turn of a winner, in as few steps as there can be: as long as the process lives, two of 13 calls do.
@@ -340,22 +350,26 @@ class LiveSession(Generic[C]):
 
     # ------------------------------------------------------------------------------------------------------ preparing
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both."""
+    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both.
+
+        Return whether it did.
+        """
         calls, forked = self.race.account.calls, False
         if self._builds is not None and calls >= self._poll_at:
             self._poll_at = calls + _POLL_EVERY
             forked = self._take_builds(self._builds, args)
-        if not forked:
-            self._loading = self._loading or self._next_to_load()
-        if not forked and self._loading is not None:
+        loading = None if forked else self._loading or self._next_to_load()
+        if loading is not None:
+            self._loading = loading
             with self._working("steps of loading"):
-                self._load(self._loading, args, kwargs)
+                self._load(loading, args, kwargs)
         if not self._to_build and not self._to_load and self._loading is None:
             if self._builds is not None:
                 self._builds.close()
                 self._builds = None
             self.race.complete()
+        return forked or loading is not None
 
     @contextmanager
     def _working(self, work: HostWork) -> Iterator[None]:
