@@ -101,7 +101,6 @@ def fit(
 
 def _bound_text(held_out: float, constant: float, bound: float) -> str:
     known = f"At most {bound:.1%} slower on 95% of held-out problems" if math.isfinite(bound) else "Too few for a bound"
-    # In points: a constant may be no slower at all.
     better = f"the best constant is {constant:.1%} slower on the mean" if held_out < constant else "no tree was better"
     return f"{known}; {better}."
 
