@@ -1,7 +1,9 @@
-"""Files that are replaced whole."""
+"""Files that are replaced whole, and locks."""
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ import tunebook as tb
 from tunebook import formats
 from tunebook._base.errors import StoreError
 from tunebook.formats._bundle import export_bundle
-from tunebook.stores._files import read_file, replace_file
+from tunebook.stores._files import FileLock, opened, read_file, replace_file
 
 
 def names(directory):
@@ -92,3 +94,21 @@ def test_a_file_is_read_whole_though_each_read_returns_a_part(tmp_path, monkeypa
     read = os.read
     monkeypatch.setattr(os, "read", lambda descriptor, count: read(descriptor, min(count, 64)))
     assert read_file(str(tmp_path / "file"), limit_bytes=1 << 20) == content
+
+
+def test_a_lock_that_an_interrupt_left_behind_does_not_unlock_another_file(tmp_path):
+    first = os.open(tmp_path, os.O_RDONLY)
+    lock = FileLock(first, 1)
+    assert lock.__enter__()
+    os.close(first)
+    (tmp_path / "file").touch()
+    other = os.open(tmp_path / "file", os.O_RDONLY)
+    assert other == first, "the system gives the number again"
+    fcntl.flock(other, fcntl.LOCK_EX)
+    del lock
+    gc.collect()
+    try:
+        with opened(tmp_path / "file", os.O_RDONLY) as again, FileLock(again, 1) as is_ours:
+            assert not is_ours
+    finally:
+        os.close(other)

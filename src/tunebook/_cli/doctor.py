@@ -25,7 +25,7 @@ from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, V
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import names_of, parse_pins
 from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
-from tunebook.stores._files import distrust, locked, maker_of, opened, write_file
+from tunebook.stores._files import FileLock, distrust, maker_of, opened, write_file
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
 
@@ -130,7 +130,7 @@ def _writable(root: Path) -> Finding:
 
 def _mount(root: Path) -> Finding:
     try:
-        with opened(root) as descriptor, locked(descriptor, 1) as is_ours:
+        with opened(root) as descriptor, FileLock(descriptor, 1) as is_ours:
             locks = "supports locks" if is_ours else "supports locks (in use right now)"
     except OSError:
         locks = "does not support locks, which the book does not need"

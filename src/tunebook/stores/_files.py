@@ -188,39 +188,29 @@ def make_directory(path: Path, sync: Sync) -> None:
     sync_path(path.parent, sync)
 
 
-@contextmanager
-def locked(descriptor: int, tries: int) -> Iterator[bool]:
-    """Lock an open file or directory; False after so many tries, of 1 ms; OSError on mounts without locks.
+class FileLock:
+    """Locks an open file or directory in a block; False after so many tries, of 1 ms; OSError on mounts without locks.
 
-    The kernel drops the lock of a killed process at once, but a paused one keeps it: hence an end to the tries.
+    The kernel drops the lock of a killed process at once, but a paused one keeps it: hence an end to the tries. Not a
+    generator: the descriptor of one that an interrupt left behind may be another file's when it is collected.
     """
-    for _ in range(tries):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        time.sleep(0.001)
-    else:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        # Closing alone would not do it if another thread forked meanwhile: its child has the file open.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
+    def __init__(self, descriptor: int, tries: int) -> None:
+        self._descriptor, self._tries, self._is_ours = descriptor, tries, False
 
-def sync_file_system(descriptor: int) -> bool:
-    """Write out everything on the file system of an open file; False where the system cannot do that."""
-    import ctypes  # noqa: PLC0415 - 4 ms that only bulk writes pay
-
-    try:
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (AttributeError, OSError):
+    def __enter__(self) -> bool:
+        for _ in range(self._tries):
+            with suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._is_ours = True
+                return True
+            time.sleep(0.001)
         return False
-    if syncfs(descriptor) != 0:
-        fault = ctypes.get_errno()
-        raise OSError(fault, os.strerror(fault))
-    return True
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ours:
+            # Closing alone would not do it if another thread forked meanwhile: its child has the file open.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 # --------------------------------------------------------------------------------------------- trust and quarantine

@@ -30,9 +30,9 @@ from tunebook._base.errors import CodecError, StoreError, warn_once
 from tunebook._base.record_format import Head, Record, canonical_json, decode_json
 from tunebook._base.vocabulary import Json, Problem, ShownByPlace
 from tunebook.stores._files import (
+    FileLock,
     LeaseFiles,
     distrust,
-    locked,
     make_directory,
     opened,
     problem_id,
@@ -238,7 +238,7 @@ class JsonStore(ShownByPlace):
         with opened(lock, os.O_RDWR | os.O_CREAT) as descriptor:
             waiting, before = True, self._changed_ns()
             while waiting:
-                with locked(descriptor, _LOCK_TRIES) as is_ours:
+                with FileLock(descriptor, _LOCK_TRIES) as is_ours:
                     if is_ours:
                         yield
                         return
