@@ -83,6 +83,12 @@ def names(events):
     return [event for event, _ in events]
 
 
+def names_by_thread(events):
+    """Return the events of the calls, and of the thread behind them: which of the two is first is up to the system."""
+    behind = [name for name in names(events) if name.startswith("autotune")]
+    return [name for name in names(events) if name not in behind], behind
+
+
 def said_by_autotune(chain, kernel, *args):
     tried = dict(chain.preview(invocation(kernel, *args), kernel).tried)
     return tried.get("autotune")
@@ -101,7 +107,8 @@ def test_the_heuristic_serves_while_it_is_tuned_and_then_the_tuned_one_does(tmp_
     assert chain.choose(invocation(kernel, 1), kernel) == FAST
     assert tb.epoch() == before + 1
     assert chain.persistent.get(*kernel.problem(invocation(kernel, 1))) == FAST
-    assert names(events) == ["heuristics", "autotune_start", "heuristics", "autotune_finish", "cache_hit"]
+    calls = ["heuristics", "heuristics", "cache_hit"]
+    assert names_by_thread(events) == (calls, ["autotune_start", "autotune_finish"])
     assert all(kernel.behind)
 
 
@@ -307,8 +314,9 @@ def test_failures_behind_a_call_never_reach_it_and_are_remembered():
     with pytest.warns(tb.TunebookWarning, match=r"pretend@v0 could not be tuned in the background: all 3 candidates"):
         assert call_and_wait() == (GUESS, True)
     assert executor(kernel, 1) == GUESS
-    assert names(events) == ["heuristics", "autotune_start", "autotune_finish", "heuristics"]
-    assert isinstance(events[2][1]["error"], tb.TuningFailed)
+    assert names_by_thread(events) == (["heuristics"] * 2, ["autotune_start", "autotune_finish"])
+    (finish,) = [fields for name, fields in events if name == "autotune_finish"]
+    assert isinstance(finish["error"], tb.TuningFailed)
     assert said_by_autotune(chain, kernel, 1).startswith("failed before: all 3 candidates failed")
 
 
@@ -327,7 +335,7 @@ def test_arrays_that_cannot_be_made_up_are_a_failure_that_is_told_once():
     with pytest.warns(tb.TunebookWarning, match="cannot make an array of 'test_background'"):
         assert choose_and_wait() == (GUESS, True)
     assert chain.choose(invocation(kernel, Foreign()), kernel) == GUESS
-    assert names(events) == ["heuristics", "autotune_finish", "heuristics"]
+    assert names_by_thread(events) == (["heuristics"] * 2, ["autotune_finish"])
     assert "cannot make an array" in said_by_autotune(chain, kernel, Foreign())
 
 
