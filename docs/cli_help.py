@@ -1,6 +1,6 @@
-"""Writes what each verb's `--help` says into docs/cli.md, between its marks.
+"""Writes what each verb's `--help` says into docs/cli.md, and the variables into docs/environment.md, between marks.
 
-Run it after a change: python docs/cli_help.py. A test compares the page with what this would write, so that it cannot
+Run it after a change: python docs/cli_help.py. A test compares the pages with what this would write, so that they never
 get old.
 """
 
@@ -10,12 +10,16 @@ import os
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("cli.md")
+from tunebook._base.environment_variables import SETTINGS
+
+PAGES = [Path(__file__).with_name(name) for name in ("cli.md", "environment.md")]
+_TABLE = re.compile(r"(<!-- settings -->\n).*?(<!-- end -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- help: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str) -> str:
-    """Return the page with the help of each verb that it has a mark for."""
+    """Return a page with the help of each verb, and the table of variables, if it has marks for them."""
+    text = _TABLE.sub(lambda found: f"{found[1]}\n{_settings()}\n\n{found[2]}", text)
     # argparse makes its lines as long as the terminal is wide.
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
@@ -33,5 +37,11 @@ def _help(name: str) -> str:
     return overview() if name == "tunebook" else parser_of(name).format_help()
 
 
+def _settings() -> str:
+    rows = [f"| `{s.name}` | {s.values} | {s.default} | {s.meaning} |" for s in SETTINGS]
+    return "\n".join(["| variable | values | without it | what it does |", "| --- | --- | --- | --- |", *rows])
+
+
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

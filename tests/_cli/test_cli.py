@@ -15,6 +15,7 @@ import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
 
 from tunebook import Config, StoreError, _cli
+from tunebook._base.environment_variables import SETTINGS
 from tunebook._base.record_format import Record
 from tunebook._cli import EXIT_CODES, GROUPS, SUMMARIES, VERBS, load, main, parser_of
 from tunebook.stores import open_store
@@ -526,15 +527,21 @@ def test_the_parsers_know_no_option_twice_and_explain_each():
 
 class TestThePage:
     @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse writes its help a little differently since")
-    def test_it_has_the_help_of_every_verb_as_it_is_now(self):
-        sys.path.insert(0, str(PAGE.parent))
-        try:
-            from cli_help import filled
-        finally:
-            sys.path.remove(str(PAGE.parent))
+    def test_it_has_the_help_of_every_verb_as_it_is_now(self, monkeypatch):
+        monkeypatch.syspath_prepend(PAGE.parent)
+        from cli_help import filled
+
         page = PAGE.read_text()
         assert filled(page) == page, "run: python docs/cli_help.py"
         assert all(f"<!-- help: {name} -->" in page for name in ("tunebook", *VERBS))
+
+    def test_the_page_of_the_environment_has_every_variable_as_it_is_now(self, monkeypatch):
+        monkeypatch.syspath_prepend(PAGE.parent)
+        from cli_help import filled
+
+        page = PAGE.with_name("environment.md").read_text()
+        assert filled(page) == page, "run: python docs/cli_help.py"
+        assert all(f"| `{setting.name}` |" in page for setting in SETTINGS)
 
     def test_it_has_every_exit_code(self):
         codes = re.findall(r"^  (\d)  (.*)$", EXIT_CODES, re.MULTILINE)
