@@ -227,6 +227,13 @@ def test_a_spent_budget_skips_the_rest_and_the_next_run_goes_on(tmp_path):
     assert fleet.tune_recording(calls).counts == {"known": 3}
 
 
+def test_a_spent_budget_skips_all_calls_that_are_left(tmp_path):
+    calls = recorded(tmp_path / "calls.json", sizes=range(1, 5))
+    report = fleet.tune_recording(calls, budget="1 trial")
+    assert report.counts == {"tuned": 1, "skipped": 3}
+    assert {r.detail for r in report.results if r.status == "skipped"} == {"the budget is spent"}
+
+
 # ------------------------------------------------------------------------------------------------ any other executor
 
 

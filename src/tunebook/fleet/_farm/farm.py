@@ -225,11 +225,10 @@ class _Farm:
             task = next((task for task in self._waiting if fits(worker, workers, task.call.problem.device)), None)
             if task is None:
                 continue
-            self._waiting.remove(task)
             budget = self._budget_of_one()
             if budget.is_spent and not task.dry:
-                self._finish(task, TaskOutcome("skipped", "the budget is spent", task.call.problem))
-                continue
+                break
+            self._waiting.remove(task)
             self._free.remove(worker)
             self._tries[task.call.problem] += 1
             task = task._replace(budget=budget, attempt=self._tries[task.call.problem])
@@ -240,9 +239,12 @@ class _Farm:
                 future.set_exception(error)
             self._running[future] = worker, task
             self._report_step()
-        if not self._running and not self._vacant:
+        spent = bool(self._waiting) and not self._waiting[0].dry and self._budget_of_one().is_spent
+        if not self._running and (spent or not self._vacant):
+            why: tuple[Status, str] = ("failed", "no worker is left that could tune it")
+            why = ("skipped", "the budget is spent") if spent else why
             for task in self._waiting:
-                self._finish(task, TaskOutcome("failed", "no worker is left that could tune it", task.call.problem))
+                self._finish(task, TaskOutcome(*why, task.call.problem))
             self._waiting.clear()
 
     def _budget_of_one(self) -> Budget:
@@ -254,7 +256,7 @@ class _Farm:
             ran = sum(result.ran for result in self._results.values())
             granted = sum(task.budget.trials or 0 for _, task in self._running.values())
             left = max(trials - ran - granted, 0)
-            trials = -(-left // (len(self._waiting) + 1))
+            trials = -(-left // len(self._waiting))
         return Budget(seconds, trials)
 
     def _receive(self) -> None:
