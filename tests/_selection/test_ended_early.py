@@ -112,6 +112,26 @@ def test_an_interrupted_tuning_on_demand_leaves_the_choice_as_it_was(tmp_path):
     assert "winner" in str(again.explain(1))
 
 
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_budget_that_ends_a_tuning_from_scratch_leaves_a_finished_choice_and_its_times(tmp_path, trials):
+    matmul, runs = interrupted_kernel(tmp_path, 10**9, heuristic={"b": 64})
+    before = tb.tune(matmul, 1)
+    problem = before.problem
+    record = matmul.selector.persistent.read(problem)
+    again = tb.tune(matmul, 1, again=True, budget=f"{trials} trials")
+    assert (again.ran, again.complete, again.config) == (trials, False, before.config)
+    assert matmul.selector.persistent.read(problem) == record
+    assert "the earlier choice stands; measured winner Config(b=" in repr(again)
+    assert tb.tune(matmul, 1, again=True).complete
+    assert matmul.selector.persistent.read(problem) != record
+
+
+def test_a_budget_that_ends_a_tuning_replaces_an_unfinished_choice(tmp_path):
+    matmul, _ = interrupted_kernel(tmp_path, 10**9, heuristic={"b": 64})
+    assert tb.tune(matmul, 1, budget="1 trial").config.b == 64
+    assert tb.tune(matmul, 1, again=True, budget="2 trials").config.b != 64
+
+
 class TestHowMuchIsRunAgain:
     """Half of these candidates take three times as long as the best: not hopeless at the first look."""
 

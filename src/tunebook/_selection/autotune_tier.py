@@ -451,7 +451,9 @@ class AutotuneTier(Tier[C]):
             MEMO.invalidate()  # the new entry may be nearer to other calls than the entry that answers them
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
-        return tuned._replace(config=config)
+        pinned = entry.record is not None and entry.record.head.origin == "pinned"
+        stands = "" if config is tuned.config else "the pin stands" if pinned else "the earlier choice stands"
+        return tuned._replace(config=config, stands=stands)
 
 
 def _may_guess(request: Request[Any]) -> bool:

@@ -288,8 +288,8 @@ class EntryGuard(Generic[C]):
         """Write the result of a tuning, and return the configuration that stands.
 
         The configuration of `entry`, which was there before, stands if it is pinned, if it was chosen on a caller's
-        arguments and this tuning had made-up ones, if something disturbed this tuning and the earlier one was
-        undisturbed and complete, or if it was raced and this tuning was found in the calls of a running program.
+        arguments and this tuning had made-up ones, if something disturbed this tuning or its budget ended it, and the
+        earlier one was undisturbed and complete, or if it was raced and this one was found in the calls of a program.
         `verified` is the entry whose choice was found to hold here too.
         `generation` is that of the record before the tuning, plus the lease's: a holder that was paused past its lease
         so comes out below the next holder, and the store refuses its late record.
@@ -304,7 +304,7 @@ class EntryGuard(Generic[C]):
             beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body):
+        if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body, again=call.again):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -384,11 +384,14 @@ class EntryGuard(Generic[C]):
         self.persistent.write(record.fitted())
 
 
-def _says_less(tuned: Tuned[Any], earlier: Body) -> bool:
-    """Whether a tuning was disturbed and the earlier one was not, or was found in calls and the earlier one raced."""
-    if _is_live(tuned) and not is_live(earlier):
-        return True
-    return not tuned.disturbances.quiet and is_finished(earlier)
+def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:
+    """Whether a tuning was disturbed or cut short and the earlier one was not, or was found in calls and that raced."""
+    if _is_live(tuned):
+        return not is_live(earlier) or (not tuned.disturbances.quiet and is_finished(earlier))
+    before = next((m for m in tuned.measurements if m.fingerprint == winner_of(earlier)), None)
+    # A verification may have shown that the choice is beaten, or fails now, before its budget ended.
+    cut = not tuned.complete and (before is None or (again and before.failure is None))
+    return (cut or not tuned.disturbances.quiet) and is_finished(earlier)
 
 
 def _is_live(tuned: Tuned[Any]) -> bool:

@@ -291,8 +291,9 @@ class Tuned(NamedTuple, Generic[Cfg]):
     at `when`, a Unix time, and spent `waiting_s` on waiting for compilers alone. `default` is the fingerprint of the
     heuristic's configuration. `problem` is set if there was only one, and `roofline` if its work is known.
     `values_from` says on which arguments it was measured. `left_out` says by fingerprint why candidates were not
-    measured. `at` has the sizes that a bucket was measured at, and the reason if these were the caller's own. In a
-    notebook a result shows as a report.
+    measured. `at` has the sizes that a bucket was measured at, and the reason if these were the caller's own. `stands`
+    says that `config` is an earlier choice, and which, instead of the measured winner. In a notebook a result shows as
+    a report.
     """
 
     config: Cfg
@@ -311,6 +312,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
     values_from: ValuesFrom = "call"
     left_out: Mapping[str, str] = MappingProxyType({})
     at: Mapping[str, str] = MappingProxyType({})
+    stands: str = ""
 
     @property
     def ranking(self) -> list[tuple[Cfg, float]]:
@@ -337,6 +339,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
     def summary(self) -> str:
         """The time of the winner, why it won, and how much was measured, in one line."""
         best = "" if self.verdict is None else f"{seconds_text(self.verdict.winner.value_s)}, {self.verdict.rule}, "
+        if self.stands and self.verdict is not None:
+            best = f"{self.stands}; measured winner {self.configs[self.verdict.winner.measurement.fingerprint]!r}: {best}"
         failed = sum(m.failure is not None for m in self.measurements)
         counted = f"{len(self.measurements)} candidates" + (f", {failed} failed" if failed else "")
         cut = "" if self.complete else ", not complete"
