@@ -114,7 +114,7 @@ def test_an_interrupted_tuning_on_demand_leaves_the_choice_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_budget_that_ends_a_tuning_from_scratch_leaves_a_finished_choice_and_its_times(tmp_path, trials):
-    matmul, runs = interrupted_kernel(tmp_path, 10**9, heuristic={"b": 64})
+    matmul, _ = interrupted_kernel(tmp_path, 10**9, heuristic={"b": 64})
     before = tb.tune(matmul, 1)
     problem = before.problem
     record = matmul.selector.persistent.read(problem)

@@ -7,8 +7,10 @@ import pytest
 from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, note_in
 
 import tunebook as tb
+from tunebook._base.config_codec import encode
 from tunebook._base.errors import TunebookWarning
 from tunebook._base.vocabulary import Failure, Measurement
+from tunebook._cli.pin import pin
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.reverify import FEWEST, finalists
 from tunebook.testing import Landscape
@@ -194,6 +196,35 @@ def test_where_nothing_is_known_verifying_is_tuning(tmp_path):
     verified = chain.verify(invocation(kernel, 1), kernel)
     assert (verified.held, verified.config) == (False, FAST)
     assert verified.reason == "there was no choice to verify"
+
+
+def pin_to(chain, kernel, config):
+    chain.persistent.write(pin(record_of(chain, kernel), encode(config)))
+
+
+def test_a_pin_that_is_beaten_stands_and_does_not_hold(tuned):
+    chain, kernel, _ = make(tuned)
+    pin_to(chain, kernel, NEAR)
+    verified = chain.verify(invocation(kernel, 1), kernel)
+    assert (verified.held, verified.kept, verified.config) == (False, True, NEAR)
+    assert verified.reason == f"the measured winner is {FAST!r}; the pin stands"
+    again = chain.tune(invocation(kernel, 1), kernel)
+    assert repr(again).startswith(f"<Tuned {NEAR!r}: the pin stands; measured winner {FAST!r}: 1 ms, ")
+
+
+def test_a_pin_of_the_winner_holds(tuned):
+    chain, kernel, _ = make(tuned)
+    pin_to(chain, kernel, FAST)
+    verified = chain.verify(invocation(kernel, 1), kernel)
+    assert (verified.held, verified.kept, verified.config) == (True, False, FAST)
+
+
+def test_after_an_edit_the_reason_for_tuning_is_the_edit(tuned):
+    chain, kernel, _ = make(tuned)
+    kernel.checksum = lambda _: "edited-0"
+    verified = chain.verify(invocation(kernel, 1), kernel)
+    assert (verified.held, verified.config) == (False, FAST)
+    assert "made by other code" in verified.reason
 
 
 def test_a_budget_that_ends_before_the_finalists_are_measured_proves_nothing(tuned):

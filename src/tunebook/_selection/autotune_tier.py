@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tunebook._arrays.describe import obstacle_to, tuning_site
-from tunebook._base.config_codec import fingerprint
+from tunebook._base.config_codec import fingerprint, fingerprint_of
 from tunebook._base.errors import TuningFailed, as_text, text_of
 from tunebook._memo.answer_memo import CAPACITY, MEMO, BoundedDict
 from tunebook._selection.bucket_tuning import MeasuredCall, callers_own, check_for_caller, measured_call
@@ -395,7 +395,7 @@ class AutotuneTier(Tier[C]):
             try:
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
                     tuned: Tuned[C] = there(self._tell_and_tune, request, job)
-                    found = Verified(held=False, reason="there was no choice to verify", tuned=tuned)
+                    found = Verified(held=False, reason=_why_tuned(entry), tuned=tuned)
                 else:
                     found = there(self._verify_finalists, request, job, outdated, keep)
             except TuningFailed as error:
@@ -408,6 +408,11 @@ class AutotuneTier(Tier[C]):
             at={"sizes": call.sizes, "reason": call.reason} if call.sizes else {},
         )
         tuned = self._publish(request, tuned, entry, generation, verified=outdated if found.held else None)
+        if tuned.stands and isinstance(entry, Trusted) and entry.is_pinned and tuned.verdict is not None:
+            best = tuned.verdict.winner.measurement.fingerprint
+            held = best == fingerprint_of(entry.record.head.config)
+            reason = found.reason if held else f"the measured winner is {tuned.configs[best]!r}; the pin stands"
+            found = found._replace(held=held, kept=not held, reason=reason)
         return found._replace(tuned=tuned)
 
     def _verify_finalists(
@@ -451,9 +456,16 @@ class AutotuneTier(Tier[C]):
             MEMO.invalidate()  # the new entry may be nearer to other calls than the entry that answers them
         if not tuned.disturbances.quiet:
             request.tell("disturbed", cfg=config, measured=tuned.config, reasons=tuned.disturbances.reasons)
-        pinned = entry.record is not None and entry.record.head.origin == "pinned"
-        stands = "" if config is tuned.config else "the pin stands" if pinned else "the earlier choice stands"
+        earlier = "the pin" if isinstance(entry, Trusted) and entry.is_pinned else "the earlier choice"
+        stands = "" if config is tuned.config else f"{earlier} stands"
         return tuned._replace(config=config, stands=stands)
+
+
+def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:
+    """Return why all candidates were tuned, instead of the finalists of an entry."""
+    if isinstance(entry, Trusted) or entry.record is None or not entry.record.head.decided:
+        return "there was no choice to verify"
+    return entry.reason
 
 
 def _may_guess(request: Request[Any]) -> bool:

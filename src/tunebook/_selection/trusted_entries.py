@@ -55,6 +55,10 @@ class Trusted(NamedTuple, Generic[C]):
     config: C
     record: Record
 
+    @property
+    def is_pinned(self) -> bool:
+        return self.record.head.origin == "pinned"
+
 
 class Refused(NamedTuple, Generic[C]):
     """Why no entry may be used. `record` is in the book; `outdated` is the entry if only its environment differs."""
@@ -300,7 +304,7 @@ class EntryGuard(Generic[C]):
             if verified is not None:
                 self._write_verified(call, standing.record, tuned, generation)
             return standing.config
-        if isinstance(entry, Trusted) and entry.record.head.origin == "pinned":
+        if isinstance(entry, Trusted) and entry.is_pinned:
             beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
             return cast("C", entry.config)
@@ -386,12 +390,11 @@ class EntryGuard(Generic[C]):
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:
     """Whether a tuning was disturbed or cut short and the earlier one was not, or was found in calls and that raced."""
-    if _is_live(tuned):
-        return not is_live(earlier) or (not tuned.disturbances.quiet and is_finished(earlier))
     before = next((m for m in tuned.measurements if m.fingerprint == winner_of(earlier)), None)
     # A verification may have shown that the choice is beaten, or fails now, before its budget ended.
-    cut = not tuned.complete and (before is None or (again and before.failure is None))
-    return (cut or not tuned.disturbances.quiet) and is_finished(earlier)
+    cut = not (tuned.complete or _is_live(tuned)) and (before is None or (again and before.failure is None))
+    live = _is_live(tuned) and not is_live(earlier)
+    return live or ((cut or not tuned.disturbances.quiet) and is_finished(earlier))
 
 
 def _is_live(tuned: Tuned[Any]) -> bool:

@@ -340,7 +340,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
         """The time of the winner, why it won, and how much was measured, in one line."""
         best = "" if self.verdict is None else f"{seconds_text(self.verdict.winner.value_s)}, {self.verdict.rule}, "
         if self.stands and self.verdict is not None:
-            best = f"{self.stands}; measured winner {self.configs[self.verdict.winner.measurement.fingerprint]!r}: {best}"
+            winner = self.configs[self.verdict.winner.measurement.fingerprint]
+            best = f"{self.stands}; measured winner {winner!r}: {best}"
         failed = sum(m.failure is not None for m in self.measurements)
         counted = f"{len(self.measurements)} candidates" + (f", {failed} failed" if failed else "")
         cut = "" if self.complete else ", not complete"

@@ -29,7 +29,8 @@ class Verified(NamedTuple, Generic[C]):
     """The result of a verification. `held` says that the earlier choice stands on fresh measurements.
 
     `tuned` has the measurements: of the finalists, or of all candidates if the choice did not hold or was missing.
-    `kept` says that the choice was beaten on made-up arguments, and stands because a caller's arguments decided it.
+    `kept` says that the choice was beaten, and stands: it is pinned, or was decided on a caller's arguments and this
+    was measured on made-up ones.
     """
 
     held: bool
