@@ -10,8 +10,11 @@ import tunebook as tb
 from tunebook._base.config_codec import encode
 from tunebook._base.errors import TunebookWarning
 from tunebook._base.vocabulary import Failure, Measurement
+from tunebook._cli._entries import seconds_of
 from tunebook._cli.pin import pin
+from tunebook._cli.unpin import unpin
 from tunebook._measure.stopwatch import Stopwatch
+from tunebook._selection.recorded_decision import verdict_of
 from tunebook._tuning.reverify import FEWEST, finalists
 from tunebook.testing import Landscape
 
@@ -210,6 +213,23 @@ def test_a_pin_that_is_beaten_stands_and_does_not_hold(tuned):
     assert verified.reason == f"the measured winner is {FAST!r}; the pin stands"
     again = chain.tune(invocation(kernel, 1), kernel)
     assert repr(again).startswith(f"<Tuned {NEAR!r}: the pin stands; measured winner {FAST!r}: 1 ms, ")
+
+
+def test_after_an_unpin_a_listing_and_the_explanation_have_one_time(tuned):
+    chain, kernel, _ = make(tuned, costs={**COSTS, FAST: 0.00101})
+    pin_to(chain, kernel, NEAR)
+    chain.verify(invocation(kernel, 1), kernel)
+    record = unpin(record_of(chain, kernel))
+    assert record.head.config == encode(FAST)
+    assert seconds_of(record) == verdict_of(record).winner.value_s == pytest.approx(0.00101)
+
+
+def test_a_tuning_of_a_pinned_entry_that_a_budget_ends_leaves_its_measured_winner(tuned):
+    chain, kernel, _ = make(tuned)
+    pin_to(chain, kernel, NEAR)
+    before = record_of(chain, kernel)
+    assert chain.tune(invocation(kernel, 1), kernel, again=True, budget="1 trial").config == NEAR
+    assert record_of(chain, kernel) == before
 
 
 def test_a_pin_of_the_winner_holds(tuned):

@@ -304,11 +304,11 @@ class EntryGuard(Generic[C]):
             if verified is not None:
                 self._write_verified(call, standing.record, tuned, generation)
             return standing.config
+        if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body, again=call.again):
+            return cast("C", entry.config)
         if isinstance(entry, Trusted) and entry.is_pinned:
             beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
             self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
-            return cast("C", entry.config)
-        if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body, again=call.again):
             return cast("C", entry.config)
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
@@ -390,11 +390,11 @@ class EntryGuard(Generic[C]):
 
 def _says_less(tuned: Tuned[Any], earlier: Body, *, again: bool) -> bool:
     """Whether a tuning was disturbed or cut short and the earlier one was not, or was found in calls and that raced."""
-    before = next((m for m in tuned.measurements if m.fingerprint == winner_of(earlier)), None)
+    live, winner = _is_live(tuned), winner_of(earlier)
+    now = next((m for m in tuned.measurements if m.fingerprint == winner), None)
     # A verification may have shown that the choice is beaten, or fails now, before its budget ended.
-    cut = not (tuned.complete or _is_live(tuned)) and (before is None or (again and before.failure is None))
-    live = _is_live(tuned) and not is_live(earlier)
-    return live or ((cut or not tuned.disturbances.quiet) and is_finished(earlier))
+    cut = not (tuned.complete or live or winner is None) and (now is None or (again and now.failure is None))
+    return (live and not is_live(earlier)) or ((cut or not tuned.disturbances.quiet) and is_finished(earlier))
 
 
 def _is_live(tuned: Tuned[Any]) -> bool:
@@ -438,8 +438,7 @@ def _when_and_where(now_s: float) -> dict[str, Json]:
 def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
     facts = _when_and_where(now_s)
     facts |= {"seconds": tuned.seconds, "ran": tuned.ran, "complete": tuned.complete, "waiting_s": tuned.waiting_s}
-    facts |= {"found": _found(tuned), "values_from": tuned.values_from}
-    facts |= {"at": dict(tuned.at)} if tuned.at else {}
+    facts |= {"values_from": tuned.values_from, **({"at": dict(tuned.at)} if tuned.at else {})}
     # Encoded configurations have their names sorted. The last one is the space's own; the heuristic is the first.
     last = next(reversed(list(tuned.configs.values())), None)
     names = list(map(str, last)) if isinstance(last, Config) else []
@@ -458,8 +457,9 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
 
 
 def _decision(tuned: Tuned[Any]) -> dict[str, Json]:
-    """Return all that `verdict_of` needs beside the measurements."""
-    facts: dict[str, Json] = {} if tuned.default is None else {"default": tuned.default}
+    """Return all that `verdict_of` needs beside the measurements, and its numbers."""
+    facts: dict[str, Json] = {"found": _found(tuned)}
+    facts |= {} if tuned.default is None else {"default": tuned.default}
     if (verdict := tuned.verdict) is None:
         return facts
     facts |= {"winner": verdict.winner.measurement.fingerprint, "rule": verdict.rule, "objective": verdict.objective}
