@@ -232,6 +232,7 @@ def test_a_spent_budget_skips_all_calls_that_are_left(tmp_path):
     report = fleet.tune_recording(calls, budget="1 trial")
     assert report.counts == {"tuned": 1, "skipped": 3}
     assert {r.detail for r in report.results if r.status == "skipped"} == {"the budget is spent"}
+    assert [r.complete for r in report.results if r.status == "tuned"] == [False]
 
 
 # ------------------------------------------------------------------------------------------------ any other executor

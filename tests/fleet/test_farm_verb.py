@@ -148,6 +148,22 @@ def test_again_tunes_known_calls_from_scratch_but_not_the_choices_of_a_program(t
     assert {size for _, size, *_ in log(tmp_path)} == {"2"}
 
 
+def test_a_tuning_that_the_budget_ends_is_unfinished_and_spoils_no_finished_one(tmp_path, run, capsys):
+    calls = recorded(tmp_path / "calls.json", sizes=[1, 2])
+    code, out, _ = run(calls, "--budget", "1 trial")
+    assert (code, out.count(" unfinished "), out.count("the budget is spent")) == (1, 1, 1)
+    assert "1 unfinished, 1 skipped" in out
+    assert main(["ls"]) == 0
+    assert ", unfinished " in capsys.readouterr().out
+    assert run(calls)[0] == 0
+    before = {record.problem: record for record in default_book().items()}
+    code, out, _ = run(calls, "--again", "--budget", "1 trial", "--watch")
+    assert "1 measured; the earlier choice stands" in out
+    assert {record.problem: record for record in default_book().items()} == before
+    assert main(["ls"]) == 0
+    assert "unfinished" not in capsys.readouterr().out
+
+
 def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
     with tb.record() as calls:
         farm_kernels.broken(np.ones(1))

@@ -346,7 +346,8 @@ def tune_recorded(
         tuned = selector.tune(inv, kernel, budget=left, on_step=progress_for(progress, kernel.op_id), again=again)
     except TunebookError as error:
         return Outcome(call, "failed", _reason(error, kernel))
-    return Outcome(call, "tuned", tuned.tally, tuned, tuned.config)
+    detail = "; ".join(filter(None, (tuned.tally, tuned.stands)))
+    return Outcome(call, "tuned", detail, tuned, tuned.config)
 
 
 def _same_problem(call: RecordedCall, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> Problem:

@@ -30,6 +30,7 @@ STYLES: Final = {
     "kept": "yellow",
     "failed": "red",
     "skipped": "yellow",
+    "unfinished": "yellow",
 }
 _COLUMNS: Final = (
     ID,

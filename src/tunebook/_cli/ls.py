@@ -10,7 +10,7 @@ from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_js
 from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
 from tunebook._cli._terminal import TextColumn, count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._selection.recorded_decision import origin_of
+from tunebook._selection.recorded_decision import is_unfinished, origin_of
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
 
@@ -77,6 +77,7 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
         if (record := listed.record()) is not None:
             seconds = seconds_of(record)
             took = "" if seconds is None else seconds_text(seconds)
+            took += ", unfinished" if record.head.decided and is_unfinished(record) else ""
             config, call, origin = (
                 decision_text(record),
                 key_text(record.problem.call_key),

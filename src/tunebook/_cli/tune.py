@@ -4,13 +4,16 @@ Skips calls that are tuned already, unless --again is given; takes expensive cal
 arguments: of the kernel's inputs= function, or else recorded integers and random floats. A choice that was made on a
 program's own arguments stays: tunebook.tune(..., again=True) in the program replaces it. Workers import the modules
 that the calls name. Results are merged into the book as they arrive, so that an interrupted run continues where it
-stopped. Exits with 1 unless every call is tuned at the end.
+stopped; a tuning that the budget ended is "unfinished", and goes on then. Exits with 1 unless every call is tuned at
+the end.
 
 The candidates of all Triton kernels are compiled first, on all cores. With --target this is all that happens, and it
 needs no GPU: it fills Triton's cache for a machine with one.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from tunebook._base.errors import DefinitionError, Unsupported, clean
 from tunebook._cli._entries import key_text, named
@@ -58,7 +61,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         if (result := step.latest) is not None:
             call = f"{result.problem.op} {key_text(result.problem.call_key)}"
             took = f", {seconds_text(result.seconds)}" if result.seconds else ""
-            said = f"{result.status} {call}{took}{f': {result.detail}' if result.detail else ''}"
+            status = result.status if result.complete else "unfinished"
+            said = f"{status} {call}{took}{f': {result.detail}' if result.detail else ''}"
             terminal.note(f"[{step.done}/{step.total}] {clean(said.partition(chr(10))[0])}")
 
     find_modules_here()
@@ -93,11 +97,11 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         for r in report.results:
             place = {"id": problem_id(r.tuned_as), "device": r.tuned_as.device, "worker": r.worker}
             result = {"status": r.status, "detail": r.detail, "measured": r.ran, "seconds": r.seconds, "tries": r.tries}
-            listed.append({**named(r.problem), **place, **result})
+            listed.append({**named(r.problem), **place, **result, "complete": r.complete})
         terminal.value(listed)
     else:
-        counts = ", ".join(f"{count} {status}" for status, count in report.counts.items())
-        results = ((r.problem, r.status, r.seconds, r.detail) for r in report.results)
+        results = [(r.problem, r.status if r.complete else "unfinished", r.seconds, r.detail) for r in report.results]
+        counts = ", ".join(f"{count} {status}" for status, count in Counter(each[1] for each in results).items())
         programs, seconds = report.compilation.programs, report.compilation.seconds
         compiled = f"; {programs} programs compiled in {seconds_text(seconds)} of it" if programs else ""
         if options.target:

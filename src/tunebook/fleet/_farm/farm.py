@@ -41,7 +41,8 @@ _VACANT_S: Final = 60.0
 class FarmResult(NamedTuple):
     """The result of a recorded call: "tuned", "known", "failed", "skipped", or "new" if it would be tuned.
 
-    `tuned_as` is the problem on the worker: its device may differ from the device of the recording.
+    `tuned_as` is the problem on the worker: its device may differ from the device of the recording. `complete` is False
+    if the budget ended the tuning.
     """
 
     problem: Problem
@@ -52,6 +53,7 @@ class FarmResult(NamedTuple):
     ran: int = 0
     seconds: float = 0.0
     tries: int = 0
+    complete: bool = True
 
 
 class FarmStep(NamedTuple):
@@ -300,7 +302,7 @@ class _Farm:
         detail = outcome.detail
         if outcome.status == "tuned" and outcome.problem.device != problem.device:
             detail = f"{detail}, on {outcome.problem.device}"
-        result = FarmResult(problem, outcome.status, detail, *outcome[2:6], self._tries[problem])
+        result = FarmResult(problem, outcome.status, detail, *outcome[2:6], self._tries[problem], outcome.complete)
         self._results[problem] = result
         self._report_step(result)
 

@@ -55,7 +55,10 @@ class Task(NamedTuple):
 
 
 class TaskOutcome(NamedTuple):
-    """The result of a task. `problem` is the call's problem on the worker, whose device may be of another kind."""
+    """The result of a task. `problem` is the call's problem on the worker, whose device may be of another kind.
+
+    `complete` is False if the budget ended the tuning.
+    """
 
     status: Status
     detail: str
@@ -64,6 +67,7 @@ class TaskOutcome(NamedTuple):
     ran: int = 0
     seconds: float = 0.0
     record: bytes = b""
+    complete: bool = True
 
 
 def describe_worker() -> tuple[str, list[tuple[str, str]]]:
@@ -106,7 +110,8 @@ def _tune(task: Task) -> TaskOutcome:
         return TaskOutcome("failed", f"tuned, but {store.where} did not keep it", problem)
     ran = 0 if outcome.tuned is None else outcome.tuned.ran
     data = b"" if record is None else record.to_bytes()
-    return TaskOutcome(outcome.status, outcome.detail, problem, ran=ran, record=data)
+    complete = outcome.tuned is None or outcome.tuned.complete
+    return TaskOutcome(outcome.status, outcome.detail, problem, ran=ran, record=data, complete=complete)
 
 
 def find_task_kernel(task: Task) -> Kernel[Any, Any]:
