@@ -17,7 +17,7 @@ from cli_fixtures import OnABook, change_environment, python, stored
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._base.record_format import merge
+from tunebook._base.record_format import Record, merge
 from tunebook._cli import main
 from tunebook._cli._formats import OWN
 from tunebook._cli.pin import pin
@@ -525,6 +525,18 @@ class TestVerify(OnABook):
         (place / "broken.py").write_text("import surely_not_installed")
         with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
             main(["verify", "--import", "broken"])
+
+    def test_without_a_module_the_module_of_the_entries_is_suggested_after_the_names_are_found(self, place, run):
+        (record,) = open_store(place / "home").items("matmul@v0")
+        head, body = record.to_fields()
+        open_store(place / "home").put(Record.from_fields({**head, "op": "pkg.layers.matmul@v0"}, body))
+        code, _, err = run("verify", "pkg.layers.matmul")
+        assert (code, err.endswith(", e.g. --import pkg.layers\n")) == (2, True)
+        code, _, err = run("verify", "scale")
+        assert (code, err.endswith(", e.g. --import mykernels\n")) == (2, True)
+        for words in ((), ("--import", "nowhere")):
+            code, _, err = run("verify", "nosuch", *words)
+            assert (code, "no entry of 'nosuch'" in err) == (1, True)
 
 
 class TestCompletion(OnABook):

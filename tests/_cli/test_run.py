@@ -175,7 +175,7 @@ def test_a_program_that_installs_tunebook_itself_has_its_own_options(place, run)
 def test_options_reach_the_processes(place, run):
     done = run("--mode", "frozen", "--book", "other", "--packages", "fastlib", "--", "fastlib/child.py")
     assert done.returncode == 0, done.stderr
-    assert "  guessed  1 problem: not tuned; ran with the heuristic, or where there is none with the first candidate" in done.stderr
+    assert "  guessed  1 problem: not tuned; ran with the heuristic, else the first candidate" in done.stderr
     assert not (place / "other").exists(), "frozen writes nothing"
     left = run("--packages", "another", "--budget", "10m", "--", "fastlib/child.py")
     assert left.returncode == 0, left.stderr
@@ -493,7 +493,7 @@ def test_the_summary_counts_a_problem_once_over_all_processes():
         "3 kernels ran on tunebook, in 3 processes",
         "  tuned    1 problem in 3 s; slowest: a@v0 2 s",
         "  found    1 problem in the book",
-        "  guessed  1 problem: not tuned; ran with the heuristic, or where there is none with the first candidate",
+        "  guessed  1 problem: not tuned; ran with the heuristic, else the first candidate",
         "  failed   c@v0: TuningFailed: every \\x1b[2J candidate failed",
         *(f"  left     other{i}: Own overrides _bench" for i in range(3)),
         "  left     and 2 more",

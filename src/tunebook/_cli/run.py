@@ -184,7 +184,7 @@ def summary(events: Iterable[RunEvent]) -> Iterator[str]:
         trusted = ", ".join(f"{count} trusted as {rung}" for rung, count in sorted(rungs.items()) if rung)
         yield f"  found    {_problems(found)} in the book{f', {clean(trusted)}' if trusted else ''}"
     if guessed := by.get("guessed", {}).keys() - tuned:
-        yield f"  guessed  {_problems(guessed)}: not tuned; ran with the heuristic, or where there is none with the first candidate"
+        yield f"  guessed  {_problems(guessed)}: not tuned; ran with the heuristic, else the first candidate"
     for title, those in (("failed", failed), ("left", left)):
         for event in list(those.values())[:_SHOWN]:
             yield f"  {title:<8} {clean(event.kernel)}: {clean(event.why)}"

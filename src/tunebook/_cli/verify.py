@@ -11,13 +11,13 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tunebook._api.function_kernel import FunctionKernel
 from tunebook._arrays.describe import arrays_in
 from tunebook._arrays.library import ArraySpec
 from tunebook._arrays.made_up import materialise
-from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError
+from tunebook._base.errors import TunebookError, TuningFailed, UnkeyableError, clean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._entries import find
 from tunebook._cli._filters import FILTERS, book_to_read, filters_of
@@ -30,14 +30,18 @@ from tunebook.stores import problem_id
 from tunebook.stores._listing import Catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tunebook._base.vocabulary import Json, Problem
     from tunebook._kernel.kernel import Invocation, Kernel
     from tunebook._selection.recording import SavedCall
+    from tunebook.stores import Store
+    from tunebook.stores._listing import Listed
 
     # A problem, and the call that has it here or the reason why it cannot run here.
     _LiveCall: TypeAlias = tuple[Problem, tuple[Kernel[Any, Any], Invocation[Any, Any]] | str]
+
+_NAMED: Final = 3  # modules of a message
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -49,10 +53,14 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
+    # A wrong name is told before modules are imported.
+    store, entries = (None, []) if options.recording else _entries_of_book(options)
     if not options.modules and not options.recording:
-        raise UsageError("name the module that defines the kernels, e.g. --import mykernels")
+        modules = sorted({listed.op.partition("@")[0].rpartition(".")[0] for listed in entries} - {""})
+        named = " ".join(f"--import {clean(module)}" for module in modules[:_NAMED] or ["mykernels"])
+        raise UsageError(f"name the module that defines the kernels, e.g. {named}")
     import_modules(options.modules)
-    calls = list(_recorded_calls(options) if options.recording else _calls_of_book(options))
+    calls = list(_recorded_calls(options) if store is None else _calls_of_book(store, entries))
     if not calls:
         terminal.note("no matching call")
         return NO
@@ -92,11 +100,14 @@ def _made_up(kernel: Kernel[Any, Any], call: SavedCall) -> Invocation[Any, Any]:
     return make_up(kernel, call.restored().invocation(kernel))
 
 
-def _calls_of_book(options: Namespace) -> Iterator[_LiveCall]:
+def _entries_of_book(options: Namespace) -> tuple[Store, list[Listed]]:
     store = book_to_read(options)
     filters, catalogue = filters_of(options), Catalogue(store)
     found = {listed.id: listed for word in options.what for listed in find(catalogue, word, filters).all()}
-    entries = found.values() if options.what else filters.pick(catalogue)
+    return store, list(found.values() if options.what else filters.pick(catalogue))
+
+
+def _calls_of_book(store: Store, entries: Iterable[Listed]) -> Iterator[_LiveCall]:
     for record in filter(None, (listed.record() for listed in entries)):
         problem, kernel = record.problem, live_kernel(record.problem.op)
         if kernel is None:
