@@ -59,10 +59,20 @@ class TestMisspelt(OnABook):
         assert f"no kernel in {place / 'home'} matches --kernel matmull; did you mean matmul?" in err
 
     def test_one_of_several_is_named_too_and_the_others_are_taken(self, place, run):
-        code, out, err = run("pack", "x.db", "--kernel", "scale", "--kernel", "xyz*")
+        code, out, err = run("export", "x.db", "--kernel", "scale", "--kernel", "xyz*")
         assert code == 0
-        assert out.startswith("wrote 5 entries")
+        assert "5 entries" in out
         assert err == (f"tunebook: no kernel in {place / 'home'} matches --kernel xyz*; there are matmul, scale\n")
+
+    @pytest.mark.parametrize("words", [(), ("--check",)])
+    def test_no_pack_is_written_without_an_entry_that_it_was_to_have(self, place, run, words):
+        assert not words or run("pack", "x.db", "--kernel", "scale")[0] == 0
+        code, out, err = run("pack", "x.db", "--kernel", "scale", "--kernel", "xyz*", *words)
+        assert (code, out, (place / "x.db").exists()) == (1, "", bool(words))
+        assert err.startswith(
+            f"tunebook: no kernel in {place / 'home'} matches --kernel xyz*; there are matmul, scale\n"
+        )
+        assert err.endswith("nothing to pack: each --kernel and --device must match an entry\n")
 
     def test_a_device_is_named_as_well(self, place, run):
         code, out, err = run("ls", "--json", "--device", "h200")

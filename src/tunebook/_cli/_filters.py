@@ -47,16 +47,17 @@ class Filters(NamedTuple):
         kernel_fits = not self.kernel or fits_kernel(op, self.kernel)
         return kernel_fits and (not self.device or fits_device(device, self.device))
 
-    def warn_of_misses(self, known: Iterable[tuple[str, str]], where: str) -> None:
-        """Warn of each pattern that matches none of the kernels and devices that a book or a file has."""
+    def warn_of_misses(self, known: Iterable[tuple[str, str]], where: str) -> bool:
+        """Warn of each pattern that matches none of the kernels and devices that a book or a file has; False if any."""
         if not (pairs := sorted(known) if self.kernel or self.device else []):
-            return
-        for pattern in self.kernel:
-            if not any(fits_kernel(op, [pattern]) for op, _ in pairs):
-                _warn_of_miss("kernel", pattern, {op: names_of(op)[::-1] for op, _ in pairs}, where)
-        for pattern in self.device:
-            if not any(fits_device(device, [pattern]) for _, device in pairs):
-                _warn_of_miss("device", pattern, {device: (device,) for _, device in pairs}, where)
+            return True
+        kernels = [pattern for pattern in self.kernel if not any(fits_kernel(op, [pattern]) for op, _ in pairs)]
+        devices = [pattern for pattern in self.device if not any(fits_device(name, [pattern]) for _, name in pairs)]
+        for pattern in kernels:
+            _warn_of_miss("kernel", pattern, {op: names_of(op)[::-1] for op, _ in pairs}, where)
+        for pattern in devices:
+            _warn_of_miss("device", pattern, {device: (device,) for _, device in pairs}, where)
+        return not kernels and not devices
 
     def takes(self, listed: Listed) -> bool:
         """Return whether an entry is selected."""
@@ -72,13 +73,18 @@ class Filters(NamedTuple):
     def pick(self, catalogue: Catalogue) -> Iterator[Listed]:
         """Yield the selected entries; directories of other kernels are not listed."""
         self.check(catalogue)
+        return self.among(catalogue)
+
+    def among(self, catalogue: Catalogue) -> Iterator[Listed]:
+        """Yield the same, without warnings."""
         return filter(self.takes, catalogue.entries(self.takes_kernel))
 
-    def check(self, catalogue: Catalogue) -> None:
-        """Warn of each pattern that matches no kernel or device of a book."""
-        if self.kernel or self.device:
-            groups = catalogue.groups(lambda _op, _device: True)
-            self.warn_of_misses(((group.op, group.device) for group in groups), catalogue.store.where)
+    def check(self, catalogue: Catalogue) -> bool:
+        """Warn of each pattern that matches no kernel or device of a book; return whether all match."""
+        if not self.kernel and not self.device:
+            return True
+        groups = catalogue.groups(lambda _op, _device: True)
+        return self.warn_of_misses(((group.op, group.device) for group in groups), catalogue.store.where)
 
     def records(self, store: Store) -> Iterator[Record]:
         """Yield the records of the selected entries; unreadable records are left out."""

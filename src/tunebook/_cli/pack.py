@@ -3,7 +3,8 @@
 In a folder `__tunebook__` beside the code, a pack answers calls that the user's own book does not. It gets the entries
 of the book itself, each with its measurements and origin, but not entries in which every candidate failed, unfinished
 tunings, and entries of other code than the kernel has here (--import) or had in its newest entry. Signed if
-TUNEBOOK_SIGNING_KEY is set. Exits with 1 if there is nothing to pack, or if --check finds an outdated pack.
+TUNEBOOK_SIGNING_KEY is set. Exits with 1, and writes nothing, if a --kernel or --device matches no entry or there is
+nothing to pack; also if --check finds an outdated pack.
 """
 
 from __future__ import annotations
@@ -70,7 +71,12 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if path.suffix != ".db":
         raise UsageError(f"{path} cannot be a pack: its name must end in .db, e.g. __tunebook__/h200.db")
     import_modules(options.modules)
-    packed = _choose(options)
+    catalogue = Catalogue(book_to_read(options))
+    all_match = filters_of(options).check(catalogue)
+    packed = _choose(catalogue, options)
+    if packed.records and not all_match:
+        terminal.note("nothing to pack: each --kernel and --device must match an entry")
+        return NO
     if options.check:
         return _check(path, packed, options, terminal)
     if not packed.records:
@@ -95,10 +101,10 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     return DONE
 
 
-def _choose(options: Namespace) -> _Packed:
+def _choose(catalogue: Catalogue, options: Namespace) -> _Packed:
     """Return the selected entries of the book itself; a pack that it is read with has a library of its own."""
-    store = book_to_read(options)
-    own = (listed for listed in filters_of(options).pick(Catalogue(store)) if listed.where == store.where)
+    where = catalogue.store.where
+    own = (listed for listed in filters_of(options).among(catalogue) if listed.where == where)
     found = [(listed, listed.record()) for listed in sorted(own, key=lambda listed: listed.id)]
     code = _code_of(record for _, record in found if record is not None)
     packed = _Packed([], {})
