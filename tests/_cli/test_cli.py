@@ -417,8 +417,19 @@ class TestShowAndExplain(OnABook):
     def test_an_ambiguous_id_lists_the_entries(self, place, run, ids, monkeypatch):
         code, _, err = run("pin", "scale", "step=2")
         assert code == 2
-        assert "'scale' matches 5 entries; give an id, or --device" in err
+        assert "'scale' matches 5 entries; give an id (TUNEBOOK_PIN pins all of them, for one run):" in err
         assert all(identifier[:8] in err for identifier in ids["scale@v0"])
+        record = next(open_store(place / "home").items("scale@v0"))
+        head, body = record.to_fields()
+        open_store(place / "home").put(Record.from_fields({**head, "device": "gpu:NVIDIA H200"}, body))
+        assert "'scale' matches 6 entries; give an id, or --device:" in run("unpin", "scale")[2]
+
+    def test_of_many_kernels_the_message_says_how_many_more_there_are(self, place, run):
+        record = next(open_store(place / "home").items("scale@v0"))
+        head, body = record.to_fields()
+        for number in range(12):
+            open_store(place / "home").put(Record.from_fields({**head, "op": f"op{number}@v0"}, body))
+        assert " and 4 more.\n" in run("show", "nosuch_______")[2]
 
 
 class TestDoctor(OnABook):

@@ -122,6 +122,7 @@ def test_a_budget_that_ends_a_tuning_from_scratch_leaves_a_finished_choice_and_i
     assert (again.ran, again.complete, again.config) == (trials, False, before.config)
     assert matmul.selector.persistent.read(problem) == record
     assert "the earlier choice stands; measured winner Config(b=" in repr(again)
+    assert f", {trials} candidate{'' if trials == 1 else 's'}, " in repr(again)
     assert tb.tune(matmul, 1, again=True).complete
     assert matmul.selector.persistent.read(problem) != record
 

@@ -198,6 +198,8 @@ def test_patterns_that_fit_nothing_and_files_that_are_none(tmp_path, run):
     recorded(tmp_path / "calls.json", sizes=[1])
     code, out, err = run("calls.json", "--kernel", "other*")
     assert (code, out, err.splitlines()[-1]) == (1, "", "no call of the recording matches")
+    tb.Recording().save("empty.json")
+    assert run("empty.json") == (1, "", "empty.json has no calls\n")
     assert run("missing.json")[0] == 3
     assert run("calls.json", "--over", "nowhere")[0] == 2
     assert run("calls.json", "--budget", "soon")[0] == 2

@@ -28,7 +28,7 @@ SHORT_ID: Final = 8
 ID: Final = TextColumn("id", style="cyan")
 KERNEL: Final = TextColumn("kernel", give=2, style="bold", keeps_end=True)
 _FEWEST_DIGITS: Final = 3  # of an id on the command line
-_NAMED: Final = 10  # entries that a message names before "and 12 more"
+_NAMED: Final = 10  # entries or kernels that a message names before "and 12 more"
 
 
 class NamedEntries(NamedTuple):
@@ -64,14 +64,20 @@ def find(catalogue: Catalogue, word: str, filters: Filters) -> NamedEntries:
     if not kernels:
         raise NotFound(f"no matching entry in {catalogue.store.where}")
     near = get_close_matches(word, kernels, n=1, cutoff=0.4)
-    hint = f"Did you mean {near[0]}?" if near else f"The kernels are: {', '.join(kernels[:8])}."
+    more = f" and {len(kernels) - _NAMED} more" if len(kernels) > _NAMED else ""
+    hint = f"Did you mean {near[0]}?" if near else f"The kernels are: {', '.join(kernels[:_NAMED])}{more}."
     if re.fullmatch(r"[0-9a-f]+", word) and len(word) < _FEWEST_DIGITS:
         hint = f"To name an entry by its id, give at least {_FEWEST_DIGITS} digits. {hint}"
     raise NotFound(f"no entry of {word!r} in {catalogue.store.where}. {hint}")
 
 
-def find_one(catalogue: Catalogue, options: Namespace, word: str | None = None) -> tuple[Listed, Record]:
-    """Return the entry that matches a word, with its record; `UsageError` lists the entries if several match."""
+def find_one(
+    catalogue: Catalogue, options: Namespace, word: str | None = None, *, otherwise: str = ""
+) -> tuple[Listed, Record]:
+    """Return the entry that matches a word, with its record; `UsageError` lists the entries if several match.
+
+    `otherwise` is added to the advice to give an id.
+    """
     word = word or options.what
     found = find(catalogue, word, filters_of(options))
     listed = found.newest(_NAMED)
@@ -81,7 +87,9 @@ def find_one(catalogue: Catalogue, options: Namespace, word: str | None = None) 
             call = "unreadable" if (record := entry.record()) is None else key_text(record.problem.call_key)
             shown += f"\n  {entry.id[:SHORT_ID]}  {clean(entry.op)}  {call}  on {clean(entry.device)}"
         more = f"\n  and {found.total - _NAMED:,} more" if found.total > _NAMED else ""
-        raise UsageError(f"{word!r} matches {found.total:,} entries; give an id, or --device:{shown}{more}")
+        devices = {each.device for each in found.listed or found.groups}
+        give = f"give an id{', or --device' if len(devices) > 1 else ''}{otherwise}"
+        raise UsageError(f"{word!r} matches {found.total:,} entries; {give}:{shown}{more}")
     return listed[0], record_of(listed[0])
 
 

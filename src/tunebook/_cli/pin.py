@@ -50,7 +50,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace, terminal: Terminal) -> int:
     store = book_of(options)
-    listed, record = find_one(Catalogue(store), options)
+    listed, record = find_one(Catalogue(store), options, otherwise=" (TUNEBOOK_PIN pins all of them, for one run)")
     wanted: dict[str, str] = {}
     for word in options.values:
         if not (named := parse_values(word)):

@@ -90,7 +90,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     except (DefinitionError, Unsupported) as error:
         raise UsageError(str(error)) from None
     if not report.results:
-        terminal.note("no call of the recording matches")
+        empty = not saved_calls(options.recording)
+        terminal.note(f"{options.recording} has no calls" if empty else "no call of the recording matches")
         return NO
     if terminal.json:
         listed = []

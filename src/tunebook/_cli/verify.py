@@ -62,7 +62,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     import_modules(options.modules)
     calls = list(_recorded_calls(options) if store is None else _calls_of_book(store, entries))
     if not calls:
-        terminal.note("no matching call")
+        empty = options.recording and not saved_calls(options.recording)
+        terminal.note(f"{options.recording} has no calls" if empty else "no matching call")
         return NO
     results = [(problem, *_verify_call(call, options.budget)) for problem, call in calls]
     if terminal.json:

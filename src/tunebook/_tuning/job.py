@@ -343,7 +343,8 @@ class Tuned(NamedTuple, Generic[Cfg]):
             winner = self.configs[self.verdict.winner.measurement.fingerprint]
             best = f"{self.stands}; measured winner {winner!r}: {best}"
         failed = sum(m.failure is not None for m in self.measurements)
-        counted = f"{len(self.measurements)} candidates" + (f", {failed} failed" if failed else "")
+        counted = "1 candidate" if len(self.measurements) == 1 else f"{len(self.measurements)} candidates"
+        counted += f", {failed} failed" if failed else ""
         cut = "" if self.complete else ", not complete"
         return f"{best}{counted}, {self.ran} measured in {seconds_text(self.seconds)}{cut}"
 
