@@ -82,9 +82,33 @@ def test_a_pack_is_enough_to_predict_from(book, tmp_path):
 
 def test_explain_says_what_is_expected_and_what_that_rests_on(book):
     said = str(predicting(book, regret_limit=1.0).function.explain(UNSEEN[3]))
-    assert "from heuristics" in said
-    assert "slower than the best expected, at most" in said
+    assert "from a prediction" in said
+    assert "heuristics" not in said
+    assert said.count("slower than the best expected, ") == 1
+    assert "0.0%" not in said
     assert f"in 95% of such calls; learnt from {len(TUNED)} tuned problems" in said
+
+
+def test_a_size_outside_of_the_tuned_ones_has_no_bound_and_is_tuned(book):
+    bench = predicting(book, regret_limit=1.0)
+    for size in (TUNED[0] - 1, TUNED[-1] + 1, 100 * TUNED[-1]):
+        said = str(bench.function.explain(size))
+        assert f"would tune now; predict: no bound: n is {size:g}, and was tuned from 24 to {TUNED[-1]:g}" in said
+
+
+def test_explain_says_how_many_sizes_a_bound_needs(tmp_path):
+    for size in TUNED[:16]:
+        tb.tune(Bench(tmp_path).function, size)
+    said = str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
+    assert "would tune now; predict: 16 tuned sizes, a bound needs 19" in said
+    for size in TUNED[16:19]:
+        tb.tune(Bench(tmp_path).function, size)
+    assert "learnt from 19 tuned problems" in str(predicting(tmp_path, regret_limit=1.0).function.explain(UNSEEN[3]))
+
+
+def test_explain_says_which_limit_a_bound_is_beyond(book):
+    said = str(predicting(book, regret_limit=1e-9).function.explain(UNSEEN[3]))
+    assert "tuned problems; policy.regret_limit is 1e-09" in said
 
 
 def test_a_call_whose_bound_is_too_loose_is_tuned_with_the_candidates_that_matter(tmp_path):

@@ -181,13 +181,13 @@ class Explanation:
         if isinstance(selection, Selection):
             by_hand = self.record is not None and self.record.head.origin == "pinned" and selection.event == "cache_hit"
             pin = " (pinned by hand)" if by_hand else ""
-            yield ExplanationLine("answer", f"answer: {selection.config} from {selection.source}{pin}")
+            yield ExplanationLine("answer", f"answer: {selection.config} {_origin(selection)}{pin}")
             if self.offline and self.record is not None and self.record.head.checksum:
                 yield _item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
             if selection.trust is not None:
                 yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
             elif selection.guess is not None:
-                yield _item("a guess", str(selection.guess), 12)
+                yield _item("predicted" if _is_predicted(selection) else "a guess", str(selection.guess), 12)
             if selection.exploration is not None and "autotune" not in dict(selection.tried):
                 yield _item("live", str(selection.exploration), 12)
         else:
@@ -263,6 +263,19 @@ class Explanation:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
             yield _item("disturbed", f"{disturbances}. On a quiet machine, measure anew: {tune_again(record.head)}")
+
+
+def _is_predicted(selection: Selection[Any]) -> bool:
+    from tunebook.search._prediction import Prediction  # noqa: PLC0415 - loaded late: few policies ask
+
+    return isinstance(selection.guess, Prediction)
+
+
+def _origin(selection: Selection[Any]) -> str:
+    """Return where an answer is from."""
+    if selection.would_tune:
+        return f"from {selection.source}, but the call would be tuned now"
+    return "from a prediction" if _is_predicted(selection) else f"from {selection.source}"
 
 
 def _so_far(record: Record, measured: Sequence[Measurement], names: Sequence[str]) -> Iterator[ExplanationLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -115,7 +116,7 @@ class AutotuneTier(Tier[C]):
         return self.ask(request, budget, beside) if is_without_data(request, error_of) else answer
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
-        return self.at_once(request, silent=True) or Skipped(WOULD_TUNE)
+        return self.at_once(request, silent=True) or Skipped(f"{WOULD_TUNE}{self._doubt(request)}")
 
     def at_once(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
@@ -125,9 +126,16 @@ class AutotuneTier(Tier[C]):
         policy = request.policy
         if policy.cache_miss_fallback in DEFERRED:
             return self.deferred.ask(request, silent=silent)
-        asks = policy.cache_miss_fallback == "predict" and policy.allow_heuristics and request.mode == "normal"
-        sure = self._book.sure_prediction(request, policy.regret_limit) if asks else None
-        return None if sure is None else Skipped(f"not needed: {sure[1]}")
+        sure = self._book.sure_prediction(request, policy.regret_limit) if _asks_model(request) else None
+        return None if sure is None else Skipped("not needed: the prediction is within policy.regret_limit")
+
+    def _doubt(self, request: Request[C]) -> str:
+        """Return why the model of times does not answer a call, for a preview."""
+        found = self._book.predicted(request) if _asks_model(request) else None
+        if found is None:
+            return ""
+        limit = f"; policy.regret_limit is {request.policy.regret_limit:g}" if math.isfinite(found[1].bound) else ""
+        return f"; predict: {found[1]}{limit}"
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -466,6 +474,11 @@ def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:
     if isinstance(entry, Trusted) or entry.record is None or not entry.record.head.decided:
         return "there was no choice to verify"
     return entry.reason
+
+
+def _asks_model(request: Request[Any]) -> bool:
+    policy = request.policy
+    return policy.cache_miss_fallback == "predict" and policy.allow_heuristics and request.mode == "normal"
 
 
 def _may_guess(request: Request[Any]) -> bool:

@@ -19,7 +19,7 @@ from tunebook._base.vocabulary import Combine
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import Scope, scoped
-from tunebook._selection.autotune_tier import AutotuneTier
+from tunebook._selection.autotune_tier import WOULD_TUNE, AutotuneTier
 from tunebook._selection.listeners import EVERYWHERE
 from tunebook._selection.recording import how_to_give_values
 from tunebook._selection.selector_settings import SelectorSettings, as_policy
@@ -90,6 +90,11 @@ class Selection(NamedTuple, Generic[C]):
     guess: Nearest | Prediction | None = None
     trust: tuple[Trust, str] | None = None
     cause: Exception | None = None
+
+    @property
+    def would_tune(self) -> bool:
+        """Whether this is a preview of a call that would be tuned now."""
+        return any(said.startswith(WOULD_TUNE) for _, said in self.tried)
 
 
 class NoSelection(NamedTuple):

@@ -216,15 +216,15 @@ class EntryGuard(Generic[C]):
 
     def sure_prediction(self, call: Call[C], limit: float) -> tuple[C, Prediction] | None:
         """Return the candidate that a model of times predicts for a call, if the bound of its regret is in a limit."""
-        found = self._predicted(call)
+        found = self.predicted(call)
         return None if found is None or found[1].bound > limit else (found[0][0], found[1])
 
     def worth_trying(self, call: Call[C], candidates: Sequence[C]) -> Sequence[C]:
         """Return the candidates that may be the best by a model of times, or all if there is none yet."""
-        found = self._predicted(call)
+        found = self.predicted(call)
         return candidates if found is None else [config for config in found[0] if config in candidates] or candidates
 
-    def _predicted(self, call: Call[C]) -> tuple[list[C], Prediction] | None:
+    def predicted(self, call: Call[C]) -> tuple[list[C], Prediction] | None:
         """Return the candidates of a call that are worth trying, the likeliest first, and the prediction."""
         from tunebook.search._prediction import predict  # noqa: PLC0415 - loaded late: few policies ask
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._arrays.device_families import cores_of
 from tunebook._base.errors import CodecError
 from tunebook._memo.answer_memo import BoundedDict
-from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, values_in
+from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, quantile, values_in
 from tunebook.search._size_model import SizeModel
 from tunebook.search._warm_start import distance, times_of
 
@@ -24,7 +25,8 @@ class Prediction(NamedTuple):
     """A configuration for sizes that were not tuned; it should be `regret` slower than the best, where 0.01 is 1 %.
 
     The regret is at most `bound` in 95 of 100 problems like those that the model was learnt from; infinite if these are
-    too few to say. `worth_trying` has the configurations that may be the best, the likeliest first.
+    too few to say, or if a size is outside of theirs: `outside` then says which. `worth_trying` has the configurations
+    that may be the best, the likeliest first.
     """
 
     config: Json
@@ -32,12 +34,20 @@ class Prediction(NamedTuple):
     bound: float
     worth_trying: tuple[Json, ...]
     problems: int
+    outside: str = ""
 
     def __str__(self) -> str:
-        known = (
-            f"at most {self.bound:.1%} in {COVERED:.0%} of such calls" if math.isfinite(self.bound) else "no bound yet"
-        )
-        return f"{self.regret:.1%} slower than the best expected, {known}; learnt from {self.problems} tuned problems"
+        if not math.isfinite(self.bound):
+            needed = next(many for many in count() if math.isfinite(quantile(range(many))))
+            few = f"{self.problems} tuned sizes, a bound needs {needed}" if self.problems < needed else ""
+            return few or f"no bound: {self.outside}"
+        most = f"{'' if self.bound < _TINY else 'at most '}{_percent(self.bound)} in {COVERED:.0%} of such calls"
+        expected = f"{_percent(self.regret)} slower than the best expected"
+        return f"{expected}, {most}; learnt from {self.problems} tuned problems"
+
+
+def _percent(part: float) -> str:
+    return f"<{_TINY:.1%}" if part < _TINY else f"{part:.1%}"
 
 
 class _Learnt(NamedTuple):
@@ -48,6 +58,7 @@ class _Learnt(NamedTuple):
 # At most these are learnt from: the time to learn grows with the cube of the problems, to 5 s for these.
 _MOST_PROBLEMS: Final = 200
 _MOST_CONFIGS: Final = 100
+_TINY: Final = 0.001  # smaller parts would be printed as 0.0%
 # A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.
 _LEARNT: Final[BoundedDict[object, _Learnt]] = BoundedDict(16)
 
@@ -74,7 +85,7 @@ def predict(
     if not found.keys:
         return None
     worth = tuple(learnt.configs[key] for key in found.keys)
-    return Prediction(worth[0], found.regret, found.bound, worth, learnt.model.problems)
+    return Prediction(worth[0], found.regret, found.bound, worth, learnt.model.problems, found.outside)
 
 
 def _sizes_of(problem: Problem) -> dict[str, float]:

@@ -61,11 +61,15 @@ class Structure(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """The keys of configurations worth trying, the fastest first; the regret expected of the first, and its bound."""
+    """The keys of configurations worth trying, the fastest first; the regret expected of the first, and its bound.
+
+    The bound is infinite if there is none; `outside` is not empty if that is because a size is beyond all tuned ones.
+    """
 
     keys: list[str]
     regret: float
     bound: float
+    outside: str = ""
 
 
 class SizeModel:
@@ -84,6 +88,10 @@ class SizeModel:
         self.keys: Final = [key for key in configs if 2 * many[key] >= len(examples) and many[key]]
         self.problems: Final = len(examples)
         self._names = _varying(examples)
+        named = [name for name in examples[0].sizes if all(name in e.sizes for e in examples)]
+        self._tuned = {
+            name: (min(e.sizes[name] for e in examples), max(e.sizes[name] for e in examples)) for name in named
+        }
         sizes = np.array([[e.sizes[name] for name in self._names] for e in examples]).reshape(len(examples), -1)
         times = np.array([[e.seconds.get(key, np.nan) for e in examples] for key in self.keys])
         slower = np.log(times / np.nanmin(times, 0))
@@ -112,7 +120,16 @@ class SizeModel:
             return Predicted([], math.inf, math.inf)
         logs, scale, top = self._ranked(logs[:, 0], variances[:, 0])
         worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self._gap]
-        return Predicted([self.keys[c] for c in worth], self._usual * scale, self._factor * scale)
+        outside = self._outside(sizes)
+        bound = math.inf if outside else self._factor * scale
+        return Predicted([self.keys[c] for c in worth], self._usual * scale, bound, outside)
+
+    def _outside(self, sizes: Mapping[str, float]) -> str:
+        """Return which size is beyond the tuned ones: the regrets of problems between them say nothing about it."""
+        for name, (low, high) in self._tuned.items():
+            if not low <= sizes.get(name, low) <= high:
+                return f"{name} is {sizes[name]:g}, and was tuned from {low:g} to {high:g}"
+        return ""
 
     def _ranked(self, logs: Any, variances: Any) -> tuple[Any, float, Any]:
         """Return logarithms of times, the regret that the model believes in, and the fastest in order."""

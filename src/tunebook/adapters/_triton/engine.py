@@ -20,7 +20,6 @@ from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import Buckets, unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
 from tunebook._memo.context_stack import Scope, find_overlay, overlay_op
-from tunebook._selection.autotune_tier import WOULD_TUNE
 from tunebook._selection.persistent_cache import PersistentCache, open_persistent
 from tunebook._selection.recording import observing
 from tunebook._selection.selector import ConfigSelectorChain, Selection, policy_override
@@ -439,7 +438,7 @@ class Engine:
         inv = self.kernel.invocation(Launch(grid, args, kwargs))
         problem = self.kernel.problem(inv)
         found = self._fixed(problem, inv) or self.selector.preview(inv, self.kernel, problem)
-        if not isinstance(found, Selection) or ("autotune", WOULD_TUNE) in found.tried:
+        if not isinstance(found, Selection) or found.would_tune:
             return None
         return found.config.config
 
