@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import traceback
 from contextlib import suppress
 
 import numpy as np
@@ -179,3 +180,21 @@ def test_a_pin_in_the_book_to_a_candidate_that_was_rejected_warns(tmp_path):
     cache.write(pin(cache.read(matmul.problem(5)), encode(tb.Config(b=2))))
     with pytest.warns(tb.TunebookWarning, match=r"`tunebook pin` gives mm@v0 Config\(b=2\), which was rejected"):
         assert matmul(5) == 6
+
+
+def test_candidates_that_raise_alike_share_one_traceback_with_the_hint():
+    @tb.tunable(space=tb.Space(rows=range(1, 13)), store=False)
+    def total(n, *, config):
+        return n * config.row
+
+    with pytest.raises(tb.NoConfig) as caught:
+        total(3)
+    printed = "".join(traceback.format_exception(caught.value))
+    with pytest.raises(tb.NoConfig) as again:  # a failure that is remembered
+        total(3)
+    for said in (str(caught.value), str(again.value)):
+        assert re.findall(r"all 12 alike: .*'row'; did you mean 'rows'\?", said)
+        assert said.count("'row'") == 1
+    assert printed.count("return n * config.row") == 1
+    assert "_measure" not in printed
+    assert len(caught.value.__cause__.measurements) == 12

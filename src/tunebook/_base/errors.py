@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -57,8 +58,8 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
 class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # noqa: N818 - the same
     """Every candidate failed, or none was given.
 
-    `exceptions` holds one error per candidate, each naming its configuration. `measurements` hold the same failures as
-    stored in the book, for a later tuning of these candidates.
+    `exceptions` holds one error per candidate, each naming its configuration; the first alone if all raised alike.
+    `measurements` hold the same failures as stored in the book, for a later tuning of these candidates.
     """
 
     measurements: tuple[Measurement, ...]
@@ -81,7 +82,7 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # n
     @property
     def reason(self) -> str:
         """The most frequent error, in one line."""
-        errors = [f"{type(e).__name__}: {e}".partition("\n")[0] for e in self.exceptions]
+        errors = [_named(e).partition("\n")[0] for e in self.exceptions]
         return max(errors, key=errors.count)
 
     @property
@@ -95,9 +96,7 @@ class TuningFailed(TunebookError, ExceptionGroup[Exception], RuntimeError):  # n
 
     def __str__(self) -> str:
         # The first note of an error names its candidate.
-        notes = (
-            ": ".join([*getattr(e, "__notes__", ()), f"{type(e).__name__}: {text_of(e)}"]) for e in self.exceptions
-        )
+        notes = (": ".join([*getattr(e, "__notes__", ()), _named(e)]) for e in self.exceptions)
         return "\n".join([self.message, *(f"  {note}" for note in notes)])
 
 
@@ -183,11 +182,15 @@ def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("option", "blok", ["block", "name"])
     "unknown option 'blok'; did you mean 'block'? Valid: block, name"
     """
+    names = list(valid)
+    return f"unknown {kind} {name!r}{_nearest(name, names) or '.'} Valid: {', '.join(names)}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Return the question about the nearest name, for the end of a message; empty if none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - 3 ms, for a mistake only
 
-    names = list(valid)
-    near = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, names, n=1, cutoff=0.5))
-    return f"unknown {kind} {name!r}{near or '.'} Valid: {', '.join(names)}"
+    return "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, list(names), n=1, cutoff=0.5))
 
 
 def clean(text: str) -> str:
@@ -263,13 +266,21 @@ def text_of(error: BaseException) -> str:
         return type(error).__name__
 
 
+def _named(error: BaseException) -> str:
+    """Return the class and the text of an error, with the nearest name of a configuration if one is misspelt."""
+    near = ""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Mapping):
+        near = _nearest(error.name, map(str, error.obj))
+    return f"{type(error).__name__}: {text_of(error)}{near}"
+
+
 def as_text(error: Exception) -> Exception:
     """Return an error of the same text that may be kept.
 
     An error itself holds the frames that it went through, and so the arrays of the call: 400 MB for 80 MB of arguments.
     """
     if not isinstance(error, TuningFailed):
-        return RuntimeError(f"{type(error).__name__}: {text_of(error)[:1000]}")
+        return RuntimeError(_named(error)[:1000])
     texts: list[Exception] = []
     for each in error.exceptions:
         texts.append(as_text(each))

@@ -304,6 +304,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
                 )
                 remedy = remedy if request.mode in {"frozen", "replay"} else ""
                 if isinstance(selection.cause, TuningFailed):
+                    hide_own_frames(selection.cause)
                     remedy = "Pass a configuration with the call, or give the kernel a candidate that works."
                 raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
             if selection.cause is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.durations import seconds_text
-from tunebook._base.errors import CodecError, DefinitionError, TuningFailed
+from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, hide_own_frames, text_of
 from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
@@ -487,5 +487,9 @@ class CandidateSet(Generic[Cfg]):
             elif failure is not None:
                 found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
         measured = tuple(self.results.values())
-        errors = found or [ValueError("no candidate gave a valid time")]
+        if len(found) > 1 and len({(type(error), text_of(error)) for error in found}) == 1:
+            first, own = found[0], f"candidate {next(iter(self.configs.values()))!r}"
+            notes = [note for note in getattr(first, "__notes__", ()) if note != own]
+            first.__notes__, found = [f"all {len(found)} alike", *notes], [first]
+        errors = [*map(hide_own_frames, found)] or [ValueError("no candidate gave a valid time")]
         return TuningFailed(f"all {len(measured)} candidates failed", errors, measured)
