@@ -324,6 +324,16 @@ class TestTuplesInPins:
         with pytest.raises(tb.DefinitionError, match=re.escape(says)):
             tiled(1)
 
+    @pytest.mark.parametrize(("written", "copy"), [("1", True), ("0", False), ("true", True), ("fals", False)])
+    def test_the_nearest_of_a_switch_is_the_one_that_was_meant(self, monkeypatch, written, copy):
+        @tb.tunable(space=tb.Space(tile=[(64, 64)], copy=[False, True]), name="tr", store=False)
+        def tr(n, *, config):
+            return config
+
+        monkeypatch.setenv("TUNEBOOK_PIN", f"tr:tile=64,64,copy={written}")
+        with pytest.raises(tb.DefinitionError, match=f"The nearest is TUNEBOOK_PIN=tr:tile=64,64,copy={copy}"):
+            tr(1)
+
     scalars = st.one_of(st.integers(-9, 99), st.booleans(), st.text("ab,;=' x", max_size=4))
 
     @given(st.dictionaries(st.sampled_from("abc"), st.one_of(scalars, st.lists(scalars).map(tuple)), min_size=1))

@@ -102,7 +102,8 @@ def _distance(fields: Mapping[str, object], wanted: Mapping[str, str]) -> float:
 
     total = 0.0
     for name, text in wanted.items():
-        value = _spelled(fields[name]) if name in fields else ""
+        found = fields.get(name, "")
+        value = _spelled(int(found) if isinstance(found, bool) and _NUMBER.fullmatch(text) else found)
         if name in fields and _is_written(fields[name], text):
             continue
         there, asked = ([float(number) for number in _NUMBER.findall(each)] for each in (value, text))
