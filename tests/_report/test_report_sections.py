@@ -278,6 +278,12 @@ class TestCommands:
             assert command is None or all(word.isprintable() for word in shlex.split(command))
             assert command is None or len(shlex.split(command)) == 5
 
+    def test_the_command_to_pin_is_written_as_the_command_line_writes_it_in_the_order_of_the_space(self):
+        space = [{"tile": (32, size), "copy": True, "block": 1} for size in (64, 128)]
+        (detail,) = report([record(space=space, default=None, names=["tile", "copy", "block"])]).model.details
+        commands = [pin_command(detail, candidate) for candidate in detail.candidates]
+        assert any(command.endswith(" tile=32,128 copy=True block=1") for command in commands)
+
     def test_the_page_has_the_commands_to_pin_to_reproduce_and_to_explain(self):
         page = report([record()]).html
         for name in ("tunebook pin ", "TUNEBOOK_PIN=", "tunebook explain "):

@@ -132,7 +132,7 @@ class Failure(NamedTuple):
         >>> Failure("launch", "ValueError: no room").said, Failure("memory", "too large").said
         ('raised ValueError: no room', 'memory: too large')
         """
-        first = self.message.partition("\n")[0]
+        first = self.message.strip().partition("\n")[0]
         name, colon, _ = first.partition(":")
         raised = self.kind == "launch" and colon and name.replace(".", "").isidentifier()
         return f"raised {first}" if raised else f"{self.kind}: {first}"

@@ -21,7 +21,7 @@ from tunebook._base.config_codec import decode
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
 from tunebook._report.entry import PINNED, MeasuredRecord, config_text, entry_of
-from tunebook._selection.env_pins import fields_of
+from tunebook._selection.env_pins import fields_of, written
 from tunebook._selection.recorded_decision import (
     disturbances_of,
     eliminated_after,
@@ -156,7 +156,7 @@ def detail_of(facts: MeasuredRecord) -> Detail:
 def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[CandidateRow]:
     began, values_s, names = _began(facts, entry), facts.values_s(), names_in(facts.record)
     for m in facts.current:
-        failure = "" if m.failure is None else f"{m.failure.kind}: {m.failure.message.strip()}".splitlines()[0][:300]
+        failure = "" if m.failure is None else m.failure.said[:300]
         samples = () if failure else m.valid_samples_s
         finalist = "" if m.dropped or failure or not entry.decided else "finalist"
         yield CandidateRow(
@@ -167,7 +167,7 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
             compile_s=m.compile_s,
             tried_s=max(m.when - began, 0.0),
             failure=failure,
-            fields=_pinnable(m.config),
+            fields=_pinnable(m.config, names),
             role={facts.default: "default", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
             remark=", ".join(_remarks(m, pinned=entry.origin == PINNED and m.fingerprint == facts.in_use)),
         )
@@ -180,10 +180,14 @@ def _remarks(m: Measurement, *, pinned: bool) -> Iterable[str]:
         yield eliminated_after(m)
 
 
-def _pinnable(config: Json) -> dict[str, str]:
-    """Return the values of a configuration as words of a command; empty if a command line cannot hold them."""
-    values = {name: value for name, value in fields_of(config).items() if not isinstance(value, dict)}
-    texts = {name: value if isinstance(value, str) else repr(value) for name, value in values.items()}
+def _pinnable(config: Json, names: Iterable[str]) -> dict[str, str]:
+    """Return the values of a configuration as `tunebook pin` takes them, in the order of the space.
+
+    It is empty if a command line cannot hold them.
+    """
+    fields = fields_of(config)
+    ordered = {name: fields[name] for name in names if name in fields} | fields
+    texts = {name: text for name, _, text in (word.partition("=") for word in written(ordered))}
     sane = all(f"{name}{text}".isprintable() and name and text and "=" not in name for name, text in texts.items())
     return texts if sane else {}
 
