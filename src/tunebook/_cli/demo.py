@@ -18,6 +18,7 @@ from tunebook._base.config_codec import readable
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._cli.explain import write
+from tunebook._cli.show import EARLY
 from tunebook._selection.recorded_decision import eliminated_after
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 LIMIT: Final = 2_000_000
 _SHOWN: Final = 6  # candidates, beside the chosen one and the default
-_EARLY: Final = (
-    "An eliminated candidate was clearly slower than the best when it had so many samples, and was not timed any more: "
-    "it stands below the candidates that were timed to the end, also if the machine became slower later."
-)
 DEFAULT: Final = {"segment": 16384, "skip_even": False}
 _ABOUT: Final = (
     "A sieve in plain Python with 10 configurations: the length of its segments, and whether it skips even numbers. "
@@ -119,14 +116,15 @@ def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
         if rank <= _SHOWN or notes:
             shown = (config, "bold" if notes else "")
             notes += [eliminated_after(ranked.measurement)] if ranked.measurement.dropped else []
-            rows.append((str(rank), seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
+            number = "" if ranked.measurement.dropped else str(rank)
+            rows.append((number, seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
         else:
             left_out += 1
     terminal.table(_COLUMNS, rows, "  ")
     if left_out:
         terminal.line(f"  ... {left_out} more", "dim")
     if any(ranked.measurement.dropped for ranked in ranking):
-        terminal.lines(["", *wrapped(_EARLY, min(terminal.width, 90))])
+        terminal.lines(["", *wrapped(EARLY, min(terminal.width, 90))])
 
 
 def answer(book: str) -> None:

@@ -9,7 +9,7 @@ from tunebook._base.errors import clean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._cli._entries import config_text, decision_text, entry_json, find_newest, parsed, plain
 from tunebook._cli._filters import FILTERS, book_to_read, count_of, size_text
-from tunebook._cli._terminal import TextColumn
+from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from tunebook._base.record_format import Record
 
 _SHOWN: Final = 20
+EARLY: Final = (
+    "An eliminated candidate was clearly slower than the best when it had so many samples, and was not timed any more: "
+    "it stands below the candidates that were timed to the end, also if the machine became slower later."
+)
 _COLUMNS: Final = (
     TextColumn("#", "right", style="dim"),
     TextColumn("time", "right", style="bold"),
@@ -59,7 +63,9 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     versions = ", ".join(f"{name} {version}" for name, version in versions_of(head.environment).items())
     pairs = [("id", listed.id), ("device", head.problem.device)]
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
-    pairs += [("config", decision_text(record)), ("origin", f"{origin_of(record)}{_tuning(facts)}")]
+    failed = any(m.failure is not None for m in measured_for_choice(record.body))
+    tuning = _tuning(facts, "tried" if failed else "measured")
+    pairs += [("config", decision_text(record)), ("origin", f"{origin_of(record)}{tuning}")]
     verdict = verdict_of(record)
     if verdict is not None and (beside := beside_heuristic(record, verdict, measured_for_choice(record.body))):
         pairs += [("heuristic", beside)]
@@ -118,8 +124,11 @@ def _rest_as_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _tuning(facts: dict[str, Any]) -> str:
-    """Return when, where and how the decision was made; removes facts that are shown elsewhere."""
+def _tuning(facts: dict[str, Any], done: str) -> str:
+    """Return when, where and how the decision was made; removes facts that are shown elsewhere.
+
+    `done` says how many candidates ran: failed ones have no time.
+    """
     when, host, ran, seconds = (facts.pop(name, None) for name in ("when", "host", "ran", "seconds"))
     for shown_elsewhere in (
         "winner",
@@ -141,7 +150,7 @@ def _tuning(facts: dict[str, Any]) -> str:
         again += " on made-up arguments"
     on = f" on {host}" if host else ""
     took = f" in {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
-    count = f"; {ran} measured{took}" if ran is not None else ""
+    count = f"; {ran} {done}{took}" if ran is not None else ""
     return f"{'' if when is None else f' {day_text(when)}'}{on}{count}{again}"
 
 
@@ -155,6 +164,8 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
         terminal.line(f"  and {len(rows) - limit} more; --limit 0 shows all", "dim")
     if others := len(record.body.measurements) - len(rows):
         terminal.line(f"  and {others} measured with other code, versions or arguments; --json prints them", "dim")
+    if any("eliminated" in row[-1] for row in rows[: limit or None]):
+        terminal.lines(["", *wrapped(EARLY, min(terminal.width, 90))])
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
@@ -168,10 +179,17 @@ def _rows(record: Record) -> Iterator[tuple[str, ...]]:
         factor = ranked.value_s / ranking[0].value_s
         count = str(len(m.valid_samples_s))
         config = config_text(m.config, names)
-        yield str(rank), seconds_text(ranked.value_s), f"{factor:.2f} x", count, config, ", ".join(notes)
+        yield (
+            "" if m.dropped else str(rank),
+            seconds_text(ranked.value_s),
+            f"{factor:.2f} x",
+            count,
+            config,
+            ", ".join(notes),
+        )
     for m in measured_for_choice(record.body):
         if m.failure is not None:
-            said = clean(f"{m.failure.kind}: {m.failure.message}".splitlines()[0])
+            said = clean(m.failure.said)
             said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"
             yield "", "failed", "", "", config_text(m.config, names), said
 
