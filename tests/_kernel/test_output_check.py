@@ -283,6 +283,14 @@ def test_the_message_has_the_relative_error_the_tolerance_and_the_option():
     assert difference(33600.0117, 33600.0, rule=comparison(True, 1e-6)) is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "error", "hinted"), [("f4", 0.005, True), ("f4", 0.06, False), ("f8", 0.06, False), ("f2", 0.06, True)]
+)
+def test_no_tolerance_is_proposed_for_an_error_that_is_no_rounding(dtype, error, hinted):
+    message = difference(np.full(4, 1 + error, dtype), np.ones(4, dtype)).message
+    assert ("allows it" in message) == hinted
+
+
 @pytest.mark.parametrize("tolerance", ["1e-3", -1.0, float("nan"), {"float32": None}, True])
 def test_an_invalid_tolerance_is_an_error_where_it_is_given(tolerance):
     with pytest.raises(DefinitionError, match="write a number, as 1e-3, or one per dtype"):

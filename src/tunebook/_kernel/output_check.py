@@ -249,13 +249,17 @@ def _array_difference(  # noqa: PLR0911 - one return for each way to differ
     count = f"{int(np.sum(~close))} of {have.size} values"
     coarser = TOLERANCE.get(_format(own), math.inf) > TOLERANCE.get(_format(model), math.inf)
     why = f" for {model}, and this is {own}" if coarser else ""
-    return _wrong(f"{where} is off by up to {worst:.3g} in {count} ({_compared(worst / scale, tolerance, why)})")
+    narrow = any(TOLERANCE.get(_format(name), math.inf) >= TOLERANCE["float16"] for name in (own, model))
+    rounds = 0.1 if narrow else 0.01
+    return _wrong(
+        f"{where} is off by up to {worst:.3g} in {count} ({_compared(worst / scale, tolerance, why, rounds=rounds)})"
+    )
 
 
-def _compared(error: float, tolerance: float, why: str) -> str:
+def _compared(error: float, tolerance: float, why: str, *, rounds: float) -> str:
     """Return a relative error beside its tolerance, and the option that allows it, if it may be rounding."""
     said = f"{error:.2g} of the largest value; the tolerance is {tolerance:.2g}{why}"
-    return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < 0.1 else said
+    return f"{said}, tolerance={10.0 ** math.ceil(math.log10(error)):.0e} allows it" if 0 < error < rounds else said
 
 
 def _is_close(output: Any, expected: Any, rule: Comparison) -> bool:
