@@ -50,7 +50,7 @@ def test_before_tuning_it_says_that_it_would_tune_and_does_not(tmp_path):
     assert "explained@v0 on cpu" in said
     assert "x: numpy float32[8, 4] C on cpu" in said
     assert "would tune now" in said
-    assert "answer: Config(block=4) from heuristics" in said
+    assert "answer: Config(block=4) from heuristics, but the call would be tuned now" in said
     assert kernel.selector.cache.size() == 0
 
 
@@ -122,7 +122,7 @@ def test_measurements_of_the_code_before_an_edit_are_said_to_be_so_under_a_pin_t
 
     kernel(1)(3)
     monkeypatch.setenv("TUNEBOOK_PIN", pin)
-    assert "otherwise  other code here: the kernel was edited since" in str(kernel(2).explain(3))
+    assert "changed    the kernel was edited since" in str(kernel(2).explain(3))
     assert "edited since" not in str(kernel(1).explain(3))
 
 
@@ -180,7 +180,7 @@ def test_other_versions_of_libraries_are_named(tmp_path, monkeypatch):
     assert "99.0" in str(kernel.explain(np.ones(8)))
     said = str(kernel.explain(np.ones(8)))
     assert "the entry was made under" in said
-    assert f"otherwise  numpy: {version} there, 99.0 here" in said
+    assert f"changed    numpy: {version} there, 99.0 here" in said
     assert "winner     1 s (to 1 s in 3 samples)  block=1" in said, "what was measured there is shown all the same"
 
 
@@ -279,6 +279,13 @@ def test_of_a_few_failures_each_message_is_told():
         (("block=0", "block=2"), "compile: rows 16 do not fit"),
         (("block=1",), "compile: rows 32 do not fit"),
     ]
+
+
+def test_the_message_of_several_failures_is_of_the_first_that_is_named():
+    explanation = failing(*(f"rows {9 - n} do not fit" for n in range(8)))
+    (group,) = replace(explanation, failures=explanation.failures[::-1]).failed
+    assert group.reason == "compile: rows 9 do not fit (numbers of the first)"
+    assert group.configs[0] == "block=0"
 
 
 def test_every_wrong_output_has_the_hint_that_is_right_for_it():

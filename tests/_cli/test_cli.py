@@ -18,6 +18,7 @@ from tunebook import Config, StoreError, _cli
 from tunebook._base.environment_variables import SETTINGS
 from tunebook._base.record_format import Record
 from tunebook._cli import EXIT_CODES, GROUPS, SUMMARIES, VERBS, load, main, parser_of
+from tunebook._cli._entries import config_text
 from tunebook.stores import open_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -315,7 +316,7 @@ answer: Config(block=16) from persistent
   pinned      not in TUNEBOOK_PIN
   memory      empty in a new process
 measured DAY on HOST under VERSIONS
-  how        host-clock/race/warmup=1/forward; 4 measured in TIME
+  how        host-clock/race/warmup=1/forward; 4 tried in TIME; 1 failed
   on         the caller's arguments
   winner     160 us (to 160 us in 22 samples)  block=16
   runner-up  320 us (to 320 us in 22 samples)  block=32  2.00 x
@@ -334,7 +335,7 @@ class TestShowAndExplain(OnABook):
         out = run("explain", "matmul")[1]
         out = re.sub(r"(?<=v0 on ).*", "DEVICE", out)
         out = re.sub(r"(?<=measured ).* on \S+ under .*", "DAY on HOST under VERSIONS", out)
-        out = re.sub(r"(?<=4 measured in ).*", "TIME", out)
+        out = re.sub(r"(?<=4 tried in ).*(?=; 1)", "TIME", out)
         out = re.sub(r" \(remembered until .*\)", "", out)
         assert "\n".join(line for line in out.splitlines() if "disturbed" not in line) + "\n" == EXPLAINED
 
@@ -343,6 +344,20 @@ class TestShowAndExplain(OnABook):
         assert code == 0
         assert re.search(r"1 +\S+ [mu]s +1\.00 x +\d+ +block=16 +chosen", out)
         assert re.search(r"failed +block=128 +memory: ValueError: out of resource", out)
+
+    def test_show_gives_no_place_to_an_eliminated_candidate_and_says_why_it_stands_below(self, place, run, ids):
+        record = stored(place, ids["matmul@v0"][0])
+
+        def shown(early):
+            measured = tuple(m._replace(dropped=config_text(m.config, ()) == early) for m in record.body.measurements)
+            open_store(place / "home").put(Record(record.head, replace(record.body, measurements=measured)))
+            return run("show", "matmul")[1]
+
+        assert "An eliminated candidate" not in shown(None)
+        out = shown("block=32")
+        assert re.search(r"2 +640 us +4.00 x +\d+ +block=64", out)
+        assert re.search(r"\n +320 us +2.00 x +\d+ +block=32 +eliminated", out)
+        assert "An eliminated candidate was clearly slower" in out
 
     def test_show_json_has_every_part_of_the_record(self, place, run, ids):
         shown, record = json.loads(run("show", "matmul", "--json")[1]), stored(place, ids["matmul@v0"][0])
@@ -403,7 +418,9 @@ class TestShowAndExplain(OnABook):
 
     def test_a_configuration_pinned_by_hand_is_shown(self, place, run):
         assert run("pin", "matmul", "block=32")[0] == 0
-        assert "  pinned     by hand: block=32, measured at 2.00 x of the winner" in run("explain", "matmul")[1]
+        said = run("explain", "matmul")[1]
+        assert "  pinned     by hand: block=32, measured at 2.00 x of the winner" in said
+        assert "  TUNEBOOK_PIN  not in TUNEBOOK_PIN" in said
 
     def test_explain_fits_a_narrow_terminal(self, place, run, monkeypatch):
         monkeypatch.setenv("COLUMNS", "40")

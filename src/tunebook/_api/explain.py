@@ -161,19 +161,14 @@ class Explanation:
         failed = [(m, m.failure) for m in self.failures if m.failure is not None]
         # Of many messages, those that differ in their numbers alone are one: "Required: 262144, limit: 232448".
         merged = len({failure.said for _, failure in failed}) > _MESSAGES
-        groups: dict[tuple[str, str], list[tuple[Measurement, Failure]]] = {}
+        groups: dict[tuple[str, str], list[tuple[str, Failure]]] = {}
         for m, failure in failed:
-            groups.setdefault((_cause(failure.said) if merged else failure.said, m.values_from), []).append(
-                (m, failure)
-            )
-        found = [
-            FailureGroup(
-                _reason([failure for _, failure in group], values_from),
-                tuple(sorted(_readable(m.config, self._names) for m, _ in group)),
-                values_from != "call",
-            )
-            for (_, values_from), group in groups.items()
-        ]
+            key = (_cause(failure.said) if merged else failure.said, m.values_from)
+            groups.setdefault(key, []).append((_readable(m.config, self._names), failure))
+        found = []
+        for (_, values_from), group in groups.items():
+            configs, failures = zip(*sorted(group, key=lambda each: each[0]), strict=True)
+            found.append(FailureGroup(_reason(failures, values_from), configs, values_from != "call"))
         return tuple(sorted(found, key=lambda group: (group.made_up, -len(group.configs))))
 
     def _answer(self) -> Iterable[ExplanationLine]:
@@ -194,7 +189,10 @@ class Explanation:
             yield ExplanationLine("answer", "answer: none")
         if self.shipped_in:
             yield _item("shipped in", self.shipped_in, 12)
-        yield from (_item(tier, said, 12) for tier, said in selection.tried)
+        by_hand = self.record is not None and self.record.head.origin == "pinned"
+        for tier, said in selection.tried:
+            # The record is pinned by hand, and not by this tier.
+            yield _item("TUNEBOOK_PIN" if by_hand and tier == "pinned" else tier, said, 12)
 
     def _measured(self) -> Iterable[ExplanationLine]:
         if self.record is not None and self.verdict is not None:
@@ -215,11 +213,11 @@ class Explanation:
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
         yield ExplanationLine("section", f"measured {day_text(winner.when or facts.get('when'))} on {where}")
         if self.differences:
-            yield _item("otherwise", "; ".join(self.differences))
+            yield _item("changed", "; ".join(self.differences))
         ran, seconds = facts.get("ran"), facts.get("seconds")
-        count = f"; {ran} measured" if isinstance(ran, int) else ""
-        took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
         failed = sum(m.values_from == winner.values_from for m in self.failures)
+        count = f"; {ran} {'tried' if failed else 'measured'}" if isinstance(ran, int) else ""
+        took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
         lost = f"; {failed} failed" if failed else ""
         yield _item("how", f"{winner.policy or 'unknown'}{count}{took}{lost}")
         values_from = values_of(record.body)
@@ -411,7 +409,7 @@ def explain_call(
     chosen = [] if so_far and not measured else measured_for_choice(body, measured or None)
     explained = _explained(selection, record, chosen, here, others, so_far)
     winner = None if explained.verdict is None else explained.verdict.winner.measurement
-    edited = ("other code here: the kernel was edited since",) if winner and winner.code not in ("", code) else ()
+    edited = ("the kernel was edited since",) if winner and winner.code not in ("", code) else ()
     return replace(explained, shipped_in=shipped, differences=(*explained.differences, *edited))
 
 
