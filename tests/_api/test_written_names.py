@@ -115,6 +115,12 @@ def test_a_heuristic_has_the_names_of_the_space_and_may_have_other_values():
         kernel(heuristic=lambda n: {"blok": 16, "inplace": True}, tuner=False)(1)
 
 
+@pytest.mark.parametrize("heuristic", [{"tile": [1, 2]}, lambda n: {"tile": [1, 2]}], ids=["dict", "function"])
+def test_a_list_in_a_heuristic_is_the_same_error_as_in_a_call(heuristic):
+    with pytest.raises(tb.DefinitionError, match=r"heuristic={'tile': \[1, 2\]}: .*write a tuple"):
+        kernel(space=tb.Space(tile=[(1, 2), (3, 4)]), heuristic=heuristic)(1)
+
+
 OUTSIDE = [
     ({}, {"block": 48, "inplace": True}, "block=48 is not in the space; it has 16, 32, 64"),
     ({"space": tb.Space(way=["numpy", "scipy"])}, {"way": "scypi"}, "unknown value 'scypi'; did you mean 'scipy'"),

@@ -49,6 +49,8 @@ class WrittenConfigs:
         config = as_config(given)
         if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
             self.outside = "" if given is config else self._why_outside(config)
+            if self.outside:
+                self._check_hashable("heuristic", config)
             return config
         raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
 
@@ -77,11 +79,15 @@ class WrittenConfigs:
             self.check_names(given, config)
             return config
         own, checked = (config, self._free) if isinstance(config, Config) else (Config(**config), self._checked)
+        self._check_hashable(given, own)
+        found = checked.get(own)
+        return found if found is not None else self._whole(given, own, heuristic, free=isinstance(config, Config))
+
+    def _check_hashable(self, given: str, config: Config) -> None:
         try:
-            found = checked.get(own)
+            hash(config)
         except TypeError as error:
             raise DefinitionError(f"{self._op_id!r}: {given}={_text(config)}: {error}; write a tuple") from None
-        return found if found is not None else self._whole(given, own, heuristic, free=isinstance(config, Config))
 
     def _whole(self, given: str, config: Config, heuristic: Callable[[], Any], *, free: bool) -> Config:
         names = frozenset(self._names_in(given, config))
