@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tunebook as tb
+from tunebook._base import errors
 from tunebook._base.errors import CodecError, TunebookWarning, TuningFailed
 from tunebook._base.record_format import MAX_RECORD_BYTES, Body, Head, Record, canonical_json, identity, merge
 from tunebook._base.vocabulary import Failure, Measurement, Problem
@@ -236,6 +238,16 @@ def test_a_failure_of_a_kind_from_a_newer_release_is_read():
     measured = example_record().body.measurements[0]._replace(failure=failure)
     record = Record.from_bytes(Record(example_record().head, Body(measurements=(measured,))).to_bytes())
     assert record.body.measurements[0].failure == failure
+
+
+PUBLIC_ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and each.__name__ in tb.__all__]
+
+
+@pytest.mark.parametrize("kind", PUBLIC_ERRORS)
+def test_an_error_has_the_name_that_users_import(kind):
+    assert kind.__module__ == "tunebook"
+    assert pickle.loads(pickle.dumps(kind)) is kind
+    assert getattr(tb, kind.__name__) is kind
 
 
 def test_a_tuning_that_failed_keeps_its_measurements_and_notes_in_a_pickle_and_in_parts():

@@ -196,5 +196,14 @@ def test_candidates_that_raise_alike_share_one_traceback_with_the_hint():
         assert re.findall(r"all 12 alike: .*'row'; did you mean 'rows'\?", said)
         assert said.count("'row'") == 1
     assert printed.count("return n * config.row") == 1
-    assert "_measure" not in printed
+    assert "tunebook.NoConfig: no configuration" in printed
+    assert not re.findall(r"tunebook/_(?:measure|selection)/", printed), "the frames of this package say nothing"
     assert len(caught.value.__cause__.measurements) == 12
+
+
+def test_constraints_that_refuse_every_combination_are_named():
+    kernel = tb.tunable(lambda n, *, config: n, space=tb.Space(t=[1, 2]).where(lambda c: c.t > 5), store=False)
+    with pytest.raises(tb.NoConfig, match="`where` left out all 2 combinations") as caught:
+        kernel(1)
+    assert "allow tuning" not in str(caught.value)
+    assert "Give the kernel a candidate" in str(caught.value)

@@ -213,6 +213,13 @@ class TunebookWarning(UserWarning):
     """A fault that must not fail the user's call; warned about once per place and kind."""
 
 
+# Their names for users, in tracebacks and in pickles.
+for _public in (
+    TunebookError, NoConfig, TuningFailed, DefinitionError, UnkeyableError, CodecError, StoreError, CompileError,
+    Unsupported, Disagreement, MissingDependency, TunebookWarning,
+):  # fmt: skip
+    _public.__module__ = "tunebook"
+
 _PACKAGE: Final = __file__.removesuffix("_base/errors.py")
 _WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
 _warned: Final[dict[tuple[str, str], object]] = {}

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.describe import is_compiling
 from tunebook._arrays.library import hot_names
 from tunebook._base.environment_variables import accelerator_wanted
-from tunebook._base.errors import DefinitionError, hide_own_frames
+from tunebook._base.errors import TunebookError, hide_own_frames
 from tunebook._hotpath.codegen import ANY, Signature, find_pack, finder_of, reader_for
 from tunebook._keys.call_key import fast_key_of
 from tunebook._memo.answer_memo import MEMO, Answers
@@ -243,7 +243,7 @@ class Dispatcher:
             return self._generated.run(*arguments, config) if exploration is None else exploration.run(arguments, {})
         except KeyboardInterrupt as error:
             raise hide_own_frames(error) from None
-        except DefinitionError as error:  # a setting of the program: its own lines tell where
+        except TunebookError as error:  # about the program: its own lines tell where
             raise hide_own_frames(error) from error.__cause__
 
     def run(self, *arguments: Any) -> Any:

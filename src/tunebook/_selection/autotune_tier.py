@@ -20,6 +20,7 @@ from tunebook._selection.recording import recordings
 from tunebook._selection.single_flight import Flights
 from tunebook._selection.tiers import (
     DEFERRED,
+    NO_CANDIDATES,
     BookLookup,
     Found,
     Parts,
@@ -33,6 +34,7 @@ from tunebook._selection.tiers import (
 )
 from tunebook._selection.trusted_entries import Refused, Trusted, generation_of
 from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
+from tunebook._space.space import Space
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.job_run import RunningCandidate
 from tunebook._tuning.plan import by_author, is_without_data, job_for, outline, search_for, values_for
@@ -193,8 +195,11 @@ class AutotuneTier(Tier[C]):
 
     def _reason_to_stop(self, request: Request[C], entry: Trusted[C] | Refused[C]) -> Skipped | None:
         """Return why a call cannot be tuned, by its candidates and by the failures in its entry; None if it can."""
-        if not any(True for _ in request.kernel.candidates(request.inv)):
-            return Skipped("the kernel has no candidates")  # its heuristic alone would be a guess written as a choice
+        candidates = request.kernel.candidates(request.inv)
+        if not any(True for _ in candidates):
+            # Its heuristic alone would be a guess written as a choice.
+            every = f": `where` left out all {candidates.size} combinations" if isinstance(candidates, Space) else ""
+            return Skipped(f"{NO_CANDIDATES}{every}")
         key = (*key_of(request), values_for(request) != "call")
         if self._failed.get(key, (None, 0.0))[1] > self._clock_s():
             return None

@@ -24,6 +24,7 @@ from tunebook._selection.listeners import EVERYWHERE
 from tunebook._selection.recording import how_to_give_values
 from tunebook._selection.selector_settings import SelectorSettings, as_policy
 from tunebook._selection.tiers import (
+    NO_CANDIDATES,
     AnyCandidate,
     AnyTuner,
     FirstCandidate,
@@ -215,6 +216,18 @@ ORDER: Final[tuple[type[Tier[Any]], ...]] = (
 _numbers: Final = itertools.count()
 
 
+def _remedy(request: Request[Any], selection: NoSelection) -> str:
+    """Return how to get a configuration for a call that has none; empty for the usual ways."""
+    if isinstance(selection.cause, TuningFailed):
+        return "Pass a configuration with the call, or give the kernel a candidate that works."
+    if any(said.startswith(NO_CANDIDATES) for _, said in selection.tried):
+        return "Give the kernel a candidate, or pass a configuration with the call."
+    if request.mode not in {"frozen", "replay"}:
+        return ""
+    before = "tune this call before, in a run without it or with `tunebook tune`"
+    return f"TUNEBOOK_MODE={request.mode} tunes nothing: {before}, or pass a configuration with the call."
+
+
 def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exception) -> None:
     """Warn once that a kernel runs with a configuration that tuning rejected; raise if the policy is strict."""
     behind = request.policy.cache_miss_fallback == "background"
@@ -298,15 +311,9 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
             selection = _first_answer(request.problem, ((tier.name, tier.ask(request)) for tier in tiers))
             if isinstance(selection, NoSelection):
                 request.tell("error", cfg=None, tried=selection.tried, reason="no_config")
-                remedy = (
-                    f"TUNEBOOK_MODE={request.mode} tunes nothing: tune this call before, in a run without it or with "
-                    "`tunebook tune`, or pass a configuration with the call."
-                )
-                remedy = remedy if request.mode in {"frozen", "replay"} else ""
-                if isinstance(selection.cause, TuningFailed):
+                if selection.cause is not None:
                     hide_own_frames(selection.cause)
-                    remedy = "Pass a configuration with the call, or give the kernel a candidate that works."
-                raise NoConfig(selection.problem.op, selection.tried, remedy) from selection.cause
+                raise NoConfig(selection.problem.op, selection.tried, _remedy(request, selection)) from selection.cause
             if selection.cause is not None:
                 _warn_of_rejection(request, selection, selection.cause)
                 # A trace has no values to tune on. The same call with values of its own is tuned, if they matter.

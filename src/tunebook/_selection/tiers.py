@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 
-# Policies by which a call does not wait for its tuning.
-DEFERRED: Final = frozenset({"background", "incremental"})
+DEFERRED: Final = frozenset({"background", "incremental"})  # policies by which a call does not wait for its tuning
+NO_CANDIDATES: Final = "the kernel has no candidates"
 WATCHED: Final = 1024  # sessions that watch a winner; one holds no arrays, about 20 kB for 60 candidates
 
 
@@ -462,7 +462,7 @@ class FirstCandidate(Tier[C]):
 def _first_candidate(request: Request[C]) -> Found[C] | Skipped:
     for config in request.kernel.candidates(request.inv):
         return Found(config=config, event="heuristics")
-    return Skipped("the kernel has no candidates")
+    return Skipped(NO_CANDIDATES)
 
 
 class AnyCandidate(Tier[C]):
