@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Mapping
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tunebook._base.log import log
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tunebook._base.vocabulary import Measurement, Problem
+
+E = TypeVar("E", bound=BaseException)
 
 
 class TunebookError(Exception):
@@ -247,7 +249,7 @@ def _callers_level() -> int:
     return level
 
 
-def hide_own_frames(error: BaseException) -> BaseException:
+def hide_own_frames(error: E) -> E:
     """Return an error whose traceback has the frames of the program alone, and none of this package's."""
     shown, trace = [], error.__traceback__
     while trace is not None:
@@ -277,7 +279,7 @@ def _named(error: BaseException) -> str:
     """Return the class and the text of an error, with the nearest name of a configuration if one is misspelt."""
     near = ""
     if isinstance(error, AttributeError) and isinstance(error.obj, Mapping):
-        near = _nearest(error.name, map(str, error.obj))
+        near = _nearest(error.name or "", map(str, error.obj))
     return f"{type(error).__name__}: {text_of(error)}{near}"
 
 
