@@ -278,6 +278,30 @@ def test_bulk_writes_are_sent_behind_the_calls(tmp_path, url):
     assert len(list(open_store(url).items())) == 100
 
 
+class DeletesWhileItSends:
+    """The shared book of a machine whose user deletes a record while the thread behind the calls is sending it."""
+
+    def __init__(self, remote):
+        self._remote, self.machine = remote, None
+
+    def __getattr__(self, name):
+        return getattr(self._remote, name)
+
+    def offer(self, record):
+        assert self.machine.delete(record.problem)
+        return self._remote.offer(record)
+
+
+def test_a_record_that_is_deleted_while_it_is_sent_stays_deleted(tmp_path, url):
+    front, remote = DirectoryStore(tmp_path / "a"), DeletesWhileItSends(open_store(url))
+    store = remote.machine = SharedStore(front, remote, outbox=Outbox(tmp_path / "a", url))
+    front.put(example_record())
+    store._outbox.add(example_record())
+    store.tend()
+    assert list(open_store(url).items()) == []
+    assert not marks(tmp_path / "a")
+
+
 def test_the_outbox_is_bounded_and_says_so(tmp_path, between, through, monkeypatch):
     monkeypatch.setattr("tunebook.stores._shared._OUTBOX_LIMIT", 3)
     between.mode = "refuse"

@@ -42,6 +42,7 @@ PATIENT_S: Final = 5.0
 # about to tune asks anew, whatever was asked before.
 _ABSENT_S: Final = 5.0
 _URGENT_S: Final = 10.0
+_SENDING_S: Final = 60.0  # the thread behind the calls may still be sending a record that was deleted so long ago
 _MEMO_LIMIT: Final = 4096  # a service that meets ever new problems must not grow without bound
 
 
@@ -90,6 +91,7 @@ class SharedStore(ShownByPlace):
         self._tenders: dict[int, threading.Thread] = {}
         self._absent: _Expiring[bool] = _Expiring(clock)
         self._urgent: _Expiring[bool] = _Expiring(clock)
+        self._deleted: _Expiring[bool] = _Expiring(clock)
         self._listed: _Expiring[tuple[Record, ...]] = _Expiring(clock, limit=64)
         self._swept = False
         self.unreported: StoreError | None = None
@@ -125,6 +127,7 @@ class SharedStore(ShownByPlace):
     def put(self, record: Record) -> None:
         """Store a record in the front, durably, and in the shared book, at once or later."""
         record.to_bytes()  # an invalid record is refused before anything is marked
+        self._deleted.drop(problem_id(record.problem))
         token = self._outbox.add(record)
         try:
             self._front.put(record)
@@ -142,6 +145,7 @@ class SharedStore(ShownByPlace):
         given = list(records)
         for record in given:
             record.to_bytes()
+            self._deleted.drop(problem_id(record.problem))
         room = self._outbox.room()
         for record in given[:room]:
             self._outbox.add(record)
@@ -154,6 +158,7 @@ class SharedStore(ShownByPlace):
     def delete(self, problem: Problem) -> bool:
         """Remove a record from both, as far as the shared book answers; False if both do not have it."""
         self._absent.drop(problem_id(problem))
+        self._deleted.add(problem_id(problem), True, _SENDING_S)  # noqa: FBT003 - a value
         for token, marked, _ in list(self._outbox.marks()):
             if marked == problem:  # a put that waits to be sent would bring the record back
                 self._outbox.done(token)
@@ -221,6 +226,8 @@ class SharedStore(ShownByPlace):
             # The front's record as it is now: a later put must not be replaced by an earlier one.
             record = self._local(problem) or ours
             standing = None if record is None else self._remote.offer(record)
+            if self._deleted.get(problem_id(problem)) and self._local(problem) is None:  # while it was sent
+                self._remote.delete(problem)
             self._outbox.done(token)
             self._take_over(standing)
         if not quick:
