@@ -446,7 +446,7 @@ def test_the_package_says_where_its_source_its_issues_and_its_documentation_are(
     links = dict(link.split(", ") for link in facts.get_all("Project-URL"))
     assert set(links) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
     declared = {line.rpartition(" :: ")[2] for line in facts.get_all("Classifier") if "Python :: 3." in line}
-    assert declared == {"3.11", "3.12", "3.13", "3.14"}
+    assert declared == {"3.11", "3.12", "3.13"}  # no test has run on a newer one
     assert facts["Requires-Python"] == ">=3.11"
 
 
