@@ -220,7 +220,7 @@ class EntryGuard(Generic[C]):
         return None if found is None or found[1].bound > limit else (found[0][0], found[1])
 
     def worth_trying(self, call: Call[C], candidates: Sequence[C]) -> Sequence[C]:
-        """Return the candidates that may be the best by a model of times, or all if there is none yet."""
+        """Return the candidates that the model of times calls worth trying; all candidates while there is no model."""
         found = self.predicted(call)
         return candidates if found is None else [config for config in found[0] if config in candidates] or candidates
 

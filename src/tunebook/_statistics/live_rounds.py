@@ -26,7 +26,7 @@ class Round:
 
 
 class Turn:
-    """The candidate of a call. `round` is None if it is compared with no other launch."""
+    """The candidate that a call launches. `round` has the launches to compare it with; None: it is not compared."""
 
     __slots__ = ("is_timed", "name", "place", "round")
 

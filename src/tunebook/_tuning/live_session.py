@@ -378,7 +378,7 @@ class LiveSession(Generic[C]):
         self._host.spend(self._host.clock_s() - began_s, work)
 
     def _take_builds(self, builds: Builds, args: tuple[Any, ...]) -> bool:
-        """Take over what was compiled; return whether a fork was made for more."""
+        """Take over the compiled candidates; return whether this call has made a fork to compile others."""
         forks, began_s = builds.forks, self._host.clock_s()
         for build in builds.poll(args):
             if build.name not in self._to_build:

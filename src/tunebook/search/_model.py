@@ -106,7 +106,7 @@ class TimeModel:
         return float(np.sqrt((self._weights**2 / np.diag(self._inverse)).mean()))
 
     def middle(self, points: Sequence[Point]) -> Point:
-        """Return the point whose sizes are nearest to the mean of all; any point if there are no sizes."""
+        """Return the point whose sizes are nearest to their mean; any point, if no axis is a size."""
         places = self._places.of(self._codes(points))[:, self._of_sizes]
         return points[int(self._np.argmin(((places - places.mean(0)) ** 2).sum(1)))]
 

@@ -26,8 +26,9 @@ FIRST: Final = 8
 # A candidate is left out if it is predicted to be so many times slower than the best, and so many standard deviations
 # of the prediction beyond that. On the times of four kernels at 160 shapes each on an H200, 0.46 to 0.73 of the
 # candidates were tried, and the best of them was within 1 % of the best of all at 0.975 to 1.0 of the shapes; with two
-# deviations, 0.37 to 0.64, and 0.906 (`bench/outlook.py`). Times at two other shapes, taken into the model, left out no
-# more, and dropping what was 1.3 times slower there lost the best: other shapes decide the order alone.
+# deviations, 0.37 to 0.64, and 0.906 (`bench/outlook.py`). With the times at two other shapes,
+# the model left out no more candidates. Dropping the candidates that were 1.3 times slower at other shapes lost the
+# best one at many shapes. So other shapes decide the order alone.
 _MARGIN, _SURELY = 1.1, 2.5
 _MOST: Final = 3.0  # times the best: slower ones are all alike, and would hide how the fast ones differ
 
