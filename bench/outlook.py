@@ -4,7 +4,7 @@
 
 A shape is tried as by live tuning: one candidate after another, whose times are known exactly, until the outlook says
 that no other is worth a try. With `--elsewhere N`, the candidates within 10 % of the best at so many other shapes come
-first. It needs no GPU.
+first. It needs no GPU. Without that option, the numbers go to bench/results/outlook.json.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import random
 import statistics
 import sys
 from pathlib import Path
+
+import tables
+from interleaved import Row, save, show
 
 from tunebook._space.space import Config
 from tunebook.search._outlook import Outlook
@@ -45,23 +48,29 @@ def near_best(times):
 
 
 def measure(kernel, options):
-    """Return a line about a kernel."""
+    """Return the part of a kernel's candidates that is tried, and by shape, how far the best of them is behind."""
     rng = random.Random(options.seed)
     configs = {str(at): Config(**config) for at, config in enumerate(kernel["configs"])}
     shapes = [times_at(row) for row in kernel["rows"]]
-    tried, behind, until_best = 0, [], []
+    tried, behind = 0, []
     for number, times in enumerate(shapes):
         others = rng.sample(shapes[:number] + shapes[number + 1 :], options.elsewhere)
         likely = dict.fromkeys(name for other in others for name in near_best(other))
         found = tried_by(configs, times, likely)
         tried += len(found)
-        best = min(times[name] for name in found)
-        behind.append(best / min(times.values()))
-        until_best.append(1 + next(at for at, name in enumerate(found) if times[name] <= WITHIN * best))
+        behind.append(min(times[name] for name in found) / min(times.values()))
+    return tried / sum(map(len, shapes)), behind
+
+
+def rows_of(name, tried, behind):
+    """Return the rows of a kernel."""
     within = sum(each <= WITHIN for each in behind) / len(behind)
-    part, after = tried / sum(map(len, shapes)), statistics.mean(until_best)
-    quality = f"best within 1 % at {within:.3f} of {len(shapes)} shapes, worst {max(behind):.2f}"
-    return f"tried {part:.2f}; {quality}; it was number {after:.1f}"
+    what = f"{name}, {len(behind)} shapes on an H200"
+    return [
+        Row(what=f"{what}: candidates that are tried", measured=tried, unit="of 1"),
+        Row(what=f"{what}: the best of them is within 1 % of all", measured=within, unit="of 1", at_least=0.95),
+        Row(what=f"{what}: the best of them, at the worst shape", measured=max(behind), unit="x"),
+    ]
 
 
 def main():
@@ -70,8 +79,13 @@ def main():
     parser.add_argument("--elsewhere", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for name, kernel in json.loads(gzip.decompress(options.file.read_bytes()))["kernels"].items():
-        print(f"{name}: {measure(kernel, options)}", flush=True)
+    kernels = json.loads(gzip.decompress(options.file.read_bytes()))["kernels"]
+    found = {name: measure(kernel, options) for name, kernel in kernels.items()}
+    rows = [row for name, measured in found.items() for row in rows_of(name, *measured)]
+    show(rows)
+    if not options.elsewhere:
+        save("outlook", rows, {name: behind for name, (_, behind) in found.items()}, ["numpy"])
+        tables.write(tables.read())
     return 0
 
 
