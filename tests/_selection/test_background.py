@@ -749,6 +749,7 @@ def test_a_call_is_served_though_the_queue_is_full_and_asks_again_later():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"cache_miss_fallback": "backgrund"}, "did you mean 'background'"),
         ({"cache_miss_fallback": "behind"}, "use one of 'autotune', 'heuristics', 'background', 'incremental'"),
         ({"incremental_slowdown": 1.0}, "must be more than 1: 1.5 lets calls take half as long again"),
         ({"incremental_slowdown": float("nan")}, "incremental_slowdown=nan must be more than 1"),

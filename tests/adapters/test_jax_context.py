@@ -273,6 +273,7 @@ def test_with_eager_tasks_our_jit_is_exact_and_jaxs_is_warned_about():
     said = python("""
 import asyncio, warnings
 from test_jax_context import Traced, make
+import tunebook as tb
 from tunebook.adapters import jax as tbx
 k = make()
 f = Traced(k, tbx.jit)

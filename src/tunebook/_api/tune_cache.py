@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeGuard
 
 from tunebook._base.config_codec import decode, encode
 from tunebook._base.errors import CodecError, DefinitionError, TunebookError, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import Body, Head, Record, canonical_json
 from tunebook._base.vocabulary import Json, Problem
 from tunebook._selection.persistent_cache import default_book, store_at
@@ -191,7 +192,7 @@ class TuneCache:
 
     def renew_lock(self) -> None:
         """Take a new lock, in a forked child: if another thread held it at the fork, it would stay locked."""
-        self._lock = threading.RLock()  # re-entrant, for finalisers that look something up
+        self._lock = InterruptSafeLock()  # re-entrant, for finalisers that look something up
 
     def fastest(self, key: object) -> TuneCacheResult:
         """Return the state of a key."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import blake2b
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Compiling(Generic[Cfg]):
         self._futures: dict[str, Future[Compiled]] = {}
         self._builders: dict[str, str] = {}  # the first candidate of each program
         self._shares: dict[str, tuple[str, str]] = {}  # the builder, and the digest of the part set at launch
-        self._changed = threading.Condition()
+        self._lock = InterruptSafeLock()
+        self._changed = threading.Condition(self._lock)
         self._busy, self._held = 0, False
         self.waiting_s = 0.0  # for builds, of the thread that asks for them
         self.left_out: dict[str, str] = {}  # why, by name
@@ -125,18 +127,18 @@ class Compiling(Generic[Cfg]):
     def quiet(self) -> Iterator[None]:
         """Wait for the running builds, and start none inside the block."""
         # For forks: a lock that a thread holds at that moment stays locked for ever in the child.
-        with self._changed:
+        with self._lock:
             self._held = True
             self._changed.wait_for(lambda: not self._busy)
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._held = False
                 self._changed.notify_all()
 
     def _compile(self, name: str) -> Compiled:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._held)
             self._busy += 1
         try:
@@ -147,6 +149,6 @@ class Compiling(Generic[Cfg]):
             digest = blake2b(content, digest_size=16).hexdigest() if isinstance(content, bytes) else None
             return Compiled(seconds, digest, isinstance(made, Path))
         finally:
-            with self._changed:
+            with self._lock:
                 self._busy -= 1
                 self._changed.notify_all()

@@ -9,12 +9,12 @@ filling; or it *invalidates* the answers that are in them (a changed policy, a n
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from tunebook._base.environment_variables import on_new_setting
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Problem
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class AnswerMemo:
 
     def __init__(self) -> None:
         # Re-entrant: a finaliser may call a kernel while this thread holds the lock.
-        self.lock = threading.RLock()
+        self.lock = InterruptSafeLock()
         self._all: weakref.WeakSet[Answers] = weakref.WeakSet()
         # References to all that live. Not a count: an interrupt between a change of a count and the note that it was
         # changed would leave it wrong for good.
@@ -96,7 +96,7 @@ class AnswerMemo:
 
     def renew_lock(self) -> None:
         """Take a new lock, in a forked child: if another thread held it at the fork, it would stay locked."""
-        self.lock = threading.RLock()
+        self.lock = InterruptSafeLock()
 
     def register(self, answers: Answers) -> None:
         """Put a kernel's answers under this switch."""

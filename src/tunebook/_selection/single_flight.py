@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from tunebook._base.errors import TunebookError
+from tunebook._base.locks import InterruptSafeLock
 from tunebook.stores._files import FORKS, LARGEST_GENERATION, FaultsAreWarnings, Maker, maker_of, this_process
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class _LeaseFile:
         self._posting = self._is_off = False
         self._forks: Final = len(FORKS)
         self._withdrawn: Final = threading.Event()
-        self._lock: Final = threading.RLock()  # a beat that ends after the removal could mark the next holder's slip
+        self._lock: Final = InterruptSafeLock()  # a beat that ends after the removal could mark the next holder's slip
 
     def post(self) -> bool:
         """Put the slip on the board; False if another process did."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 from tunebook._base.durations import day_text as day_text  # noqa: PLC0414 - for those who show progress
 from tunebook._base.durations import seconds_text as seconds_text  # noqa: PLC0414 - for those who show progress
 from tunebook._base.errors import MissingDependency, require
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.log import listens
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class _LineOfCall:
 
     def __init__(self, title: str, stream: TextIO, after_s: float) -> None:
         self._title, self._stream, self._due_s = title, stream, time.monotonic() + after_s
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
         self._draw: Progress | None = None
         self._is_open = False
         self._timer = threading.Timer(after_s, self._announce)
@@ -97,7 +98,7 @@ class _LineOfCall:
     def _announce(self) -> None:
         with self._lock:
             if not self._is_open and self._draw is None and not self._timer.finished.is_set():
-                self._stream.write("\r\x1b[2K" + _cut(f"{self._title} tuning ...", _width(self._stream)))
+                self._stream.write("\r\x1b[2K" + _cut(f"{self._title} tuning ...", columns_of(self._stream)))
                 self._stream.flush()
                 self._is_open = True
 
@@ -137,7 +138,7 @@ def progress_line(title: str, stream: TextIO) -> Progress:
     """Return a function that draws `title trying ━━━━     40/100  best 1.24 ms  2 wrong  3 s` in place."""
 
     def draw(step: Step) -> None:
-        line = progress_text(title, step, _width(stream))
+        line = progress_text(title, step, columns_of(stream))
         stream.write(f"\r\x1b[2K{line}" + ("\n" if is_last(step) else ""))
         stream.flush()
 
@@ -187,7 +188,7 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     console = Console(file=stream, highlight=False)
 
     def draw(step: Step) -> None:
-        console.width = _width(stream)
+        console.width = columns_of(stream)
         line = Text("  ").join(Text(text, style) for text, style in _fitted(title, step, console.width))
         stream.write("\r\x1b[2K")
         console.print(line, end="\n" if is_last(step) else "", no_wrap=True, overflow="ellipsis", crop=True)
@@ -196,7 +197,7 @@ def _rich_line(title: str, stream: TextIO) -> Progress | None:
     return _paced(draw, _DRAWN_S, time.monotonic)
 
 
-def _width(stream: TextIO) -> int:
+def columns_of(stream: TextIO) -> int:
     """Return the number of columns that a line may have on a terminal: in the last one, some begin a new row."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns

@@ -12,7 +12,6 @@ Every item of a configuration becomes `-DNAME=value`, except `cflags`, a tuple o
 
 from __future__ import annotations
 
-import threading
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -24,6 +23,7 @@ from tunebook._arrays.describe import arrays_in, platform_of
 from tunebook._arrays.library import ArrayLibrary, register_array_library
 from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, Unsupported
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook.adapters._source.build_cache import PerConfig
 from tunebook.adapters._source.c_source import Macros, complaint, digest, flags_of, macros_of, read_source
@@ -125,7 +125,7 @@ class OpenCLKernel:
 
     def __init__(self, kernel: cl.Kernel, name: str, macros: Macros) -> None:
         self._kernel, self._name, self._macros = kernel, name, macros
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
 
     def __call__(
         self, queue: cl.CommandQueue, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any

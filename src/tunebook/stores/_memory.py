@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, ClassVar, final
 
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import Record
 from tunebook._base.vocabulary import ShownByPlace
 
@@ -25,7 +25,7 @@ class MemoryStore(ShownByPlace):
 
     where = "memory"
     # One for all: stores in memory are few and quick. Re-entrant, because a finaliser may call a kernel meanwhile.
-    _lock: ClassVar = threading.RLock()
+    _lock: ClassVar = InterruptSafeLock()
 
     def __init__(self) -> None:
         self._records: dict[Problem, tuple[int, bytes]] = {}
@@ -60,7 +60,7 @@ class MemoryStore(ShownByPlace):
     @classmethod
     def renew_lock(cls) -> None:
         """Take a new lock, in a forked child."""
-        cls._lock = threading.RLock()
+        cls._lock = InterruptSafeLock()
 
 
 os.register_at_fork(after_in_child=MemoryStore.renew_lock)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 import weakref
 import zlib
 from contextlib import closing
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, final
 from urllib.parse import quote
 
 from tunebook._base.errors import CodecError, StoreError, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import MAX_RECORD_BYTES, SEAL_BYTES, Record, canonical_json, unsealed
 from tunebook._base.vocabulary import ShownByPlace
 from tunebook.stores._files import distrust, make_directory, problem_id, sync_path, write_file, writing
@@ -117,7 +117,7 @@ class PackStore(ShownByPlace):
         self._source, self._vouched = source, vouched
         self.where: Final = str(source)
         # The process that may use the connection, a lock for it, and the connection: None if the file is not a pack.
-        self._opened: tuple[int, threading.RLock, sqlite3.Connection | None] | None = None
+        self._opened: tuple[int, InterruptSafeLock, sqlite3.Connection | None] | None = None
         self._groups: list[EntryGroup] | None = None
 
     def get(self, problem: Problem) -> Record | None:
@@ -230,7 +230,7 @@ class PackStore(ShownByPlace):
         # A connection must not be used on both sides of a fork, and its lock may be held by a thread that the child
         # does not have.
         if opened is None or opened[0] != os.getpid():
-            opened = self._opened = (os.getpid(), threading.RLock(), self._open())
+            opened = self._opened = (os.getpid(), InterruptSafeLock(), self._open())
         _, lock, connection = opened
         if connection is None:
             return []

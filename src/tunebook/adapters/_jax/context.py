@@ -20,6 +20,7 @@ import jax
 
 from tunebook._base.config_codec import encode
 from tunebook._base.errors import CodecError, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import blake2b, canonical_json
 from tunebook._memo.answer_memo import MEMO
 from tunebook._memo.context_stack import INNERMOST, Scope, scoped, when_scopes_change
@@ -34,11 +35,11 @@ T = TypeVar("T")
 
 CONTEXT: Final = jax.make_user_context(0)  # its global value counts how often all functions had to be traced again
 _adopted: Final = [0]  # the newest epoch that `refresh` has seen
-_refreshing: Final = threading.RLock()  # re-entrant: the garbage collector may announce an epoch
+_refreshing: Final = InterruptSafeLock()  # re-entrant: the garbage collector may announce an epoch
 _serials: Final = itertools.count()
 _REMEMBERED: Final = 1024  # digests, each of which keeps its value alive
 _digests: Final[dict[int, tuple[object, str]]] = {}
-_switching: Final = threading.Lock()
+_switching: Final = InterruptSafeLock()
 _IDLE_CALLBACKS: Final = 1000  # without an overlay in any context: then asyncio gets its own method back
 _following: Final[list[Any]] = []  # the original `Handle._run` while ours is in its place
 

@@ -8,7 +8,6 @@ one profile holds several runs, and is one sample. Each process tries once wheth
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import jax
 
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import wait_for
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _RUNS_NS: Final = 2_000_000
 LONGEST_PROFILE_NS: Final = 50_000_000
 # How long to wait for another profile, the user's own; jax has one at a time.
 _PATIENCE_S: Final = 60.0
-_one_at_a_time: Final = threading.Lock()
+_one_at_a_time: Final = InterruptSafeLock()
 _affordable: Final[dict[str, bool]] = {}
 
 

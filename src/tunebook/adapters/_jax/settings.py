@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._memo.answer_memo import MEMO
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Settings:
     def renew_lock(self) -> None:
         """Take a new lock, also in a forked child."""
         # Re-entrant: the garbage collector may leave a block, and may run while this thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
 
     def watch(self) -> bool:
         """Notice changes from now on; False if this jax does not call the hooks, or a thread is inside a block."""

@@ -27,6 +27,7 @@ from tunebook._arrays.library import TuningSite
 from tunebook._arrays.made_up import duplicate, fill
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, CompileError
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import Attempt
 from tunebook.adapters._jax.context import CONTEXT, apply_scopes
 from tunebook.adapters._jax.facts import CAPTURED, KEYED, MeshAxis, TraceFacts, mesh_like
@@ -229,13 +230,13 @@ class _Executables:
 
     def __init__(self) -> None:
         self._made: dict[bytes, Any] = {}
-        self._locks: dict[bytes, threading.Lock] = {}
+        self._locks: dict[bytes, InterruptSafeLock] = {}
 
     def of(self, lowered: Any) -> tuple[bytes, Any]:
         """Return the digest of a program, and its executable."""
         # Constants are written out in the text, so programs with different constants differ.
         digest = blake2b(lowered.as_text().encode(), digest_size=16).digest()
-        with self._locks.setdefault(digest, threading.Lock()):
+        with self._locks.setdefault(digest, InterruptSafeLock()):
             if digest not in self._made:
                 try:
                     self._made[digest] = lowered.compile()

@@ -26,7 +26,7 @@ def tune(
 
     `hyperparams` maps a name to a list of values, or a tuple of names to a list of tuples, of values that go together.
     A call overrides the choice by `config={...}`. If all hyperparameters have defaults, the defaults are the heuristic:
-    tuning never makes a call slower than that. `options` go to `tunebook.tunable`.
+    others are chosen only if they were measured to be faster. `options` go to `tunebook.tunable`.
 
     >>> import jax.numpy as jnp
     >>> def scale(x, *, factor=1, times=2):

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Hashable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.environment_variables import HOME_VARIABLE, book_root, no_home
 from tunebook._base.errors import StoreError, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.record_format import blake2b
 from tunebook.stores._directory import SAFE_S
 from tunebook.stores._files import distrust, make_directory, replace_file, writing
@@ -50,14 +50,14 @@ class BuildCache:
 
     def __init__(self, directory: Path | None = None) -> None:
         self._given = None if directory is None else directory.absolute()
-        self._locks: dict[str, threading.Lock] = {}
+        self._locks: dict[str, InterruptSafeLock] = {}
         self._not_shared: dict[str, Path] = {}
         self._tidied = False
         self._safe: tuple[Path | None, float] = None, 0.0  # a directory, and until when it counts as safe
 
     def get(self, digest: str, build: Callable[[Path], None], *, afresh: bool = False) -> Path:
         """Return the library of a digest; `build(path)` makes it if it is missing or truncated, or with `afresh`."""
-        with self._locks.setdefault(digest, threading.Lock()):
+        with self._locks.setdefault(digest, InterruptSafeLock()):
             shared = self._directory()
             for path in (None if shared is None else shared / f"{digest}{_SUFFIX}", self._not_shared.get(digest)):
                 if path is not None and not afresh and _is_whole(path):
@@ -182,14 +182,18 @@ class PerConfig(Generic[T]):
         self._key = key
         self._by_identity: dict[int, tuple[object, T]] = {}
         self._by_value: dict[Hashable, T] = {}
-        self._locks: dict[Hashable, threading.Lock] = {}
+        self._locks: dict[Hashable, InterruptSafeLock] = {}
+
+    def __repr__(self) -> str:
+        made = getattr(self.__wrapped__, "__qualname__", repr(self.__wrapped__))
+        return f"<{made}, made for {len(self._by_value)} configurations so far>"
 
     def __call__(self, config: Any) -> T:
         found = self._by_identity.get(id(config))
         if found is not None:
             return found[1]
         key = self._key(config)
-        with self._locks.setdefault(key, threading.Lock()):
+        with self._locks.setdefault(key, InterruptSafeLock()):
             if key not in self._by_value:
                 self._by_value[key] = self.__wrapped__(config)
         if isinstance(config, Hashable) and type(config).__hash__ is not object.__hash__:

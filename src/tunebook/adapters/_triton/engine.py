@@ -6,7 +6,6 @@ An engine is built at the first launch, because a library decorates hundreds of 
 from __future__ import annotations
 
 import sys
-import threading
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
@@ -16,6 +15,7 @@ from triton import TritonError, knobs
 from tunebook._api.explain import Explanation, explain_call
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CompileError, DefinitionError, NoConfig, TuningFailed, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._keys.buckets import Buckets, unknown_name
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict, ConfigCache
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     Store = str | os.PathLike[str] | PersistentCache[Any] | Literal[False] | None
 
-_building: Final = threading.RLock()  # re-entrant: building loads code of other libraries, which may launch
+_building: Final = InterruptSafeLock()  # re-entrant: building loads code of other libraries, which may launch
 
 
 class _CurrentLauncher:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from triton.runtime.errors import PTXASError
 from tunebook._api.function_kernel import default_name
 from tunebook._arrays.device_fingerprint import environment_fingerprint, gpu_driver, host_cpu
 from tunebook._base.errors import CompileError, DefinitionError, UnkeyableError, Unsupported
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Problem, computed_once
 from tunebook._code.checksum import read_code
 from tunebook._kernel.kernel import Invocation, Kernel
@@ -93,7 +93,7 @@ class TritonKernel(Kernel[LaunchConfig, Any]):
         # Other libraries may tune objects of their own, or put one autotuner inside another.
         self.compiles = isinstance(self.chain[-2], JITFunction) and len(self.heuristics) == len(self.chain) - 2
         self._heuristic: triton.Config | Callable[..., triton.Config] | Literal["first"] | None = heuristic
-        self._pruning: Final = threading.RLock()  # Triton passes arguments to its pruning by an attribute
+        self._pruning: Final = InterruptSafeLock()  # Triton passes arguments to its pruning by an attribute
         self._known: dict[int, LaunchConfig] = {}
         self.refresh()
         super().__init__(default_name(self.function), version)

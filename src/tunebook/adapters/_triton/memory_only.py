@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from triton import knobs
 
+from tunebook._base.locks import InterruptSafeLock
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_asking: Final = threading.Lock()  # Triton has one hook for all threads
+_asking: Final = InterruptSafeLock()  # Triton has one hook for all threads
 
 
 @contextmanager

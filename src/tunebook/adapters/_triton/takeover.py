@@ -6,7 +6,6 @@ call `super().run`. The engine of a kernel is built at its first launch; importi
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
@@ -15,6 +14,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from tunebook._base.errors import DefinitionError, TunebookError, text_of, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._report.run_log import TuningTimes
 from tunebook._selection.listeners import EVERYWHERE
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _TAKEN: Final = "_tunebook_taken"  # the attribute of a kernel that was launched while it was taken over
 # A subclass that overrides one of these measures or prunes in its own way, which an engine would leave out.
 _OWN_WAYS: Final = ("_bench", "prune_configs", "check_disk_cache")
-_lock: Final = threading.RLock()  # re-entrant: building an engine may launch another kernel
+_lock: Final = InterruptSafeLock()  # re-entrant: building an engine may launch another kernel
 _installed: Takeover | None = None
 
 
