@@ -21,26 +21,6 @@ FAMILIES: Final = {
     "Intel Data Center GPU Max": r"\bData Center GPU Max\b",
 }
 _CORES: Final = re.compile(r" (\d+) cores ")
-# How many blocks a device runs side by side: multiprocessors, or compute units.
-MULTIPROCESSORS: Final = {
-    r"\b(H100 PCIe|H100 NVL)\b": 114,
-    r"\bH20\b": 78,
-    r"\b(H100|H200|H800|GH200)\b": 132,
-    r"\b(A100|A800)\b": 108,
-    r"\bA40\b": 84,
-    r"\bA10\b": 72,
-    r"\bL40S?\b": 142,
-    r"\bL4\b": 58,
-    r"\bT4\b": 40,
-    r"\bV100\b": 80,
-    r"\bG?B200\b": 148,
-    r"\bRTX 4090\b": 128,
-    r"\bRTX 3090\b": 82,
-    r"\bRTX 5090\b": 170,
-    r"\bMI300X\b": 304,
-    r"\bMI250X?\b": 104,
-}
-
 _alike: Final[dict[str, str]] = {}
 
 
@@ -75,17 +55,6 @@ def family_of(device: str) -> str:
         model = next((like for names, like in reversed(_alike.items()) if fnmatchcase(model, names)), model)
     known = next((family for family, names in FAMILIES.items() if re.search(names, model)), None)
     return known or _CORES.sub(" ", model)  # a processor with fewer cores, in a container or a smaller server
-
-
-def cores_of(device: str) -> int:
-    """Return how many blocks of work a device runs side by side; 1 if that is unknown.
-
-    >>> cores_of("gpu:NVIDIA H200"), cores_of("cpu:GenuineIntel Xeon x86_64 4 cores isa-e3199c86"), cores_of("gpu:ACME")
-    (132, 4, 1)
-    """
-    stated = _CORES.search(device)
-    known = next((many for names, many in MULTIPROCESSORS.items() if re.search(names, device)), 1)
-    return int(stated[1]) if stated else known
 
 
 def _model(device: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tunebook._arrays.describe import members_of, platform_of
+from tunebook._arrays.device_properties import note_properties
 from tunebook._arrays.library import library_named, root_module
 from tunebook._base.errors import DefinitionError
 from tunebook._base.record_format import blake2b, canonical_json
@@ -47,7 +48,11 @@ def device_fingerprint(device: object = None) -> str:
         return host_cpu() if device == "cpu" else device
     device = next(iter(members_of(device)), device)
     kind = platform_of(device)
-    return host_cpu() if kind == "cpu" else f"{kind or 'device'}:{_hardware_name(device)}"
+    if kind == "cpu":
+        return host_cpu()
+    name = f"{kind or 'device'}:{_hardware_name(device)}"
+    note_properties(name, library_named(root_module(type(device))).properties(device))
+    return name
 
 
 def get_device_platform(device: object = None) -> Literal["gpu", "tpu", "cpu"]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from tunebook._arrays.device_properties import DeviceProperties
+
 T = TypeVar("T")
 
 
@@ -240,7 +242,8 @@ class ArrayLibrary(NamedTuple):
 
     **Describing.** `shape(x)`, `dtype(x)`, `layout(x, shape)` and `device(x)` read an array; the defaults read the
     usual attributes. `platform(device)`, `hardware(device)` and `driver(device)` name a device object of the library:
-    its kind ("gpu"), its model, and the version of its software. `accelerator()` returns the process's accelerator,
+    its kind ("gpu"), its model, and the version of its software; `properties(device)` returns its `DeviceProperties` as
+    far as the driver knows them, or None. `accelerator()` returns the process's accelerator,
     or None: a table gets no arrays to ask. `variant(x)` names the class of an array that behaves unlike the library's
     ordinary arrays, as a masked array does, or another property that gives it other programs.
 
@@ -284,6 +287,7 @@ class ArrayLibrary(NamedTuple):
     platform: Callable[[Any], str] = lambda _device: ""
     hardware: Callable[[Any], str | bytes | None] = lambda _device: None
     driver: Callable[[Any], Mapping[str, str] | None] = lambda _device: None
+    properties: Callable[[Any], DeviceProperties | None] = lambda _device: None
     accelerator: Callable[[], object | None] = lambda: None
     is_writable: Callable[[Any], bool] = lambda _x: False
     copy: Callable[[Any], Any] = lambda x: x

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tunebook._arrays.describe import arrays_in
+from tunebook._arrays.device_properties import DeviceProperties
 from tunebook._arrays.library import ArrayLibrary, register_array_library, root_module
 from tunebook._arrays.made_up import fill, strides_for
 from tunebook._base.errors import CompileError, DefinitionError, require
@@ -227,6 +228,20 @@ def _hardware(device: Any) -> Any:
     return sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)["name"]
 
 
+def _properties(device: Any) -> DeviceProperties:
+    found = sys.modules["cupy"].cuda.runtime.getDeviceProperties(device.id)
+    # Clocks are in kHz, and memory moves two words per cycle.
+    bandwidth = 2 * found.get("memoryClockRate", 0) * 1e3 * found.get("memoryBusWidth", 0) / 8
+    return DeviceProperties(
+        cores=found.get("multiProcessorCount", 0),
+        clock_mhz=found.get("clockRate", 0) // 1000,
+        bandwidth_gb_s=round(bandwidth / 1e9),
+        l2_kb=found.get("l2CacheSize", 0) // 1024,
+        shared_kb=found.get("sharedMemPerBlockOptin", 0) // 1024,
+        registers=found.get("regsPerMultiprocessor", 0),
+    )
+
+
 def _accelerator() -> object | None:
     cupy = sys.modules.get("cupy")  # not there if this module was imported for its own sake
     return cupy.cuda.Device() if cupy is not None and cupy.cuda.is_available() else None
@@ -237,6 +252,7 @@ register_array_library(
         name="cupy",
         platform=lambda _device: "gpu",
         hardware=_hardware,
+        properties=_properties,
         accelerator=_accelerator,
         is_writable=lambda x: (
             x.size > 0 and all(stride or n == 1 for stride, n in zip(x.strides, x.shape, strict=True))

@@ -21,6 +21,7 @@ import torch
 
 from tunebook._api.function_kernel import FunctionKernel
 from tunebook._arrays.describe import arrays_in, describe
+from tunebook._arrays.device_properties import read_torch
 from tunebook._arrays.library import (
     ArgumentReader,
     ArrayLibrary,
@@ -460,6 +461,7 @@ register_array_library(
         grad=_wants_grad,
         variant=_variant,
         hardware=_hardware,
+        properties=lambda d: read_torch(torch.cuda.get_device_properties(d)) if d.type == "cuda" else None,
         accelerator=_accelerator,
         is_writable=lambda x: bool(_memory(x)),
         copy=_copy,
