@@ -1,11 +1,10 @@
-"""How good predictions for sizes and devices that were never tuned are, and whether their bound holds.
+"""How good predictions for sizes that were never tuned are, and whether their bound holds.
 
-    python bench/predict.py --shapes FILE.json.gz [--shapes MORE.json.gz] --spaces FOLDER
+    python bench/predict.py --shapes FILE.json.gz [--shapes MORE.json.gz]
 
 `FILE` is written by `bench/record_shapes.py` on a GPU: every configuration at every shape. The shapes are dealt into
 twenty parts. A model learns from all but one, finds its structure and its bound there, and is judged on that one: no
-shape is judged by a model that has seen it. `FOLDER` has recorded spaces of several devices (see `bench/search.py`): a
-device is left out, and the times on the others choose.
+shape is judged by a model that has seen it.
 """
 
 from __future__ import annotations
@@ -13,26 +12,22 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
 import random
 import statistics
 import sys
 import time
 from collections import defaultdict
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
-import search_spaces
 from tables import report
 
-from tunebook._arrays.device_families import cores_of
+from tunebook._arrays.device_properties import cores_of
 from tunebook.search import Example, SizeModel, fit
 
 FOLDS = 20
 FEW = (5, 10, 20, 40, 80)  # problems to learn from
 TRIES = 8
-AMD = {"W6600", "W7800", "MI250X"}  # devices of the recorded spaces; all others are NVIDIA's
 
 
 def examples_of(paths):
@@ -118,49 +113,9 @@ def rows_of(name, judged_rows, examples, configs, seconds):
     ]
 
 
-def other_devices(folder):
-    """Return for each space the regrets of choices by the times on other devices: without a run, and after some.
-
-    The times of a device of the same maker count, or else those of all devices.
-    """
-    spaces = [search_spaces.load(path) for path in sorted(folder.glob("*.json.gz"))]
-    return [left_out(space, [s for s in spaces if s.kernel == space.kernel]) for space in spaces]
-
-
-def left_out(space, of_kernel):
-    others = [s for s in of_kernel if s.device != space.device]
-    alike = [s for s in others if (s.device in AMD) == (space.device in AMD)] or others
-    slower = [slowness(s) for s in alike]
-    here = slowness(space)
-    known = [config for config in slower[0] if all(config in each for each in slower)]
-    ranked = sorted(known, key=lambda config: sum(math.log1p(each[config]) for each in slower))
-    tries = [here.get(config, 7.0) for config in ranked[:16]]
-    # How the choices of the known devices do on each other: a bound would have to rest on that.
-    across = [b[min(a, key=a.get)] for a, b in permutations(map(slowness, others), 2) if min(a, key=a.get) in b]
-    named = {"space": space.name, "by": ", ".join(s.device for s in alike), "across": across}
-    return named | {f"after_{runs}": min(tries[:runs]) for runs in (1, 8, 16)}
-
-
-def slowness(space):
-    """Return how much slower than the best each configuration is, less those that failed."""
-    best = float(np.nanmin(space.time_ms))
-    each = zip(space.configs, space.time_ms, strict=True)
-    return {config: float(ms) / best - 1 for config, ms in each if math.isfinite(ms)}
-
-
-def device_rows(found):
-    for row in found:
-        first, eight, sixteen = (row[f"after_{runs}"] for runs in (1, 8, 16))
-        across = " and ".join(f"{regret:.0%}" for regret in row["across"])
-        what = f"{row['space']}, by {row['by']}: no run; 8; 16 runs (the others' choices on each other: {across})"
-        kept = first <= 0.03 and eight <= 0.01
-        yield what, f"{part(first)}; {part(eight)}; {part(sixteen)}", "<= 3 %; 1 %", kept
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", type=Path, action="append", required=True, metavar="FILE.json.gz")
-    parser.add_argument("--spaces", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     every, configs, device = examples_of(options.shapes)
     rows, raw = [], {"kernels": {}}
@@ -181,9 +136,6 @@ def main():
         rows.append((f"{name}: mean regret by the number of tuned shapes", learnt, "", True))
         raw["kernels"][name] = {"unseen": found, "fit_s": seconds, "few": few}
         print(name, "done", flush=True)
-    if options.spaces is not None:
-        raw["devices"] = other_devices(options.spaces)
-        rows += device_rows(raw["devices"])
     return report("predict", rows, raw, quick=False, device=device)
 
 

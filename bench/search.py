@@ -1,6 +1,6 @@
 """Measure the search: how soon it finds the best configuration of recorded spaces, beside the peers.
 
-    python bench/search.py --data DIRECTORY [--quick] [--processes N] [--no-peers | --keep-peers] [--name NAME]
+    python bench/search.py --data DIRECTORY [--quick] [--processes N] [--no-peers | --keep-peers] [--only TEXT]
 
 DIRECTORY holds cache files of Kernel Tuner's (`kernel_device.json.gz`), every configuration of a space measured. Each
 tuner is replayed 20 times under the clock of the records. The score is 0 for random search and 1 for the optimum at the
@@ -39,6 +39,7 @@ from search_spaces import RACE, Clock, Recorded, Run, Score, clock_of, load, sco
 from tables import HERE, RESULTS, report  # noqa: E402
 
 import tunebook as tb  # noqa: E402
+from tunebook._arrays.device_properties import likeness  # noqa: E402
 from tunebook._tuning.plan import TRIALS  # noqa: E402
 from tunebook._tuning.search_run import BATCH  # noqa: E402
 from tunebook.search import Evolution, Local, Observation, Portfolio, Random, Start  # noqa: E402
@@ -132,6 +133,7 @@ def known_of(recorded: Recorded, rows: Iterable[int]) -> Known:
 
 def start_from(bench: Bench, known: list[Known]) -> Start:
     """Return where a search begins that knows other devices, as the library would: see `search._warm_start`."""
+    known = sorted(known, key=lambda k: -(likeness(k.recorded.device, bench.recorded.device) or 0))
     in_turn = [(place, k) for place in range(FROM_EACH) for k in known if place < len(k.ranked)]
     first = [k.recorded.configs[k.ranked[place]] for place, k in in_turn]
     worked = {k.recorded.configs[row] for k in known for row in k.ranked}
@@ -319,13 +321,12 @@ def is_peer(name: str) -> bool:
     return not name.startswith("tunebook")
 
 
-def earlier_peers(run: str) -> dict[str, Result]:
-    """Return the peers' results of the last run."""
+def earlier(run: str) -> dict[str, Result]:
+    """Return the results of the last run."""
     raw = json.loads((RESULTS / f"{run}.json").read_text())["raw"]
-    found = {name: fields for name, fields in raw.items() if is_peer(name)}
     return {
         name: Result(**{**fields, "spaces": {space: Score(**s) for space, s in fields["spaces"].items()}})
-        for name, fields in found.items()
+        for name, fields in raw.items()
     }
 
 
@@ -340,6 +341,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds instead of {SEEDS}")
     parser.add_argument("--no-peers", action="store_true", help="without the packages that are only compared with")
     parser.add_argument("--keep-peers", action="store_true", help="take the peers' scores from the last results")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="tuners with this in their names; the others' scores are the last ones",
+    )
     parser.add_argument("--processes", type=int, default=1, help="how many replay at once; the clock is the records'")
     options = parser.parse_args()
     paths = sorted(options.data.glob("*.json.gz"))
@@ -355,10 +362,12 @@ def main() -> int:
     seeds = QUICK_SEEDS if options.quick else SEEDS
     with tempfile.TemporaryDirectory() as folder:
         tuners = ours(benches) + ([] if options.no_peers or options.keep_peers else peers(Path(folder)))
-        tuners = [tuner for tuner in tuners if not (options.keep_peers and is_peer(tuner.name))]
+        tuners = [t for t in tuners if not options.only or any(text in t.name for text in options.only)]
         results = {tuner.name: scores(tuner, benches, seeds, options.processes) for tuner in tuners}
-    if options.keep_peers:
-        results |= earlier_peers(options.name)
+    if options.only:
+        results = earlier(options.name) | results
+    elif options.keep_peers:
+        results |= {name: result for name, result in earlier(options.name).items() if is_peer(name)}
     raw = {
         name: {**result._asdict(), "spaces": {space: told(found) for space, found in result.spaces.items()}}
         for name, result in results.items()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from kernels import FakeClock, fake_tuner
@@ -52,7 +54,11 @@ def test_a_tree_may_ask_for_a_product_or_a_ratio_of_sizes():
     assert "if a.shape[0] * a.shape[1] <= " in found.source
     flat = [e._replace(seconds={"small": 1.0, "large": 2.0 if m < n else 0.5}) for e in by_area()
             for m, n in (e.sizes.values(),)]  # fmt: skip
-    assert "a.shape[0] / a.shape[1] <= " in fit(flat, configs).source
+    by_ratio = fit(flat, configs)
+    assert re.search(r"if a\.shape\[0\] <= [\d.]+ \* a\.shape\[1\]:", by_ratio.source)
+    scope = {}
+    exec(by_ratio.source, scope)
+    assert scope["heuristic"](a=SimpleNamespace(shape=(0, 0)))["b"] in (1, 2), "an empty array divides nothing by zero"
 
 
 def test_one_strange_time_does_not_outweigh_all_others():
@@ -85,6 +91,8 @@ def test_a_configuration_that_was_not_measured_everywhere_is_not_preferred_for_t
 def test_too_few_problems_and_bad_names_are_errors():
     with pytest.raises(DefinitionError, match="at least 4 tuned problems; there are 3"):
         fit(examples()[:3], CONFIGS)
+    with pytest.raises(DefinitionError, match="needs at least 4 tuned problems; there is only 1"):
+        fit(examples()[:1], CONFIGS)
     with pytest.raises(DefinitionError, match="not a valid name for a function"):
         fit(examples(), CONFIGS, name="not a name")
 
@@ -104,9 +112,26 @@ def tuned_book(path, sizes):
 def test_a_heuristic_is_learnt_from_a_book_and_reads_the_kernel_s_own_arguments(tmp_path):
     store = tuned_book(tmp_path, [16, 24, 32, 48, 64, 96, 128, 256, 512, 1024])
     found = fit_book(store.items("fitted@v0"), name="block_for")
-    assert found.source.startswith("def block_for(n):")
+    assert found.source.startswith("def block_for(*, n, **_):")
     assert "if n <= " in found.source
     assert found.regret < 0.15
+
+
+def test_a_kernel_takes_a_learnt_heuristic_as_it_is_whatever_the_order_of_its_arguments(tmp_path):
+    clock = FakeClock()
+
+    def late(x, k, *, config):  # a key has its arguments sorted: k, x
+        clock.spend(1e-3 * (1 + abs(config.half - (x > 500))))
+        return x
+
+    space = tb.Space(half=[0, 1])
+    kernel = tb.tunable(late, space=space, name="late", store=tmp_path, tuner=fake_tuner(clock))
+    for x in (10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120):
+        tb.tune(kernel, x, 700, progress=False)
+    scope = {}
+    exec(fit_book(kernel.selector.persistent.store.items("late@v0"), name="guess").source, scope)
+    learnt = tb.tunable(late, space=space, name="late", store=False, heuristic=scope["guess"], policy="heuristics")
+    assert [learnt.config_for(x, 3).half for x in (15, 3000)] == [0, 1]
 
 
 def test_records_of_two_devices_are_not_learnt_from_together(tmp_path):
@@ -133,9 +158,8 @@ def test_of_noise_the_best_constant_is_learnt_and_a_real_rule_is_a_tree():
 def test_the_source_says_its_bound_and_the_best_constant_s_regret():
     few, many = fit(examples()[::7], CONFIGS), fit(examples(), CONFIGS)
     assert few.bound == math.inf
-    assert "# Too few for a bound; " in few.source
+    assert "# Too few calls to give a bound. " in few.source
     assert many.held_out < many.bound < math.inf
-    said = (
-        f"    # At most {many.bound:.1%} slower on 95% of held-out problems; the best constant is {many.constant:.1%}"
-    )
-    assert said in many.source.splitlines()[2]
+    bound = f"    # At most {many.bound:.1%} slower on 95% of held-out calls. "
+    constant = f"One configuration for all calls would be {many.constant:.1%} slower on average."
+    assert many.source.splitlines()[2] == bound + constant

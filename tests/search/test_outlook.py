@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tunebook._space.space import Config
-from tunebook.search._outlook import FIRST, Outlook, outlook_for, spread_out
+from tunebook.search._outlook import FIRST, Outlook, nearest, outlook_for
 
 TILES, WARPS, STAGES = (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4)
 
@@ -65,12 +65,23 @@ def test_candidates_that_are_fast_elsewhere_come_first():
     assert tried_by(configs, times, best)[:3] == best
 
 
-def test_the_first_ones_have_every_value_of_every_axis():
+def test_the_first_ones_are_the_nearest_to_the_one_that_serves_meanwhile():
     configs, _ = made_up(0)
-    outlook = Outlook(configs)
-    first = [configs[name] for name in outlook.worth_trying(configs, {})[:FIRST]]
-    for name in ("BM", "BN", "num_warps", "num_stages"):
-        assert {config[name] for config in first} == {config[name] for config in configs.values()}
+    serving = next(iter(configs.values()))
+    first = [configs[name] for name in Outlook(configs).worth_trying(list(configs)[1:], {})[:FIRST]]
+    for config in first:
+        assert sum(config[name] != serving[name] for name in config) <= 2
+
+
+def test_if_pressed_only_candidates_that_are_predicted_to_be_the_best_are_tried():
+    configs, times = made_up(3)
+    known = {name: times[name] for name in list(times)[::9]}
+    best = min(known.values())
+    outlook, others = Outlook(configs), [name for name in times if name not in known]
+    usual, pressed = outlook.worth_trying(others, known), outlook.worth_trying(others, known, pressed=True)
+    assert set(pressed) < set(usual)
+    assert pressed == [name for name in usual if outlook.predicted[name] <= 1]
+    assert min(times[name] for name in pressed) < best
 
 
 def test_nothing_is_predicted_from_few_times():
@@ -79,8 +90,8 @@ def test_nothing_is_predicted_from_few_times():
     assert len(Outlook(configs).worth_trying(configs, known)) == len(configs)
 
 
-def test_points_are_spread_out_over_the_axes():
-    assert spread_out({"a": (0, 0), "b": (0, 1), "c": (1, 1)}, 2) == ["a", "c"]
+def test_the_nearest_points_are_the_fewest_steps_away_from_the_first():
+    assert nearest({"a": (0, 0), "b": (2, 1), "c": (1, 1), "d": (0, 1)}, 2) == ["d", "c"]
 
 
 @pytest.mark.parametrize("configs", [{str(at): at for at in range(20)}, {str(at): Config(a=at) for at in range(FIRST)}])

@@ -196,6 +196,60 @@ def test_on_a_small_flat_space_a_search_is_not_worse_than_random_from_the_first_
     assert all(sum(each) / len(each) < 1 for each in zip(*ratios, strict=True)), ratios
 
 
+def drawn_at_random(strategy, time_of, count):
+    """Return how many of so many proposals were drawn at random."""
+    draw, drawn = strategy._history.random_point, []
+    strategy._history.random_point = lambda: drawn.append(1) or draw()
+    for place in range(count):
+        (config,) = strategy.propose(1)
+        strategy.observe([Observation(config, time_of(config, place))])
+    return len(drawn)
+
+
+@pytest.mark.parametrize(
+    ("time_of", "least", "most"),
+    [
+        (lambda _config, place: 2.0 if place else 1.0, 45, 60),  # the first is the fastest
+        (lambda _config, place: 2.0 - place / 200, 0, 30),  # each is faster than the last
+    ],
+)
+def test_a_search_that_finds_nothing_faster_draws_every_second_point_at_random(time_of, least, most):
+    strategy = Guided(tiles(), seed=0)
+    assert least <= drawn_at_random(strategy, time_of, 140) <= most
+
+
+def fastest_there(count):
+    return sorted(tiles(), key=seconds_of)[:count]
+
+
+class TestOneDeviceThatMisleads:
+    """Where times of one other device are known, its fastest points are slow here, and all others are fast."""
+
+    def test_points_unlike_its_fastest_are_tried_soon(self):
+        slow_here = set(fastest_there(len(tiles()) // 4))
+        strategy = Guided(tiles(), seed=0, start=Start(first=fastest_there(4), elsewhere=[known(seconds_of)]))
+        proposed = searched(strategy, 5, 1, lambda config: 10.0 if config in slow_here else 1.0)
+        assert not slow_here.issuperset(proposed)
+
+    def test_near_sizes_of_the_same_device_are_believed(self):
+        elsewhere = [known(seconds_of)]
+        hedged, believed = (
+            Guided(tiles(), seed=0, start=Start(fastest_there(4), (), elsewhere, near)) for near in (0, 1)
+        )
+        for strategy in (hedged, believed):
+            for config in strategy.propose(2):
+                strategy.observe([Observation(config, seconds_of(config))])
+        assert hedged._is_hedging()
+        assert not believed._is_hedging()
+
+    def test_the_fastest_of_two_devices_that_differ_test_each_other(self):
+        space = tiles()
+        prior = Prior(space, [known(seconds_of), known(lambda c: 1 / seconds_of(c))], random.Random(0))
+        fastest = [space.point(config) for config in (fastest_there(1)[0], fastest_there(10_000)[-1])]
+        assert prior.is_untested(fastest[:1])
+        assert not prior.is_untested(fastest)
+
+
 def test_hopeless_points_are_still_told_apart():
     strategy = Guided(Space(a=range(1, 60), b=range(1, 60)), seed=0)
     space = strategy._history.space
@@ -280,8 +334,25 @@ def test_a_model_that_learns_bit_by_bit_predicts_as_one_that_learns_at_once(seed
     whole.fit(points, times)
     for end in itertools.accumulate(cuts):
         steps.fit(points[:end], times[:end])
+    assert steps._inverse.ravel().tolist() == pytest.approx(whole._inverse.ravel().tolist(), abs=1e-6)
     for one, other in zip(whole.predict(every[:50]), steps.predict(every[:50]), strict=True):
-        assert one.tolist() == pytest.approx(other.tolist(), abs=1e-6)
+        assert one.tolist() == pytest.approx(other.tolist(), abs=1e-3)  # single precision
+
+
+def test_predictions_in_single_precision_are_those_of_the_formula():
+    space, rng = tiles(), random.Random(0)
+    every = [space.point(c) for c in space]
+    points, times = every[::3], np.array([rng.gauss(0, 1) for _ in every[::3]])
+    model = TimeModel(space.grid, random.Random(0))
+    model.fit(points, times)
+    own = model._kernel(model._features(points), model._features(points))
+    near = model._kernel(model._features(every), model._features(points))
+    solved = np.linalg.solve(own + 0.01 * np.eye(len(own)), np.column_stack([times, near.T]))
+    means, deviations = model.predict(every)
+    assert means.tolist() == pytest.approx((near @ solved[:, 0]).tolist(), abs=1e-3)
+    assert (deviations**2).tolist() == pytest.approx(
+        (1.01 - np.einsum("ij,ji->i", near, solved[:, 1:])).tolist(), abs=1e-3
+    )
 
 
 def test_sizes_change_together_where_their_product_stays():

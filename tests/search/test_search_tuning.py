@@ -195,6 +195,14 @@ def test_times_elsewhere_are_handed_to_the_search_record_by_record():
     assert [[(dict(o.config)["m"], o.seconds) for o in source] for source in start.elsewhere] == [[(1, 1.0), (2, 2.0)]]
 
 
+def test_records_are_alike_by_the_product_of_their_sizes_and_come_first():
+    times = {(1, 1, 1): 1.0, (2, 2, 2): 2.0}
+    keys = {"far": '{"m":256,"n":256}', "other": '{"m":64,"n":64}', "near": '{"m":32,"n":128}'}
+    records = [record("gpu" if name != "other" else "third", key, times) for name, key in keys.items()]
+    start = start_from(records, Problem("gpu", "searched@v0", '{"m":64,"n":64}'), BIG)
+    assert (len(start.elsewhere), start.alike, start.near) == (3, 2, 1)
+
+
 def test_devices_are_ranked_by_the_speed_of_their_choices_here():
     here = [record("here", '{"n":1}', {(1, 1, 1): 1.0, (2, 2, 2): 4.0})]
     alike = record("alike", '{"n":1}', {(1, 1, 1): 9.0, (2, 2, 2): 20.0})
@@ -206,6 +214,20 @@ def test_devices_are_ranked_by_the_speed_of_their_choices_here():
     there = [record("unlike", new, {(4, 4, 4): 1.0}), record("alike", new, {(9, 9, 8): 1.0})]
     start = start_from([*here, alike, unlike, *there], Problem("here", "searched@v0", new), BIG)
     assert dict(start.first[0]) == {"m": 9, "n": 9, "k": 8}
+
+
+def test_devices_without_a_common_problem_are_ranked_by_their_properties():
+    asked = Problem("gpu:AMD Radeon PRO W6600", "searched@v0", '{"n":64}')
+    there = [
+        record("gpu:NVIDIA A100-PCIE-40GB", asked.call_key, {(4, 4, 4): 1.0}),
+        record("gpu:NVIDIA RTX A4000", asked.call_key, {(9, 9, 8): 1.0}),
+    ]
+    assert dict(start_from(there, asked, BIG).first[0]) == {"m": 9, "n": 9, "k": 8}
+    measured = [record(each.problem.device, '{"n":1}', {(1, 1, 1): 1.0, (2, 2, 2): 4.0}) for each in there]
+    here = record(asked.device, '{"n":1}', {(1, 1, 1): 1.0, (2, 2, 2): 2.0})
+    worse = record("gpu:NVIDIA RTX A4000", '{"n":1}', {(1, 1, 1): 5.0, (2, 2, 2): 2.0})
+    start = start_from([*there, here, measured[0], worse], asked, BIG)
+    assert dict(start.first[0]) == {"m": 4, "n": 4, "k": 4}  # what was measured on both counts more than properties
 
 
 def test_keys_are_near_by_their_sizes_and_unlike_in_anything_else():

@@ -39,6 +39,8 @@ R = TypeVar("R")
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
 RACED_WHOLE: Final = 1000
 TRIALS: Final = 300
+REFERENCE: Final = "the reference"  # as `by_author` names it
+REFERENCE_FAILED: Final = f"{REFERENCE} failed"
 TOGETHER: Final = "/together="  # in the policy of measurements: times of several problems
 
 
@@ -93,7 +95,7 @@ def job_for(
             error = DefinitionError("the candidates have no gradient to measure")
             raise NoGradient("no gradient", [error])
     refuse_iterators((inv.args, inv.kwargs))  # before the reference uses one up
-    check = by_author("the reference", kernel.checker, inv) if forward else None
+    check = by_author(REFERENCE, kernel.checker, inv) if forward else None
     isolate = policy.isolate == "always"
     if policy.isolate == "auto":  # numpy only: a fork would wait for ever for the locks of a framework's threads
         isolate = kernel.compiles and inv.platform == "cpu" and libraries_of((inv.args, inv.kwargs)) <= {"numpy"}

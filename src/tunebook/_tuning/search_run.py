@@ -12,18 +12,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from tunebook._base.errors import TuningFailed
+from tunebook._base.errors import LeftOut, TuningFailed
 from tunebook._measure.compile_pool import program_of
+from tunebook._measure.stopwatch import failed
 from tunebook._statistics.race import QUALIFYING, typical_s
 from tunebook._tuning.job import TRYING, Budget, CandidateSet, History, Job, Step, Tuned
 from tunebook._tuning.time_left import finals_s
 from tunebook.search import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._base.vocabulary import Measurement
     from tunebook._space.space import Config
+    from tunebook.search import Strategy
     from tunebook.search._by_name import Search
 
 Cfg = TypeVar("Cfg")
@@ -53,6 +55,7 @@ class Searching(Generic[Cfg]):
         self._search, self._tune, self._clock_s, self._started_s = search, tune, clock_s, clock_s()
         self._candidates: CandidateSet[Any] = CandidateSet(job.conditions, policy, None)
         self._ran, self._waiting_s = 0, 0.0
+        self._left_out: dict[str, str] = {}
         self._trials = search.trials
         self._began_s, self._slowest_s = 0.0, 0.0  # when this batch began; of a candidate, in the slowest batch
         self._best: tuple[float, object] = math.inf, None
@@ -68,13 +71,37 @@ class Searching(Generic[Cfg]):
         self._trials = trials
         ended = False
         while self._ran < trials and not ended:
-            batch = strategy.propose(min(self._search.batch or BATCH, trials - self._ran))
+            batch = self._next_batch(strategy, min(self._search.batch or BATCH, trials - self._ran))
             if not batch:
                 break
             fresh = self._measure(batch)
             strategy.observe(self._observations(fresh))
-            ended = len(fresh) < len(batch) or self._left_s(TRYING) <= 0
+            left_out = sum(self._candidates.admit(config) in self._left_out for config in batch)
+            ended = len(fresh) + left_out < len(batch) or self._left_s(TRYING) <= 0
         return self._finals(complete=not ended)
+
+    def _next_batch(self, strategy: Strategy, many: int) -> list[Config]:
+        """Return proposals that are worth compiling; fewer only if fewer are left."""
+        foresee = self._job.setup.foresee
+        if foresee is None:
+            return strategy.propose(many)
+        batch: list[Config] = []
+        while len(batch) < many and (proposed := strategy.propose(many - len(batch))):
+            errors = dict(zip(proposed, foresee(cast("list[Cfg]", proposed)), strict=True))
+            batch += [config for config in proposed if errors[config] is None]
+            strategy.observe(self._observations(self._refused(errors)))
+        return batch
+
+    def _refused(self, errors: Mapping[Config, Exception | None]) -> list[str]:
+        """Keep why candidates are not compiled, and return the fingerprints of those that would fail."""
+        failing = []
+        for config, error in errors.items():
+            if isinstance(error, LeftOut):  # it would be slow, and says nothing about candidates next to it
+                self._left_out[self._candidates.admit(config)] = str(error)
+            elif error is not None:
+                failing.append(self._candidates.admit(config))
+                self._candidates.record(failing[-1], failed(error))
+        return failing
 
     def _interrupted(self, found: Sequence[Measurement]) -> None:
         """Tell the measurements of the batches so far, too."""
@@ -99,6 +126,7 @@ class Searching(Generic[Cfg]):
         else:
             found = tuned.measurements
             self._waiting_s += tuned.waiting_s
+            self._left_out |= tuned.left_out
         before = set(measured)
         for m in found:
             measured.setdefault(m.fingerprint, m)
@@ -138,6 +166,7 @@ class Searching(Generic[Cfg]):
             seconds=self._elapsed_s,
             disturbances=final.disturbances,
             waiting_s=self._waiting_s + final.waiting_s,
+            left_out=self._left_out,
             roofline=final.roofline,
         )
         return decided._replace(when=final.when)

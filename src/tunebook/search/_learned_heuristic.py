@@ -75,7 +75,8 @@ def fit(
     `held_out` comes from learning ten times, each time without a tenth of the problems.
     """
     if len(examples) < 2 * _FEWEST:
-        raise DefinitionError(f"a heuristic needs at least {2 * _FEWEST} tuned problems; there are {len(examples)}")
+        there = "is only 1" if len(examples) == 1 else f"are {len(examples)}"
+        raise DefinitionError(f"a heuristic needs at least {2 * _FEWEST} tuned problems; there {there}")
     if not name.isidentifier() or keyword.iskeyword(name):
         raise DefinitionError(f"{name!r} is not a valid name for a function")
     tried = sorted({config for example in examples for config in example.seconds})
@@ -91,7 +92,8 @@ def fit(
     regret = fmean(regret_of(tree, example) for example in examples)
     arguments = dict.fromkeys(size.partition(".")[0] for size in examples[0].sizes)
     lines = [
-        f"def {name}({', '.join(arguments)}):",
+        # By name: a key does not know the order of its arguments, nor all arguments of the kernel.
+        f"def {name}(*, {', '.join([*arguments, '**_'])}):" if arguments else f"def {name}(**_):",
         f'    """Learnt from {len(examples)} tuned problems; {held_out:.1%} slower than the best on held-out ones."""',
         f"    # {_bound_text(held_out, constant, bound)}",
         *_branches(tree, configs, "    "),
@@ -100,9 +102,14 @@ def fit(
 
 
 def _bound_text(held_out: float, constant: float, bound: float) -> str:
-    known = f"At most {bound:.1%} slower on 95% of held-out problems" if math.isfinite(bound) else "Too few for a bound"
-    better = f"the best constant is {constant:.1%} slower on the mean" if held_out < constant else "no tree was better"
-    return f"{known}; {better}."
+    known = (
+        f"At most {bound:.1%} slower on 95% of held-out calls."
+        if math.isfinite(bound)
+        else "Too few calls to give a bound."
+    )
+    if held_out < constant:
+        return f"{known} One configuration for all calls would be {constant:.1%} slower on average."
+    return f"{known} No tree was better than one configuration."
 
 
 def quantile(values: Sequence[float]) -> float:
@@ -138,13 +145,20 @@ def fit_book(records: Iterable[Record], *, name: str = "heuristic", depth: int =
         if seconds and sizes:
             devices.add(record.problem.device)
             examples.append(Example(sizes, seconds))
-            configs |= {fp: values_in(times.configs[fp]) for fp in seconds}
+            configs |= {fp: _in_order(values_in(times.configs[fp]), record) for fp in seconds}
     if len(devices) > 1:
         raise DefinitionError(
             f"these records are of {len(devices)} devices: {', '.join(sorted(devices))}. Each device has its own best "
             "configurations; pass its records, as in [r for r in store.items(op) if r.problem.device == device]"
         )
     return fit(examples, configs, name=name, depth=depth)
+
+
+def _in_order(values: Mapping[str, Any], record: Record) -> Mapping[str, Any]:
+    """Return the values of a configuration in the order of its space, if the record knows it."""
+    names = record.provenance.get("names")
+    ordered = [str(name) for name in names] if isinstance(names, list) else []
+    return {**{name: values[name] for name in ordered if name in values}, **values}
 
 
 def values_in(encoded: Json) -> Mapping[str, Any]:
@@ -261,6 +275,8 @@ def _branches(tree: Tree, configs: Mapping[str, Mapping[str, Any]], indent: str)
         yield f"{indent}return {dict(configs[tree])!r}"
         return
     limit = int(tree.limit) if tree.limit == int(tree.limit) else tree.limit
-    yield f"{indent}if {tree.size} <= {limit}:"
+    above, ratio, below = tree.size.partition(" / ")
+    # Not as a quotient: a call may have an empty array.
+    yield f"{indent}if {above} <= {limit} * {below}:" if ratio else f"{indent}if {tree.size} <= {limit}:"
     yield from _branches(tree.below, configs, indent + "    ")
     yield from _branches(tree.above, configs, indent)

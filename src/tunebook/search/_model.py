@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.errors import require
+from tunebook.search._small_products import inverse, product, solve_lower
 from tunebook.search._strategy import log_of, size_pairs
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # The part of the variance of standardised times that no model explains.
 _NOISE: Final = 0.01
+_ROOM: Final = 64  # more times than are known fit into the arrays of a model, and so do twice as many
 # The part of the variance that is a sum over single axes, and of that sum, the part in which a value tells nothing
 # about the next value. With few times known, a sum is learnt much sooner than how axes act on each other; and a block
 # of 17 is not like a block of 16. On made-up spaces and a matmul, half and half scored 0.74, and no sum 0.67.
@@ -39,6 +41,8 @@ _SCALED_FROM: Final = 96
 # The belief that every source is worth the same counts as much as this many times measured here. Few: where sources
 # disagree, a search that held on to them found less than one that knew nothing.
 _BELIEF: Final = 0.5
+# Points whose times in a source vary by less than this part of all times there are alike.
+_ALIKE_TIMES: Final = 0.5
 # Points that a source did not measure are predicted from this many of its points, half of them the fastest.
 _FITTED: Final = 200
 # This many of the fastest points of a source may be proposed for it.
@@ -47,11 +51,24 @@ _LISTED: Final = 200
 _COMPARED: Final = 4
 _DIFFERING: Final = 96
 _FEWEST: Final = 8
+# Below this many standard deviations, the expected improvement is lost in rounding. Its limit, which is a tenth too
+# large there, is used instead.
+_TAIL: Final = -5.0
 
 
 def load_numpy() -> Any:
     """Return numpy, which models need and the rest of tunebook does not."""
     return require("numpy", feature="a search guided by a model, unlike strategy='local',")
+
+
+def log_improvements(np: Any, best: float, times: Any, deviations: Any) -> Any:
+    """Return the logarithms of the expected improvements on the best time; finite for hopeless predictions too."""
+    gaps = (best - times) / deviations
+    density = np.exp(-gaps * gaps / 2) / math.sqrt(2 * math.pi)
+    below = np.array([math.erfc(-gap / math.sqrt(2)) / 2 for gap in gaps.tolist()])
+    tail = -gaps * gaps / 2 - math.log(math.sqrt(2 * math.pi)) - 2 * np.log(np.maximum(-gaps, 1.0))
+    improvements = np.where(gaps > _TAIL, np.log(np.maximum(gaps * below + density, 1e-12)), tail)
+    return improvements + np.log(deviations)
 
 
 class TimeModel:
@@ -76,29 +93,35 @@ class TimeModel:
         effects = [_axis_effect(np, table) for _, table in tables[: len(used)]]
         effects += [_product_effect(np, table) for table in multiplied]
         share = np.sqrt(max(len(tables), 1))
-        self._effects = _Columns(np, [(at, e / share) for (at, _), e in zip(tables, effects, strict=True)])
+        summed = np.sqrt(_SUMMED) / share
+        self._effects = _Columns(np, [(at, e * summed) for (at, _), e in zip(tables, effects, strict=True)])
         # Points are this far apart in that many dimensions; before any times, nothing else is known about scales.
         self._usual = np.full(len(tables), 0.5 * share)
         self._scales = self._usual
         self._fitted: list[Point] = []
+        self._room: Any = None  # the inverse grows inside of it
+        self._inverse: Any = None
 
     def fit(self, points: Sequence[Point], times: Any) -> None:
         """Learn times, which have mean 0 and variance 1; quick if the points begin with the points of the last fit."""
-        known = len(self._fitted)
+        np, known = self._np, len(self._fitted)
         if 0 < known <= len(points) and self._fitted == points[:known]:
             self._extend(points[known:])
         else:
             self._known = self._features(points)
-            self._inverse = self._np.linalg.inv(self._with_noise(self._kernel(self._known, self._known)))
+            self._keep(inverse(np, self._with_noise(self._kernel(self._known, self._known))))
         self._fitted = list(points)
         self._weights = self._inverse @ times
+        self._single = *_single(np, (self._inverse, self._weights)), _single(np, self._known)
 
     def predict(self, points: Sequence[Point]) -> tuple[Any, Any]:
         """Return means and standard deviations."""
         np = self._np
-        near = self._kernel(self._features(points), self._known)
-        variance = 1 + _NOISE - ((near @ self._inverse) * near).sum(1)
-        return near @ self._weights, np.sqrt(np.maximum(variance, 1e-9))
+        # In single precision, which takes half the time. Times are not known to four digits.
+        inverted, weights, known = self._single
+        near = self._kernel(_single(np, self._features(points)), known)
+        variance = 1 + _NOISE - np.einsum("ij,ij->i", product(np, near, inverted), near).astype(float)
+        return (near @ weights).astype(float), np.sqrt(np.maximum(variance, 1e-9))
 
     def surprise(self) -> float:
         """Return how far off predictions of known times are, each from all others, in their standard deviations."""
@@ -118,15 +141,18 @@ class TimeModel:
         times = (times - times.mean()) / (times.std() + 1e-9)
         codes = self._codes([points[int(i)] for i in chosen])
         apart, summed = self._places.apart(codes), self._effects.of(codes)
-        summed = _SUMMED * summed @ summed.T
+        summed = product(np, summed, summed.T)
 
         def likelihood(scales: Any) -> float:
-            kernel = self._with_noise((1 - _SUMMED) * _matern(np, np.tensordot(1 / scales**2, apart, 1)) + summed)
+            kernel = _matern(np, np.tensordot(1 / scales**2, apart, 1))
+            kernel *= 1 - _SUMMED
+            kernel += summed
+            self._with_noise(kernel)
             try:
                 root = np.linalg.cholesky(kernel)
             except np.linalg.LinAlgError:
                 return float("-inf")
-            residual = np.linalg.solve(root, times)
+            residual = solve_lower(np, root, times)
             far = 0.25 * (np.log(scales / self._usual) ** 2).sum()  # few times say little, and must not say too much
             return float(-0.5 * residual @ residual - np.log(np.diag(root)).sum() - far)
 
@@ -153,14 +179,28 @@ class TimeModel:
         """Add points to the kernel's inverse in quadratic time; inverting it again takes cubic time."""
         if not points:
             return
-        np, old = self._np, self._inverse
+        np, old, known = self._np, self._inverse, len(self._fitted)
         seen = self._features(points)
-        across = old @ self._kernel(self._known, seen)
-        rest = self._with_noise(self._kernel(seen, seen)) - self._kernel(seen, self._known) @ across
+        both = self._kernel(self._known, seen)
+        across = product(np, old, both)
+        rest = self._with_noise(self._kernel(seen, seen)) - both.T @ across
         corner = np.linalg.inv((rest + rest.T) / 2)
         side = across @ corner
-        self._inverse = np.block([[old + side @ across.T, -side], [-side.T, corner]])
+        old += product(np, side, across.T)
+        if known + len(points) > len(self._room):
+            self._keep(old)
+        self._inverse = self._room[: known + len(points), : known + len(points)]
+        self._inverse[:known, known:] = -side
+        self._inverse[known:, :known] = -side.T
+        self._inverse[known:, known:] = corner
         self._known = tuple(np.concatenate(parts) for parts in zip(self._known, seen, strict=True))
+
+    def _keep(self, kept: Any) -> None:
+        """Copy the inverse into a larger array, in which it grows in place: a new one for every time takes longer."""
+        known = len(kept)
+        self._room = self._np.empty((2 * known + _ROOM, 2 * known + _ROOM))
+        self._inverse = self._room[:known, :known]
+        self._inverse[:] = kept
 
     def _scaling_sample(self, times: Any) -> Any:
         np = self._np
@@ -177,16 +217,21 @@ class TimeModel:
         codes = [at[:, one] * width + at[:, other] for one, other, width in self._products]
         return np.column_stack([at, *codes]) if codes else at
 
-    def _features(self, points: Sequence[Point]) -> tuple[Any, Any]:
+    def _features(self, points: Sequence[Point]) -> tuple[Any, ...]:
         """Return positions in units of the scales, and vectors whose inner products are the similarity of the sums."""
         codes = self._codes(points)
-        return self._places.of(codes) / self._scales[self._places.table], self._effects.of(codes)
+        near = self._places.of(codes) / self._scales[self._places.table]
+        return near, self._np.einsum("ij,ij->i", near, near), self._effects.of(codes)
 
-    def _kernel(self, ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> Any:
-        np = self._np
-        (near, summed), (other_near, other_summed) = ours, theirs
-        squared = (near * near).sum(1)[:, None] + (other_near * other_near).sum(1)[None] - 2 * near @ other_near.T
-        return (1 - _SUMMED) * _matern(np, squared) + _SUMMED * summed @ other_summed.T
+    def _kernel(self, ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> Any:
+        (near, length, summed), (other_near, other_length, other_summed) = ours, theirs
+        squared = product(self._np, near, -2 * other_near.T)
+        squared += length[:, None]
+        squared += other_length
+        kernel = _matern(self._np, squared)
+        kernel *= 1 - _SUMMED
+        kernel += product(self._np, summed, other_summed.T)
+        return kernel
 
     def _with_noise(self, kernel: Any) -> Any:
         kernel[self._np.diag_indices(len(kernel))] += _NOISE
@@ -248,9 +293,21 @@ def _product_effect(np: Any, table: Any) -> Any:
 
 
 def _matern(np: Any, squared: Any) -> Any:
-    """Return the Matern 3/2 kernel: times over tile sizes have kinks, which smoother kernels ring at."""
-    distance = np.sqrt(np.maximum(squared, 0.0) * 3)
-    return (1 + distance) * np.exp(-distance)
+    """Return the Matern 3/2 kernel: times over tile sizes have kinks, which smoother kernels ring at.
+
+    It is computed in the place of its argument: most of the time would go into new arrays.
+    """
+    np.maximum(squared, 0.0, out=squared)
+    squared *= 3
+    distance = np.sqrt(squared, out=squared)
+    decay = np.exp(-distance)
+    distance += 1
+    distance *= decay
+    return distance
+
+
+def _single(np: Any, parts: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(part.astype(np.float32) for part in parts)
 
 
 class Prior:
@@ -282,6 +339,13 @@ class Prior:
         belief = _BELIEF * self.spread**2 + 1e-12
         left = there.T @ there + belief * np.eye(many)
         self._weights = np.maximum(np.linalg.solve(left, there.T @ here + belief / many), 0.0)
+
+    def is_untested(self, points: Sequence[Point]) -> bool:
+        """Whether points are alike in every source, so that their times here cannot show whether it misleads."""
+        if not self._sources or not points:
+            return False
+        spreads = self._np.array([source.spread for source in self._sources])
+        return bool((self._times_elsewhere(points).std(0) < _ALIKE_TIMES * spreads).all())
 
     def predict(self, points: Sequence[Point]) -> Any:
         """Return predicted logarithms of times, up to a constant; 0 is the usual time."""

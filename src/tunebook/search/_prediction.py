@@ -7,7 +7,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays.device_families import cores_of
+from tunebook._arrays.device_properties import cores_of
 from tunebook._base.errors import CodecError
 from tunebook._memo.answer_memo import BoundedDict
 from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, quantile, values_in

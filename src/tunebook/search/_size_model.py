@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.errors import require
 from tunebook.search._learned_heuristic import quantile
+from tunebook.search._small_products import inverse, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -292,7 +293,7 @@ class _StructureModel:
         np, inputs = self._data.np, self._inputs[chosen]
         noise = np.where(self._data.weights[chosen] > 0, scales["noise"], _MISSING)
         similar = _similar(np, inputs, inputs, self._kinds, scales)
-        return np.linalg.inv(similar + noise[:, :, None] * np.eye(inputs.shape[1]))
+        return inverse(np, similar + noise[:, :, None] * np.eye(inputs.shape[1]))
 
 
 def _best_structures(data: Measured, sizes: int) -> list[Structure]:
@@ -389,15 +390,16 @@ def _similar(np: Any, one: Any, other: Any, kinds: list[str], scales: Mapping[st
     """Return how similar problems are for each configuration (Matern 3/2)."""
     root = np.sqrt(np.array([scales[kind] for kind in kinds]))
     one, other = one * root, other * root
-    squares = (one**2).sum(2)[:, :, None] + (other**2).sum(2)[:, None, :] - 2 * one @ other.transpose(0, 2, 1)
+    squares = (one**2).sum(2)[:, :, None] + (other**2).sum(2)[:, None, :]
+    squares -= 2 * product(np, one, other.transpose(0, 2, 1))
     apart = np.sqrt(3 * np.maximum(squares, 0.0))
     return (1 + apart) * np.exp(-apart)
 
 
-def _left_out(np: Any, inverse: Any, targets: Any) -> tuple[Any, Any]:
+def _left_out(np: Any, inverted: Any, targets: Any) -> tuple[Any, Any]:
     """Return the errors at problems when each is left out of the data, and their variances."""
-    diagonal = np.einsum("cii->ci", inverse)
-    return np.einsum("cij,cj->ci", inverse, targets) / diagonal, 1 / diagonal
+    diagonal = np.einsum("cii->ci", inverted)
+    return np.einsum("cij,cj->ci", inverted, targets) / diagonal, 1 / diagonal
 
 
 def _relative_error(np: Any, errors: Any, weights: Any) -> float:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _TRIES: Final = 50
 # Whether a constraint accepts a point is remembered for this many points: 280 bytes each.
 _REMEMBERED: Final = 100_000
+# The variations of this many points are remembered: a search asks for those of its fastest points again and again.
+_VARIED: Final = 64
 # This many of `Start.first` are proposed one after the other; the rest alternates with the strategy's own proposals.
 # The best of a device are often alike, and if they are bad here, the search must not have to try them all first.
 STRAIGHT: Final = 6
@@ -40,14 +42,15 @@ class Start(NamedTuple):
 
     `first` are configurations that were fast elsewhere, fastest first; from the seventh on they alternate with the
     strategy's own proposals. `last` are configurations that failed elsewhere. `elsewhere` are the times of other
-    devices or problems, one list each: a strategy with a model predicts times here from them. `near` of them are of
-    this device, with sizes that differ by a factor of 4 at most.
+    devices or problems, one list each: a strategy with a model predicts times here from them. The first `alike` of them
+    have sizes that differ by a factor of 4 in all, on any device; `near` of these are of this device.
     """
 
     first: Sequence[Mapping[str, object]] = ()
     last: Sequence[Mapping[str, object]] = ()
     elsewhere: Sequence[Sequence[Observation]] = ()
     near: int = 0
+    alike: int = 0
 
 
 class Strategy(Protocol):
@@ -92,7 +95,11 @@ class TrialHistory:
             for one, other in size_pairs(self.axes)
         ]
         self._rest: Iterator[Config] | None = None
-        self._accepts = lru_cache(_REMEMBERED)(lambda point: space.at(point) is not None)
+        self._lengths = [len(axis.values) for axis in self.axes]
+        self._accepts: Callable[[Point], bool] = (
+            lru_cache(_REMEMBERED)(lambda point: space.at(point) is not None) if space.constraints else lambda _: True
+        )
+        self._varied = lru_cache(_VARIED)(self._accepted_variations)
 
     def add(self, observations: Iterable[Observation]) -> list[Point]:
         """Add observations, and return the points that are new; configurations outside the space are ignored."""
@@ -127,8 +134,8 @@ class TrialHistory:
         """Whether a point may be proposed: it is in the space, and neither taken nor held back."""
         return self._is_untried(point) and self._accepts(point)
 
-    def _is_untried(self, point: Point | None) -> bool:
-        return point is not None and point not in self.taken and point not in self._held_back
+    def _is_untried(self, point: Point) -> bool:
+        return point not in self.taken and point not in self._held_back
 
     def propose(self, n: int, find: Callable[[], Point | None]) -> list[Config]:
         """Return the next `n` configurations, of `Start.first` or found by `find`; fewer if none is left."""
@@ -156,11 +163,25 @@ class TrialHistory:
     def random_point(self) -> Point | None:
         """Return a random open point, or None if none is left; points that are held back come last."""
         for _ in range(_TRIES):
-            config = self.space.sample(self.rng)
-            point = None if config is None else self.space.point(config)
-            if self._is_untried(point):
+            point = self._sample()
+            if point is not None and self._is_untried(point):
                 return point
         return self.next_in_order()
+
+    def random_points(self, many: int) -> list[Point]:
+        """Return random open points, at most so many: fewer where points are drawn twice, or are not open."""
+        drawn = (self._sample() for _ in range(many))
+        return list(dict.fromkeys(point for point in drawn if point is not None and self._is_untried(point)))
+
+    def _sample(self) -> Point | None:
+        """Return a random point of the space, or None if the space is empty."""
+        random = self.rng.random
+        for _ in range(_TRIES):
+            point = tuple([int(random() * length) for length in self._lengths])
+            if self._accepts(point):
+                return point
+        config = self.space.sample(self.rng)  # where constraints accept few, it finds one axis by axis
+        return None if config is None else self.space.point(config)
 
     def next_in_order(self) -> Point | None:
         """Return the next open point in the order of the space, or None; points that are held back come last."""
@@ -168,17 +189,21 @@ class TrialHistory:
             self._rest = iter(self.space)
         for config in self._rest:
             point = self.space.point(config)
-            if self._is_untried(point):
+            if point is not None and self._is_untried(point):
                 return point
         return min((point for point in self._held_back - self.taken if self._accepts(point)), default=None)
 
     def neighbours(self, point: Point) -> list[Point]:
         """Return the open points that are one step away on a single axis."""
-        return self._moved(point, Axis.beside)
+        return [near for near in self._moved(point, Axis.beside) if self.is_open(near)]
 
     def variations(self, point: Point) -> list[Point]:
         """Return the open points that differ in a single axis, or in two sizes with the same product."""
-        found = self._moved(point, Axis.others)
+        taken, held_back = self.taken, self._held_back
+        return [near for near in self._varied(point) if near not in taken and near not in held_back]
+
+    def _accepted_variations(self, point: Point) -> list[Point]:
+        found = list(self._moved(point, Axis.others))
         # The best points often have the same number of threads, or of elements in a tile, in other forms: 32 x 32,
         # 64 x 16 and 128 x 8. Changes of a single axis lead from form to form only through slow or invalid points.
         for one, other, index_of in self._exchanges:
@@ -187,17 +212,14 @@ class TrialHistory:
             for index in self.axes[one].others(point[one]):
                 near = list(point)
                 near[one], near[other] = index, index_of.get(product / sizes[index], -1)
-                if near[other] >= 0 and self.is_open(tuple(near)):
+                if near[other] >= 0:
                     found.append(tuple(near))
-        return found
+        return list(filter(self._accepts, found))
 
-    def _moved(self, point: Point, moves: Callable[[Axis, int], Iterable[int]]) -> list[Point]:
-        return [
-            near
-            for at, axis in enumerate(self.axes)
-            for index in moves(axis, point[at])
-            if self.is_open(near := (*point[:at], index, *point[at + 1 :]))
-        ]
+    def _moved(self, point: Point, moves: Callable[[Axis, int], Iterable[int]]) -> Iterator[Point]:
+        for at, axis in enumerate(self.axes):
+            for index in moves(axis, point[at]):
+                yield (*point[:at], index, *point[at + 1 :])
 
 
 def size_pairs(axes: Sequence[Axis]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._arrays.device_properties import likeness
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
@@ -28,10 +29,12 @@ FROM_EACH: Final = 40
 _READ: Final = 1000
 # At most this many records, the nearest, are used.
 _RECORDS: Final = 8
-# The assumed worth of another device's choice before any problem was measured on both.
+# The assumed worth of another device's choice before any problem was measured on both, if the devices' properties are
+# not known either. It is the worth of a device whose properties differ by a factor of two.
 _UNKNOWN_WORTH: Final = 0.5
-# The sizes of near problems differ by this many doublings at most.
-_NEAR: Final = 2.0
+# The sizes of problems that are alike differ by this many doublings in all. With two in each of three sizes, a matmul's
+# best configuration for one problem was 42 % slower than the other's.
+_ALIKE: Final = 2.0
 # An answer without tuning comes from this many of the nearest problems.
 _NEIGHBOURS: Final = 3
 
@@ -63,10 +66,10 @@ def times_of(record: Record) -> Times:
     return Times(record.problem, ordered, configs, frozenset(failed - seconds.keys()))
 
 
-def choices_worth(here: Iterable[Times], there: Iterable[Times]) -> float:
+def choices_worth(here: Iterable[Times], there: Iterable[Times], alike: float | None = None) -> float:
     """Return the worth of another device's choices here: 1 if they are the best here too, 0.5 if twice as slow.
 
-    It is the mean over the problems that both devices have measured.
+    It is the mean over the problems that both devices have measured; if there are none, how alike the devices are.
     """
     mine = {times.problem.call_key: times.seconds for times in here}
     worth = []
@@ -75,7 +78,7 @@ def choices_worth(here: Iterable[Times], there: Iterable[Times]) -> float:
         choice = next((fp for fp in other.seconds if fp in own), None)
         if choice is not None:
             worth.append(min(own.values()) / own[choice])
-    return sum(worth) / len(worth) if worth else _UNKNOWN_WORTH
+    return sum(worth) / len(worth) if worth else _UNKNOWN_WORTH if alike is None else alike
 
 
 def distance(one: str, other: str, nearness: Nearness = "ratio") -> float:
@@ -86,10 +89,10 @@ def distance(one: str, other: str, nearness: Nearness = "ratio") -> float:
     >>> distance('{"a":{"$array":["numpy","float32",[512,64]]}}', '{"a":{"$array":["numpy","float32",[1024,64]]}}')
     1.0
     """
-    return math.fsum(doublings(one, other, nearness))
+    return math.fsum(_doublings(one, other, nearness))
 
 
-def doublings(one: str, other: str, nearness: Nearness = "ratio") -> list[float]:
+def _doublings(one: str, other: str, nearness: Nearness = "ratio") -> list[float]:
     """Return for each number of two call keys how many times one doubles to the other; infinite as for `distance`."""
     if one == other:
         return []
@@ -146,7 +149,8 @@ def rank_records(records: Iterable[Record], problem: Problem) -> list[tuple[Time
     here = by_device.get(problem.device, [])
     found = []
     for device, all_times in by_device.items():
-        device_worth = 1.0 if device == problem.device else choices_worth(here, all_times)
+        alike = likeness(device, problem.device)
+        device_worth = 1.0 if device == problem.device else choices_worth(here, all_times, alike)
         for times in all_times:
             far = distance(times.problem.call_key, problem.call_key)
             if times.problem != problem and math.isfinite(far):
@@ -175,14 +179,17 @@ def start_from(records: Iterable[Record], problem: Problem, space: Space) -> Sta
         timed = thin([(fp, seconds) for fp, seconds in times.seconds.items() if math.isfinite(seconds)])
         decoded = ((space.decoded(times.configs[fp]), seconds) for fp, seconds in timed)
         elsewhere.append([Observation(config, seconds) for config, seconds in decoded if config is not None])
+    # One time tells nothing.
     measured = [(times, found) for times, found in zip(useful, elsewhere, strict=True) if len(found) > 1]
-    near = sum(_is_near(times.problem, problem) for times, _ in measured)
-    return Start(first_configs, last_configs, [found for _, found in measured], near)  # one time tells nothing
+    measured.sort(key=lambda source: not _is_alike(source[0].problem, problem))
+    alike = [times.problem for times, _ in measured if _is_alike(times.problem, problem)]
+    near = sum(each.device == problem.device for each in alike)
+    found = [observed for _, observed in measured]
+    return Start(first_configs, last_configs, found, near, len(alike))
 
 
-def _is_near(one: Problem, other: Problem) -> bool:
-    apart = doublings(one.call_key, other.call_key)
-    return one.device == other.device and max(apart, default=0.0) <= _NEAR
+def _is_alike(one: Problem, other: Problem) -> bool:
+    return distance(one.call_key, other.call_key) <= _ALIKE
 
 
 def thin(ranked: Sequence[Any]) -> list[Any]:
