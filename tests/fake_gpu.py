@@ -26,6 +26,7 @@ class FakeEvent:
 
     def record(self):
         self.at_s, self._at = self._gpu.clock_s, self._gpu.count
+        self._gpu.records += 1
 
     def query(self):
         # This host is never late, and the device so many launches behind it.
@@ -76,7 +77,7 @@ class FakeGpu:
         self.captured = None
         self.capturing = False
         self.behind = None  # launches; None: an event is passed only when the host waits for it
-        self.waits = self.count = 0  # calls of `synchronize`, and launches
+        self.waits = self.count = self.records = 0  # calls of `synchronize`, launches, and recorded events
         self.poisoned = False
         self._current = threading.local()  # as CUDA has it
         self.utils = self

@@ -28,7 +28,7 @@ from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as 
 from tunebook.adapters._triton.compile_ahead import longest_first  # noqa: E402 - as above
 from tunebook.adapters._triton.kernel import TritonKernel  # noqa: E402 - as above
 from tunebook.adapters._triton.remote_runs import SpawnedWorker  # noqa: E402 - as above
-from tunebook.adapters._triton.spills import Spills  # noqa: E402 - as above
+from tunebook.adapters._triton.resources import Spills  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 
 

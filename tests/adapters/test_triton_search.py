@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +20,11 @@ import triton.language as tl  # noqa: E402 - after the check that it is there
 from fake_gpu import FakeGpu, installed  # noqa: E402 - as above
 
 import tunebook as tb  # noqa: E402 - as above
+from tunebook._base.errors import LeftOut  # noqa: E402 - as above
+from tunebook.adapters._triton import tuner  # noqa: E402 - as above
 from tunebook.adapters._triton.candidate import LaunchConfig  # noqa: E402 - as above
-from tunebook.adapters._triton.list_search import TRIALS, CandidateList, list_search  # noqa: E402 - as above
+from tunebook.adapters._triton.list_search import TRIALS, UNFORESEEN, CandidateList, list_search  # noqa: E402 - as above
+from tunebook.adapters._triton.resources import TooLarge  # noqa: E402 - as above
 from tunebook.adapters.triton import autotune  # noqa: E402 - as above
 from tunebook.search import Observation  # noqa: E402 - as above
 
@@ -76,9 +82,9 @@ def quick(monkeypatch):
 
 
 def tune(quick, n, **options):
-    kernel = autotune(CONFIGS, key=["n"], processes=False, **options)(copy)
-    tuner = kernel.selector.tuner
-    tuner.stopwatch = tuner.stopwatch._replace(clock_ns=lambda: round(quick.gpu.clock_s * 1e9))
+    kernel = autotune(CONFIGS, key=["n"], **{"processes": False, **options})(copy)
+    own = kernel.selector.tuner
+    own.stopwatch = own.stopwatch._replace(clock_ns=lambda: round(quick.gpu.clock_s * 1e9))
     kernel[(1,)](torch.ones(16), n)
     best = min(found for config in CONFIGS if (found := seconds(config, n)) is not None)
     return kernel, seconds(kernel.best_config, n) / best - 1
@@ -86,7 +92,7 @@ def tune(quick, n, **options):
 
 def test_a_long_list_is_not_compiled_whole_and_the_choice_is_one_of_the_list(quick):
     kernel, behind = tune(quick, 1024)
-    assert len(set(quick)) <= TRIALS[0]
+    assert len(set(quick)) <= UNFORESEEN[0]
     assert kernel.best_config in CONFIGS
     assert behind <= 0.03
 
@@ -105,7 +111,74 @@ def test_far_shapes_in_the_book_leave_more_to_compile(quick):
         tune(quick, n)
     quick.clear()
     tune(quick, 4096)
-    assert len(set(quick)) == TRIALS[0]
+    assert len(set(quick)) == UNFORESEEN[0]
+
+
+class Foreseeing:
+    """Forks that know which candidates do not fit, and that refuse tiles of one row for each thread's registers."""
+
+    has_left_out = False
+
+    def __init__(self, compile_one):
+        self._compile_one = compile_one
+
+    def __call__(self, candidate):
+        return self._compile_one(candidate)
+
+    def foresee(self, candidates):
+        return [self._refusal(candidate.meta) for candidate in candidates]
+
+    @staticmethod
+    def _refusal(values):
+        if values["BM"] * values["BN"] > 1 << 15:
+            return TooLarge("not compiled: it does not fit")
+        return LeftOut("not compiled: it would spill") if values["BK"] == 128 and values["num_warps"] == 2 else None
+
+
+@pytest.fixture
+def foreseen(quick, monkeypatch):
+    """Lets the first stages of a compilation tell which candidates are not worth more."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    forks = lambda compile_one, *_args, **_options: contextlib.nullcontext(Foreseeing(compile_one))
+    monkeypatch.setattr(tuner, "compile_forks", forks)
+    return quick
+
+
+def test_candidates_that_fail_or_spill_are_not_compiled_and_48_others_are_enough(foreseen):
+    _, behind = tune(foreseen, 1024, processes=True)
+    assert len(set(foreseen)) == TRIALS[0]
+    assert not any(bm * bn > 1 << 15 or (bk == 128 and warps == 2) for bm, bn, bk, warps, _ in foreseen)
+    assert behind <= 0.01
+
+
+def test_a_tuning_names_the_candidates_that_were_not_compiled(foreseen):
+    kernel = autotune(CONFIGS, key=["n"])(copy)
+    tuned = kernel.tune(torch.ones(16), 1024, grid=(1,))
+    assert set(tuned.left_out.values()) == {"not compiled: it would spill"}
+    failures = {m.failure.message for m in tuned.measurements if m.failure is not None}
+    assert failures == {"TooLarge: not compiled: it does not fit"}
+    assert all(tuned.configs[name].meta["BK"] == 128 for name in tuned.left_out)
+
+
+def test_a_search_leaves_out_fewer_warps_where_the_same_blocks_spill(foreseen, monkeypatch):
+    ran = copy.run
+
+    def run(*args, **options):
+        ran(*args, **options)
+        return SimpleNamespace(n_regs=255, n_spills=8)
+
+    monkeypatch.setattr(copy, "run", run)
+    tuned = autotune(CONFIGS, key=["n"])(copy).tune(torch.ones(16), 1024, grid=(1,))
+    assert any("spill registers already" in reason for reason in tuned.left_out.values())
+
+
+def test_three_near_shapes_leave_one_batch_of_16_to_compile(foreseen):
+    for n in (512, 1024, 4096):
+        tune(foreseen, n, processes=True)
+    foreseen.clear()
+    _, behind = tune(foreseen, 2048, processes=True)
+    assert 0 < len(set(foreseen)) <= 16
+    assert behind <= 0.01
 
 
 def test_an_exhaustive_search_and_a_short_list_try_everything(quick):

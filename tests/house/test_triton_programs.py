@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,7 +89,7 @@ def test_a_process_over_its_time_keeps_what_it_noted(bench, options, monkeypatch
 
 def test_a_process_that_takes_too_long_is_ended(bench, options):
     options.limit = 0.2
-    command = ["python3", "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
     assert bench.Run(options)._wait(command, {"PATH": "/usr/bin:/bin"}) == "over 0.2 s"
 
 

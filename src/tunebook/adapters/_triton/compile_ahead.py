@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
@@ -21,9 +22,11 @@ from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
 
-from tunebook._base.errors import CompileError
+from tunebook._base.errors import CompileError, LeftOut
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
 from tunebook.adapters._triton import key_ahead
+from tunebook.adapters._triton.resources import checked_compilation, refusal_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,18 +85,29 @@ def driver_for_forks() -> SimpleNamespace:
 
 @contextmanager
 def compile_forks(
-    compile_one: Callable[[LaunchConfig], object], candidates: Sequence[LaunchConfig], *, ahead: bool = True
+    compile_one: Callable[[LaunchConfig], object],
+    candidates: Sequence[LaunchConfig],
+    *,
+    ahead: bool = True,
+    max_shared_bytes: int | None = None,
+    heuristic: LaunchConfig | None = None,
 ) -> Iterator[CompileForks]:
     """Yield a pool of as many forks as cores; each starts with a candidate at once, unless not `ahead`.
 
     The candidates come in the order in which they are needed. If the first one is done in a moment, the programs are on
-    disk already, and no further forks are made.
+    disk already, and no further forks are made. With `max_shared_bytes`, the compilation of a candidate that is not
+    worth more ends after its first stages, except for the heuristic.
     """
     stand_in = driver_for_forks()
 
     def first(index: int) -> tuple[float, ...]:
         driver.set_active(stand_in)
-        compile_one(candidates[index])
+        foreseen, at = divmod(index, len(candidates))
+        if max_shared_bytes is None or candidates[at] is heuristic:
+            compile_one(candidates[at])
+        else:
+            with checked_compilation(max_shared_bytes, whole=not foreseen):
+                compile_one(candidates[at])
         return ()
 
     job = ChildTask(first=first, sample=lambda _index, _number: ())
@@ -133,33 +147,51 @@ class CompileForks:
         self.free: list[ForkedWorker] = []
         self._busy: dict[int, ForkedWorker] = {}
         self._left_out: set[int] = set()
+        self.has_left_out = False  # of candidates that would run
         self._coming = len(candidates)
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
 
     def __call__(self, candidate: LaunchConfig) -> object:
         index = self._index_of.get(id(candidate))
         if index is None:  # made after the forks
             return self._compile_one(candidate)
+        with self._lock:
+            self._coming -= 1
+        refusal = self._ask(index, index)
+        if index in self._left_out:
+            raise CompileError("left out while it was compiled")
+        if refusal is not None:
+            raise refusal
+        return self._compile_one(candidate)
+
+    def foresee(self, candidates: Sequence[LaunchConfig]) -> list[CompileError | None]:
+        """Return for each candidate why it is not worth compiling, by the first stages of its compilation."""
+        many = len(self._index_of)
+        found = [self._index_of.get(id(candidate)) for candidate in candidates]
+        with ThreadPoolExecutor(len(candidates) or 1, thread_name_prefix="tunebook-foresee") as pool:
+            return list(pool.map(lambda at: None if at is None else self._ask(at, at + many), found))
+
+    def _ask(self, index: int, request: int) -> CompileError | None:
+        """Let a fork answer a request about a candidate, and return why the candidate is not worth compiling."""
         worker = self._claim(index)
-        failure = None if worker is None else worker.prepare(index).failure
+        failure = None if worker is None else worker.prepare(request).failure
         if failure is not None and failure.kind == "timeout":
             _hung.set()
+        refusal = refusal_in(failure)
         with self._lock:
             self._busy.pop(index, None)
+            self.has_left_out |= isinstance(refusal, LeftOut)
             # A lost worker would fork again, from this thread and while others compile. It is not used again.
             if worker is not None and (failure is None or failure.kind not in ("crash", "timeout", "memory")):
                 if self._coming:
                     self.free.append(worker)
                 else:  # it has nothing left to do, and ends while others compile, or the race is on
                     worker.interrupt()
-            if index in self._left_out:
-                raise CompileError("left out while it was compiled")
-        return self._compile_one(candidate)
+        return refusal
 
     def _claim(self, index: int) -> ForkedWorker | None:
         """Return the fork that has begun a candidate, or a free one, or any; None if threads have them all."""
         with self._lock:
-            self._coming -= 1
             if index in self._left_out:
                 return None
             worker = self.begun.pop(index, None)

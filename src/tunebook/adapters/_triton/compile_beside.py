@@ -17,7 +17,7 @@ from triton.runtime import driver
 
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.forked_worker import ChildTask, ForkedWorker
-from tunebook._tuning.live_session import Build
+from tunebook._tuning.live_runs import Build
 from tunebook.adapters._triton.compile_ahead import SLOWEST_FORK_S, driver_for_forks, may_fork
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ def heuristic_config(given: Any, arguments: Mapping[str, Any], names: Sequence[s
     has written; any other function gets all arguments as one dict. Values by name, as a dict, are a configuration too.
     """
     if callable(given):
-        parameters = list(inspect.signature(given).parameters)
-        by_name = bool(parameters) and all(name in names for name in parameters)
+        taken = inspect.signature(given).parameters.values()
+        parameters = [each.name for each in taken if each.kind is not each.VAR_KEYWORD]
+        by_name = bool(taken) and all(name in names for name in parameters)
         missing = [name for name in parameters if name not in arguments] if by_name else []
         if missing:
             raise DefinitionError(f"the heuristic asks for {', '.join(missing)}, which this launch does not pass")

@@ -6,12 +6,16 @@ list, so every proposal is one of the user's configurations. Times of other shap
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tunebook._base.errors import CodecError, DefinitionError
 from tunebook.search import Observation
 from tunebook.search._by_name import Search
 from tunebook.search._candidate_list import CandidateList
+from tunebook.search._listed import ListSearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,12 +26,15 @@ if TYPE_CHECKING:
     from tunebook.adapters._triton.candidate import LaunchConfig
     from tunebook.search import Start, Strategy
 
-# The candidates of a longer list that are tried, by how many near shapes the book knows. On recorded times of a matmul
-# with 480 configurations on an H200, a search that knew nothing found the best with 128 for each of three shapes; with
-# 48 it was up to 3 % behind, and with 32 up to 16 %.
-TRIALS: Final = (128, 48, 32, 16)
-# Few at a time where few are tried: with 16 at a time, 48 candidates are three steps, and were 9 % behind.
-BATCH: Final = 8
+# The candidates of a longer list that are compiled, by how many near shapes the book knows. On recorded times of a
+# matmul with 480 configurations on an H200, the best of 48 was 0.1 % behind the best of all in the mean. Where nothing
+# tells before their compilation which candidates fail or spill, the best of 128 was 0.6 % behind, and of 48 2.7 %
+# (`bench/list_search.py`).
+TRIALS: Final = (48, 48, 32, 16)
+UNFORESEEN: Final = (128, 48, 32, 16)
+# As many at a time as cores compile at once. More would be chosen on too little knowledge: 48 candidates are three
+# batches of 16.
+LEAST, MOST = 4, 16
 
 
 class ListStrategy:
@@ -56,31 +63,42 @@ class ListStrategy:
         return [Observation(self._members.point(config), seconds) for config, seconds in observations]
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """Begins the search of a list by the strategy that was asked for."""
+
+    asked: StrategyLike
+    trials: int
+
+    def __call__(self, space: CandidateList[LaunchConfig], *, seed: int, start: Start) -> ListStrategy:
+        """Return a new strategy."""
+        return ListStrategy(self.asked, self.trials, space, seed, start)
+
+
 def list_search(candidates: Sequence[LaunchConfig], asked: StrategyLike | None) -> Search | None:
     """Return the search over a list; None if its configurations cannot be told apart by their values."""
     try:
         members = CandidateList(candidates)
     except (CodecError, DefinitionError):
         return None  # values that cannot be written down cannot be told apart in the book either
-    trials = min(TRIALS[0], len(members))
-
-    def begin(space: CandidateList[LaunchConfig], *, seed: int, start: Start) -> ListStrategy:
-        return ListStrategy(asked or "auto", trials, space, seed, start)
-
-    return Search(cast("Space", members), begin, trials, batch=_batch(trials))
+    trials = min(UNFORESEEN[0], len(members))
+    batch = min(max(os.cpu_count() or 1, LEAST), MOST)
+    return Search(cast("Space", members), Beginning(asked or "auto", trials), trials, batch=batch)
 
 
-def _batch(trials: int) -> int:
-    return max(BATCH, trials // 8)
+def with_trials(job: Job[LaunchConfig], *, foreseen: bool = False) -> Job[LaunchConfig]:
+    """Return a job whose search tries fewer candidates where near shapes are known, and some that are not known yet.
 
-
-def with_trials(job: Job[LaunchConfig]) -> Job[LaunchConfig]:
-    """Return a job whose search tries fewer candidates where near shapes are known, and some that are not known yet."""
+    `foreseen`: candidates that fail or spill are told before they are compiled.
+    """
     search = cast("Search", job.search)
-    trials = TRIALS[min(search.start.near, len(TRIALS) - 1)]
+    foreseen = foreseen and find_spec("numpy") is not None
+    by_near = TRIALS if foreseen else UNFORESEEN
+    trials = by_near[min(search.start.near, len(by_near) - 1)]
     known = sum(m.code == job.code for m in job.known)
     # A list that has grown since is worth another look, however much of it is known.
-    at_least = known + BATCH if known else 0
-    return job._replace(
-        search=search._replace(trials=min(max(trials, at_least), len(search.space)), batch=_batch(trials))
-    )
+    trials = min(max(trials, known + LEAST if known else 0), len(search.space))
+    begin = cast("Beginning", search.strategy)
+    if foreseen and begin.asked == "auto":
+        begin = replace(begin, asked=ListSearch)
+    return job._replace(search=search._replace(trials=trials, strategy=begin))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 from triton import knobs
 from triton.runtime import driver
 
-from tunebook._base.errors import DefinitionError, TuningFailed, Unsupported
+from tunebook._base.errors import CompileError, DefinitionError, LeftOut, TuningFailed, Unsupported
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._tuning.job import Budget, CandidateSet, Job, Part, Tuned
 from tunebook._tuning.tuner import Tuner
@@ -22,7 +22,7 @@ from tunebook.adapters._triton.buckets import standing_in
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig, SavedTensors
 from tunebook.adapters._triton.compile_ahead import CompileForks, compile_forks, longest_first, may_fork
 from tunebook.adapters._triton.kernel import SCALARS, Hooks, TritonKernel
-from tunebook.adapters._triton.spills import Spills
+from tunebook.adapters._triton.resources import Spills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tunebook._kernel.measure import Measure
 
 # Two problems measured at once on one device would measure each other.
-_measuring: Final[dict[int, threading.RLock]] = {}
+_measuring: Final[dict[int, InterruptSafeLock]] = {}
 
 
 @final
@@ -87,7 +87,7 @@ class DeviceTuner(Tuner):
         self._kernel, self._graph, self._do_bench, self._on_tuned = kernel, graph, do_bench, on_tuned
         self._processes, self._devices, self._worker_setup = processes, devices, worker_setup
         self._must_isolate, self._thorough = must_isolate, thorough
-        self._lock = threading.RLock()  # the timer is for one thread at a time
+        self._lock = InterruptSafeLock()  # the timer is for one thread at a time
         self._timer: EventTimer | None = None
         self._spills = Spills()
         if do_bench is None and not kernel.interpreted:
@@ -134,12 +134,20 @@ class DeviceTuner(Tuner):
             others = [i for i in wanted if i != index and device.device_name(i) == device.device_name(index)]
             if others and job.search is None:  # before the lock: each device has a lock of its own
                 job = self._share_out(job, [index, *others])
-            with self._lock, _measuring.setdefault(index, threading.RLock()):
+            with self._lock, _measuring.setdefault(index, InterruptSafeLock()):
                 there = job._replace(setup=job.setup._replace(platform="gpu", ordinal=index))
-                tuned = self._compile_and_measure(there, index)
+                limit = self._max_shared_bytes(job, index)
+                tuned = self._compile_and_measure(there, index, limit)
         return tuned
 
-    def _compile_and_measure(self, job: Job[LaunchConfig], index: int) -> Tuned[LaunchConfig]:
+    def _max_shared_bytes(self, job: Job[LaunchConfig], index: int) -> int | None:
+        """Return the shared memory that a block can have; None if no candidate may be left out."""
+        # A thread of NVIDIA's GPUs has 255 registers, others have more. A comparison needs the heuristic first.
+        if self._thorough or job.goal.compare is not None or driver.active.get_current_target().backend != "cuda":
+            return None
+        return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+    def _compile_and_measure(self, job: Job[LaunchConfig], index: int, limit: int | None) -> Tuned[LaunchConfig]:
         setup, compile_on = job.setup, job.setup.compile
         if compile_on is None:
             return self._measure(job)
@@ -149,7 +157,8 @@ class DeviceTuner(Tuner):
             return compile_on(candidate)
 
         if job.search is not None:
-            return self._search(job, compile_one)
+            tuned = self._search(job, compile_one, limit)
+            return self._compile_and_measure(job, index, None) if tuned is None else tuned
         done = {m.fingerprint for m in job.known if m.code == job.code}
         named = CandidateSet(job.conditions, "", job.heuristic)
         for candidate in job.candidates:
@@ -163,14 +172,21 @@ class DeviceTuner(Tuner):
         needed = list(dict.fromkeys([*first, *unknown, *named.configs.values()]))
         place = {id(candidate): -number for number, candidate in enumerate(needed)}
         order = setup.order._replace(priority=lambda candidate: place[id(candidate)])
-        with compile_forks(compile_one, needed) as forks:
+        with compile_forks(compile_one, needed, max_shared_bytes=limit, heuristic=job.heuristic) as forks:
             self._spills = Spills()
-            # The number of registers that a thread can have is that of NVIDIA's GPUs.
-            on_nvidia = driver.active.get_current_target().backend == "cuda"
-            leave_out = on_nvidia and not self._thorough and job.goal.compare is None  # which needs the heuristic first
-            reason_against = partial(self._reason_against, forks, job.heuristic) if leave_out else None
+            reason_against = None if limit is None else partial(self._reason_against, forks, job.heuristic)
             setup = setup._replace(compile=forks, order=order, reason_against=reason_against)
-            return self._measure(job._replace(setup=setup))
+            tuned = self._measure_some(job._replace(setup=setup), forks)
+        return self._compile_and_measure(job, index, None) if tuned is None else tuned
+
+    def _measure_some(self, job: Job[LaunchConfig], forks: CompileForks) -> Tuned[LaunchConfig] | None:
+        """Measure the candidates that are not left out; return None if nothing else runs."""
+        try:
+            return self._measure(job)
+        except TuningFailed:
+            if not forks.has_left_out:
+                raise
+            return None
 
     def _reason_against(
         self, forks: CompileForks, heuristic: LaunchConfig | None, candidate: LaunchConfig
@@ -181,14 +197,35 @@ class DeviceTuner(Tuner):
             forks.leave_out(candidate)
         return reason
 
-    def _search(self, job: Job[LaunchConfig], compile_one: Callable[[LaunchConfig], object]) -> Tuned[LaunchConfig]:
-        """Measure the candidates that a search proposes as it goes: each of the whole list may be asked for."""
+    def _search(
+        self, job: Job[LaunchConfig], compile_one: Callable[[LaunchConfig], object], limit: int | None
+    ) -> Tuned[LaunchConfig] | None:
+        """Measure the candidates that a search proposes as it goes: each of the whole list may be asked for.
+
+        None if nothing runs but the candidates that are left out.
+        """
+        from tunebook.adapters._triton.list_search import with_trials  # noqa: PLC0415 - for long lists
+
         setup, listed = job.setup, list(cast("Iterable[LaunchConfig]", job.search.space)) if job.search else []
         if not self._processes or not may_fork(len(listed)):
             return self._measure(job._replace(setup=setup._replace(compile=compile_one)))
-        extra = [] if job.heuristic is None else [job.heuristic]
-        with compile_forks(compile_one, [*listed, *extra], ahead=False) as forks:
-            return self._measure(job._replace(setup=setup._replace(compile=forks)))
+        needed = [*listed, *([] if job.heuristic is None else [job.heuristic])]
+        with compile_forks(compile_one, needed, ahead=False, max_shared_bytes=limit, heuristic=job.heuristic) as forks:
+            job = job._replace(setup=setup._replace(compile=forks))
+            if limit is not None:
+                self._spills = Spills()
+                foresee = partial(self._foresee, forks, job.heuristic)
+                job = with_trials(job._replace(setup=job.setup._replace(foresee=foresee)), foreseen=True)
+            return self._measure_some(job, forks)
+
+    def _foresee(
+        self, forks: CompileForks, heuristic: LaunchConfig | None, candidates: Sequence[LaunchConfig]
+    ) -> list[CompileError | None]:
+        """Return why candidates are not worth compiling, by programs that ran, or by the first stages of their own."""
+        reasons = [None if each is heuristic else self._spills.reason_against(each) for each in candidates]
+        asked = [each for each, reason in zip(candidates, reasons, strict=True) if reason is None]
+        foreseen = iter(forks.foresee(asked))
+        return [next(foreseen) if reason is None else LeftOut(reason) for reason in reasons]
 
     def _measure(self, job: Job[LaunchConfig]) -> Tuned[LaunchConfig]:
         if job.setup.isolate and not self._kernel.interpreted:
