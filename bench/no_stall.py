@@ -3,8 +3,9 @@
 Needs a GPU, and fla-core in a folder: `make compat-packages` fills `.compat-packages`.
 
     python bench/no_stall.py --packages .compat-packages       everything: about 20 minutes, 12 of them Triton's tuner
-    python bench/no_stall.py --sides fixed,live,offline        without Triton's tuner; other results are kept
-    python bench/no_stall.py --only server                     the server alone: 4 minutes, without any package
+    python bench/no_stall.py --only training --sides fixed,live,offline        six minutes, without Triton's tuner
+    python bench/no_stall.py --only server                     the server alone: three minutes, without any package
+    python bench/no_stall.py --collect --out FOLDER            the numbers of a run that was killed
     python bench/no_stall.py --dry-run                         on a GPU that does not exist: shows that the script runs
 
 Training: gated linear attention of fla, forward and backward, with three sequence lengths in turn. Each side runs in a
@@ -15,28 +16,28 @@ process counts the time of its own turns alone, and its compilers stop in betwee
 Server: requests that arrive at their own times, with changing shapes, in one process that switches between a fixed
 configuration and live tuning every few requests.
 
-Results go to bench/results/no_stall.json after each side, so that a killed run keeps what it has.
+Each process writes a row after each second to FOLDER/no_stall-SIDE.jsonl: steps, how long the host and the GPU take for
+one, how many candidates are compiled, loaded, compared and decided, and on what the host has worked. So a run that is
+killed keeps what it has. `--out FOLDER` is bench/results unless told; results of other sides there are kept.
 """
 
-# ruff: noqa: N803 - constexprs are written in capitals in Triton
+# ruff: noqa: N803, SLF001 - constexprs are written in capitals in Triton; how far sessions are is nobody else's business
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import mmap
 import operator
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,11 +46,12 @@ import tables
 import torch
 import triton
 import triton.language as tl
+from no_stall_numbers import compare_serving, compare_training, limited_by, read_numbers, read_rows
 from triton.runtime.autotuner import Autotuner
 
 import tunebook as tb
+from tunebook._tuning import live_session
 from tunebook._tuning.host_share import HOST
-from tunebook._tuning.live_session import LiveSession
 from tunebook.adapters.triton import autotune, install
 
 HERE = Path(__file__).parent
@@ -63,6 +65,8 @@ TARGETS = {
     "server: slow requests in 1,000": "<= 1",
 }
 LIVE = tb.AutotunePolicy(cache_miss_fallback="incremental")
+SERVER = tb.AutotunePolicy(cache_miss_fallback="incremental", calls_per_stall=1000)
+GPU_TIMED_EVERY = 8  # steps: an event takes a microsecond
 
 
 # ----------------------------------------------------------------------------------------------------- a kernel of ours
@@ -171,43 +175,93 @@ def signal_children(number):
 
 
 def train(side, options, device, wait):
-    """Run one side in this process; return the end of each step in its own seconds, and the work of live tuning."""
+    """Run one side in this process, and write its rows: the end of each step in its own seconds, and more."""
     if side == "fixed":
         only_first_candidates()
     elif side != "triton":
         install(policy=LIVE if side == "live" else None)
     path, _, place = options.turns.rpartition(":")
     with contextlib.closing(Turns(path, int(place))) as turns:
-        ends_s = steps_in_turn(side, turns, options, device, wait)
-    return {"ends": ends_s, **live_work()}
+        steps_in_turn(side, turns, options, device, wait)
 
 
-def live_work():
-    """Return what became of the sessions of this process, and on what its host worked for them: why a bar is missed."""
-    sessions = [each for each in gc.get_objects() if type(each) is LiveSession]
+def tuning():
+    """Return how far the sessions of this process are, and how long its host has worked for them, by kind."""
+    sessions = list(live_session._sessions)
     watches = [each.race.watch for each in sessions]
-    counts = {
+    return {
         "sessions": len(sessions),
         "decided": sum(each.is_finished for each in sessions),
         "candidates": sum(each.candidates for each in sessions),
         "not tried": sum(len(each.not_tried) for each in sessions),
+        "to compile": sum(len(each._to_build) for each in sessions),
+        "to load": sum(len(each._to_load) for each in sessions),
         "loaded": sum(each.loads for each in sessions),
+        "to compare": sum(each.race.left - 1 for each in sessions if not each.is_finished),
+        "launches timed": HOST.spent["timed launches"][0],
         "duels": sum(each.duels for each in watches),
         "rollbacks": sum(each.rollbacks for each in sessions),
+        "host": {work: round(seconds, 4) for work, (_, seconds) in HOST.spent.items()},
     }
-    host = {work: {"times": times, "seconds": round(seconds, 4)} for work, (times, seconds) in HOST.spent.items()}
-    return {"states": [str(each) for each in sessions], "counts": counts, "host": host}
 
 
-def told(side, done):
-    """Return the raw results that say how far the sessions of a side were, and print them."""
-    if not done["states"]:
-        return {}
-    print(f"{side}:", ", ".join(f"{count} {what}" for what, count in done["counts"].items()))
-    for work, spent in done["host"].items():
-        print(f"{side}: the host spent {spent['seconds']:.3f} s on {spent['times']} {work}")
-    names = {"states": "sessions at the end", "counts": "sessions in numbers", "host": "work of the host"}
-    return {f"{name}, {side}": done[key] for key, name in names.items()}
+class Rows:
+    """Writes a row after each second of a clock; `add` gets the numbers of its lists.
+
+    Lists go to files of their own, as they are: to write 2,000 numbers as text would hold up the next request.
+    """
+
+    def __init__(self, path, clock_s):
+        self._path, self._clock_s = Path(path), clock_s
+        for old in self._path.parent.glob(f"{self._path.name}*"):
+            old.unlink()
+        self._second, self._lists = int(clock_s()), {}
+        versions = {"torch": torch.__version__, "triton": triton.__version__}
+        gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+        self._append({"facts": {**gpu, "versions": versions}})
+
+    def _append(self, row):
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def add(self, **values):
+        for name, value in values.items():
+            self._lists.setdefault(name, array("d")).append(value)
+        if int(self._clock_s()) > self._second:
+            self.write()
+
+    def write(self, **more):
+        """Write what there is; `host_s`, `step_s` and `gpu_s` as their means."""
+        row = {"second": self._second, "counts": {name: len(values) for name, values in self._lists.items()}, **more}
+        for name, values in self._lists.items():
+            if name.endswith("_s"):
+                row[name] = sum(values) / len(values)
+            else:
+                with self._path.with_name(f"{self._path.name}.{name}").open("ab") as file:
+                    values.tofile(file)
+        self._append({**row, "tuning": tuning()})
+        self._second, self._lists = int(self._clock_s()), {}
+
+
+class GpuTime:
+    """The time of a step on the GPU, of some steps, by events; nothing where there is no GPU."""
+
+    def __init__(self, options):
+        self._events = None if options.dry_run else [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def around(self, step, number):
+        """Run a step; return whether it is timed."""
+        if self._events is None or number % GPU_TIMED_EVERY:
+            step()
+            return False
+        self._events[0].record()
+        step()
+        self._events[1].record()
+        return True
+
+    def seconds(self):
+        """Return the time of the last step that was timed, which has ended."""
+        return self._events[0].elapsed_time(self._events[1]) * 1e-3
 
 
 def steps_in_turn(side, turns, options, device, wait):
@@ -218,59 +272,29 @@ def steps_in_turn(side, turns, options, device, wait):
                 step()
             wait()
     HOST.use_clock(turns.own_s)  # what the host may spend is a part of this process's own time
-    started_s, ends_s = turns.own_s(), []
-    while not ends_s or (ends_s[-1] < options.seconds and len(ends_s) < options.steps):
+    started_s, end_s, number, gpu = turns.own_s(), 0.0, 0, GpuTime(options)
+    rows = Rows(options.rows, lambda: turns.own_s() - started_s)
+    while not number or (end_s < options.seconds and number < options.steps):
         with turns.turn():
             until_s = turns.own_s() + SLICE_S
-            while turns.own_s() < until_s and len(ends_s) < options.steps:
-                steps[len(ends_s) % len(steps)]()
+            while turns.own_s() < until_s and number < options.steps:
+                began_s = turns.own_s()
+                is_timed = gpu.around(steps[number % len(steps)], number)
+                host_s = turns.own_s() - began_s
                 wait()
-                ends_s.append(turns.own_s() - started_s)
-    return ends_s
-
-
-def windows(ends_s, window_s, after_s):
-    """Return the steps per second in each window that begins with the end of a step, from a time on."""
-    kept = [end for end in ends_s if end >= after_s]
-    rates, last = [], 0
-    for first, end in enumerate(kept):
-        while last < len(kept) and kept[last] < end + window_s:
-            last += 1
-        if last == len(kept):
-            break
-        rates.append((last - first) / window_s)
-    return rates or [len(kept) / max(kept[-1] - after_s, 1e-9)]
-
-
-def compare_training(ends):
-    """Return the numbers of the issue, beside the fixed configuration and the offline tuning."""
-    fixed, live, offline = ends["fixed"], ends["live"], ends["offline"]
-    usual = (len(fixed) - 1) / max(fixed[-1] - fixed[0], 1e-9)
-
-    def rate_at_end(each):
-        late = [end for end in each if end >= each[-1] - 20]
-        return len(late) / max(late[-1] - late[0], 1e-9)
-
-    return {
-        "training: first step, beside fixed": live[0] / fixed[0],
-        "training: steps in the worst 5 s, beside fixed": min(windows(live, 5.0, live[1])) / usual,
-        "training: the same of fixed itself": min(windows(fixed, 5.0, fixed[1])) / usual,
-        "training: steps in the last 20 s, beside offline": rate_at_end(live) / rate_at_end(offline),
-        "training: steps in the last 20 s, beside fixed": rate_at_end(live) / rate_at_end(fixed),
-        **(
-            {"training: first step of triton.autotune, beside fixed": ends["triton"][0] / fixed[0]}
-            if "triton" in ends
-            else {}
-        ),
-    }
+                end_s, number = turns.own_s() - started_s, number + 1
+                rows.add(ends=end_s, host_s=host_s, step_s=end_s + started_s - began_s)
+                if is_timed:
+                    rows.add(gpu_s=gpu.seconds())
+    rows.write(states=list(map(str, live_session._sessions)))
 
 
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
 def serve(options, device, wait):
-    """Answer requests of both sides in turn; return latencies after the first minute by side, and the work for it."""
-    live = autotune(CONFIGS, key=["columns"], bucket=None, policy=LIVE, store=False)(normalise)
+    """Answer requests of both sides in turn, and write rows: latencies by side, and why requests stood still."""
+    live = autotune(CONFIGS, key=["columns"], bucket=None, policy=SERVER, store=False)(normalise)
     first = CONFIGS[0].all_kwargs()
 
     def answer(side, x):
@@ -282,7 +306,7 @@ def serve(options, device, wait):
         wait()
 
     pick, began_s = random.Random(1), time.perf_counter()
-    latencies, due_s = {"fixed": [], "live": []}, 0.0
+    due_s, written = 0.0, Rows(options.rows, lambda: time.perf_counter() - began_s)
     for number, x in enumerate(requests(device)):
         now_s = time.perf_counter() - began_s
         if now_s > options.server_seconds or number >= options.requests:
@@ -291,26 +315,13 @@ def serve(options, device, wait):
         if due_s > now_s:
             time.sleep(due_s - now_s)
         side = ("fixed", "live")[number // options.block % 2]
+        stalls = HOST.stalls
         answer(side, x)
-        if now_s >= options.settle:
-            latencies[side].append(time.perf_counter() - began_s - due_s)
-    return {"latencies": latencies, **live_work()}
-
-
-def compare_serving(latencies):
-    """Return p99 of live tuning beside the fixed configuration's, and slow requests in 1,000."""
-
-    def p99(values):
-        return sorted(values)[int(0.99 * (len(values) - 1))]
-
-    fixed, live = latencies["fixed"], latencies["live"]
-    slow_s = 2 * p99(fixed)
-    return {
-        "server: p99, beside fixed": p99(live) / p99(fixed),
-        "server: median, beside fixed": statistics.median(live) / statistics.median(fixed),
-        "server: slow requests in 1,000": 1000 * sum(each > slow_s for each in live) / len(live),
-        "server: slow requests in 1,000, fixed": 1000 * sum(each > slow_s for each in fixed) / len(fixed),
-    }
+        latency_s = time.perf_counter() - began_s - due_s
+        written.add(**{side if now_s >= options.settle else f"{side}-at-first": latency_s})
+        if HOST.stalls > stalls:
+            written.add(stalled=latency_s)
+    written.write(states=list(map(str, live_session._sessions)))
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -330,26 +341,26 @@ def device_of(options, patches):
 
 
 def work(options):
-    """Do the part of one process, and write its result to standard output."""
+    """Do the part of one process."""
     with contextlib.ExitStack() as patches:
         device, wait = device_of(options, patches)
-        result = (
-            serve(options, device, wait) if options.side == "server" else train(options.side, options, device, wait)
-        )
-        sys.stdout.write(json.dumps(result))
+        if options.side == "server":
+            serve(options, device, wait)
+        else:
+            train(options.side, options, device, wait)
 
 
 def run_sides(sides, options):
-    """Run sides in turn, and return their results."""
+    """Run sides in turn; return whether one has failed."""
     with tempfile.NamedTemporaryFile() as shared, ThreadPoolExecutor(len(sides)) as pool:
         shared.write(bytes([0, *[1] * len(sides)]))
         shared.flush()
         asked = [pool.submit(run_side, side, options, f"{shared.name}:{i}") for i, side in enumerate(sides)]
-        return dict(zip(sides, (each.result() for each in asked), strict=True))
+        return any(each.result() for each in asked)
 
 
 def run_side(side, options, turns=""):
-    """Run a side in a process with empty caches, and return its result."""
+    """Run a side in a process with empty caches; return whether it has failed. The others go on."""
     with tempfile.TemporaryDirectory() as folder:
         places = [str(options.packages.absolute()), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -358,9 +369,16 @@ def run_side(side, options, turns=""):
             "TRITON_CACHE_DIR": f"{folder}/triton",
             "TUNEBOOK_HOME": f"{folder}/book",
         }
-        command = [sys.executable, __file__, "--side", side, "--turns", turns, *options.passed_on]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.decode().splitlines()[-1])
+        rows = ["--rows", str(rows_of(side, options).absolute())]
+        command = [sys.executable, __file__, "--side", side, "--turns", turns, *rows, *options.passed_on]
+        done = subprocess.run(command, env=environment, check=False)
+    if done.returncode:
+        print(f"{side}: ended with {done.returncode}")
+    return done.returncode != 0
+
+
+def rows_of(side, options):
+    return options.out / f"no_stall-{side}.jsonl"
 
 
 def parse(arguments):
@@ -369,30 +387,28 @@ def parse(arguments):
     parser.add_argument("--only", choices=("training", "server"))
     parser.add_argument("--sides", default=",".join(SIDES), help="of the training")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--out", type=Path, help="the folder of the rows and the results")
+    parser.add_argument("--collect", action="store_true", help="take the numbers from the rows in that folder")
     parser.add_argument(
         "--lengths", default="2048,3072,4096", help="of sequences; below these, the GPU waits for the host"
     )
     parser.add_argument("--seconds", type=float, default=90.0, help="of training, for each side")
     parser.add_argument("--steps", type=int, default=10**9, help="of training, at most")
-    parser.add_argument("--server-seconds", type=float, default=240.0)
+    parser.add_argument("--server-seconds", type=float, default=180.0)
     parser.add_argument("--settle", type=float, default=60.0, help="seconds of the server that are not counted")
     parser.add_argument("--requests", type=int, default=10**9, help="of the server, at most")
     parser.add_argument("--rate", type=float, default=2000.0, help="requests per second")
     parser.add_argument("--block", type=int, default=50, help="requests after which the server switches sides")
     parser.add_argument("--side", choices=(*SIDES, "server"), help=argparse.SUPPRESS)
     parser.add_argument("--turns", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    options.out = options.out or (Path(tempfile.mkdtemp()) if options.dry_run else tables.RESULTS)
     options.passed_on = [*arguments, "--packages", str(options.packages.absolute())]
     return options
 
 
-def per_second(ends_s):
-    """Return the steps in each second: the raw result, which would else have 40,000 numbers."""
-    counts = Counter(int(end) for end in ends_s)
-    return [counts[second] for second in range(int(ends_s[-1]) + 1)]
-
-
-def publish(found, raw, options):
+def publish(found, raw, facts, options):
     """Print the table and write it; return the exit status."""
     compare = {"<=": operator.le, ">=": operator.ge}
     rows = []
@@ -403,8 +419,37 @@ def publish(found, raw, options):
         for row in rows:
             print(*row)
         return 0
-    gpu = {"gpu": torch.cuda.get_device_name(), "versions": {"torch": torch.__version__, "triton": triton.__version__}}
-    return tables.report("no_stall", rows, {"measured": found, **raw}, quick=False, **gpu)
+    tables.RESULTS = options.out
+    return tables.report("no_stall", rows, {"measured": found, **raw}, quick=False, **facts)
+
+
+def collect(options):
+    """Take all numbers from the rows in a folder, also of sides that did not end; return the exit status."""
+    rows = {side: read_rows(rows_of(side, options)) for side in (*SIDES, "server")}
+    facts = next((each.pop(0)["facts"] for each in rows.values() if each), {})
+    rows = {side: [row for row in each if "facts" not in row] for side, each in rows.items()}
+    ends = {side: read_numbers(rows_of(side, options), "ends") for side in SIDES}
+    found = compare_training({side: each for side, each in ends.items() if len(each) > 1})
+    latencies = {side: read_numbers(rows_of("server", options), side) for side in ("fixed", "live")}
+    if all(latencies.values()):
+        found |= compare_serving(latencies)
+    raw = {}
+    for side in (side for side, each in rows.items() if each):
+        raw |= {f"seconds, {side}": rows[side], f"held up, {side}": limited_by(rows[side])}
+        raw |= {f"first step of {side}, s": ends[side][0]} if ends.get(side) else {}
+        tell(side, rows[side])
+    return publish(found, raw, facts, options) if found else 1
+
+
+def tell(side, rows):
+    """Print how far the sessions of a side were at the end, and on what its host worked."""
+    last, limits = rows[-1]["tuning"], limited_by(rows)
+    if last["sessions"]:
+        counts = {what: count for what, count in last.items() if what != "host"}
+        print(f"{side}:", ", ".join(f"{count} {what}" for what, count in counts.items()))
+        for work, seconds in last["host"].items():
+            print(f"{side}: the host spent {seconds:.3f} s on {work}")
+        print(f"{side}: held up:", ", ".join(f"{what} {value:.3g}" for what, value in limits.items()))
 
 
 def main(arguments):
@@ -412,26 +457,15 @@ def main(arguments):
     if options.side:
         work(options)
         return 0
-    path = tables.RESULTS / "no_stall.json"
-    raw = json.loads(path.read_text())["raw"] if path.exists() and not options.dry_run else {}
-    found, ends, status = raw.pop("measured", {}), {}, 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = False
     sides = [] if options.only == "server" else options.sides.split(",")
     for together in ([side for side in sides if side != "triton"], [side for side in sides if side == "triton"]):
-        done = run_sides(together, options) if together else {}
-        ends |= {side: each["ends"] for side, each in done.items()}
-        for side, each in done.items():
-            raw |= told(side, each)
-        raw |= {f"first step of {side}, s": ends[side][0] for side in together}
-        raw |= {f"steps in each second, {side}": per_second(ends[side]) for side in together}
-        if together and {"fixed", "live", "offline"} <= set(ends):
-            found |= compare_training(ends)
-            status = publish(found, raw, options)
-    if options.only != "training":
-        done = run_side("server", options)
-        found |= compare_serving(done["latencies"])
-        raw |= told("server", done)
-        status = publish(found, raw, options)
-    return status
+        if together and not options.collect:
+            failed |= run_sides(together, options)
+    if options.only != "training" and not options.collect:
+        failed |= run_side("server", options)
+    return collect(options) or int(failed)
 
 
 if __name__ == "__main__":

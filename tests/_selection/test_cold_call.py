@@ -156,18 +156,21 @@ def test_a_pin_that_is_written_while_a_tuning_runs_without_a_lease_stands(tmp_pa
 
 
 def told_events():
-    """The events that are told anywhere in the source: first arguments of `request.tell`, and `event=` of answers."""
+    """The events that are told anywhere in the source: by `tell` of a request, now or by a `partial`, and as `event=`."""
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call):
-                continue
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            told = name == "tell" and getattr(getattr(node.func, "value", None), "id", "") == "request"
-            first = node.args[0] if told and node.args else None
-            given = [k.value for k in node.keywords if k.arg == "event" and name in {"Found", "_replace"}]
-            for value in [*([] if first is None else [first]), *given]:
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    yield value.value
+            if isinstance(node, ast.Call):
+                yield from (v.value for v in told_in(node) if isinstance(v, ast.Constant) and isinstance(v.value, str))
+
+
+def told_in(call):
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="request"), attr="tell"), args=[event, *_]):
+            yield event
+        case ast.Call(func=ast.Name(id="partial"), args=[ast.Attribute(attr="tell"), event, *_]):
+            yield event
+        case ast.Call(func=ast.Name(id="Found") | ast.Attribute(attr="Found" | "_replace"), keywords=keywords):
+            yield from (keyword.value for keyword in keywords if keyword.arg == "event")
 
 
 def test_every_event_that_is_told_is_in_the_vocabulary_and_every_one_there_is_told():

@@ -138,6 +138,11 @@ class TestLog:
         assert "mm@v0: trying 1/3" in caplog.text
         assert "autotune_finish" in caplog.text
 
+    def test_arguments_are_in_the_order_of_the_signature(self, caplog):
+        caplog.set_level(logging.INFO, logger="tunebook")
+        tb.tunable(lambda q, k, *, config: q, space=[{"b": 1}], store=False, name="mm")(1, 2)
+        assert "tuning mm@v0 (q: 1; k: 2): 1 candidate" in caplog.text
+
     def test_a_tuning_after_an_interrupt_says_that_it_goes_on(self, caplog, tmp_path):
         caplog.set_level(logging.INFO, logger="tunebook")
         stops, clock = [True], FakeClock()
@@ -158,6 +163,30 @@ class TestLog:
         assert {step.known for step in steps} == {2}
         assert "tuning mm@v0 (n: 1): 3 candidates, going on from 2 measurements" in caplog.text
 
+    @pytest.mark.parametrize(
+        ("code", "values", "why"),
+        [
+            (2, [1, 2], "by other code (the kernel, or a function that it uses, was edited), so it is tuned anew"),
+            (1, [1, 2, 4], "with other candidates, so it is tuned anew"),
+        ],
+    )
+    def test_a_tuning_of_a_call_that_was_tuned_before_says_why(self, caplog, tmp_path, code, values, why):
+        def tuned(code, values):
+            clock = FakeClock()
+
+            @tb.tunable(space=tb.Space(b=values), store=tmp_path, name="mm", tuner=fake_tuner(clock))
+            def matmul(n, *, config):
+                clock.spend(config.b * code)
+                return n
+
+            matmul(1)
+
+        caplog.set_level(logging.INFO, logger="tunebook")
+        tuned(1, [1, 2])
+        assert "the entry was made" not in caplog.text
+        tuned(code, values)
+        assert f"tuning mm@v0 (n: 1): {len(values)} candidates; the entry was made {why}" in caplog.text
+
     def test_a_tuning_that_fails_says_why(self, caplog):
         caplog.set_level(logging.INFO, logger="tunebook")
         clock = FakeClock()
@@ -168,7 +197,7 @@ class TestLog:
 
         with pytest.raises(tb.NoConfig):
             bad(1)
-        assert "not tuned: bad@v0 (n: 1): all 1 candidates failed: ValueError: never" in caplog.text
+        assert "not tuned: bad@v0 (n: 1): the only candidate failed: ValueError: never" in caplog.text
 
     def test_warnings_are_in_the_log_too(self, caplog):
         with pytest.warns(tb.TunebookWarning):
@@ -182,6 +211,12 @@ class TestLog:
         with pytest.warns(tb.TunebookWarning) as caught:
             matmul(1)
         assert caught[0].filename == __file__
+
+    def test_also_one_that_is_given_inside_of_a_with_block_of_the_library(self):
+        matmul = kernel(store="/proc/nowhere/book")
+        with pytest.warns(tb.TunebookWarning, match="cannot write to /proc/nowhere") as caught:
+            matmul(1)
+        assert {each.filename for each in caught} == {__file__}
 
 
 PROGRAM = """
@@ -204,10 +239,11 @@ def test_the_log_goes_to_standard_error_if_the_environment_asks(level, monkeypat
     assert level or ran.stderr == ""
 
 
-def test_another_level_is_an_error_that_lists_the_levels(monkeypatch):
+def test_another_level_is_one_warning_that_lists_the_levels_and_the_program_runs(monkeypatch):
     monkeypatch.setenv("TUNEBOOK_LOG", "loud")
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert "invalid TUNEBOOK_LOG='loud'; use info or debug" in ran.stderr
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert ran.stderr.count("invalid TUNEBOOK_LOG='loud'; use info or debug. Nothing is logged") == 1
+    assert "<string>:" in ran.stderr
 
 
 class Terminal(io.StringIO):

@@ -305,6 +305,45 @@ def test_nothing_is_rolled_back_when_the_whole_device_slows_down(gpu):
     assert kernel.best_config.kwargs == {"BLOCK": 256}
 
 
+def test_after_the_decision_a_launch_does_nothing_but_launch_except_for_two_of_23(gpu, monkeypatch):
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background(HANG_S)
+    for _ in range(50):
+        kernel[grid](*tensors())
+    (session,) = sessions(kernel)
+    asked, ask = [], session.run
+    monkeypatch.setattr(live_session.LiveSession, "run", lambda _self, *call: asked.append(1) or ask(*call))
+    threads, count, recorded = threading.active_count(), session.race.account.calls, gpu.records
+    for _ in range(23 * 20):
+        kernel[grid](*tensors())
+    assert 2 * 19 <= len(asked) <= 2 * 21
+    assert 2 * 19 <= gpu.records - recorded <= 2 * 21
+    assert session.race.account.calls == count  # counted when somebody asks
+    assert threading.active_count() <= threads
+    assert count + 23 * 19 <= int(str(session).partition("; ")[2].split()[0]) <= count + 23 * 22
+
+
+@pytest.mark.filterwarnings("ignore:.*os.fork")  # the child does not use jax, which other tests have loaded
+def test_a_forked_child_goes_on_with_the_winner_and_without_the_parents_events(gpu):
+    kernel = live_kernel()
+    call_until_decided(kernel, *tensors())
+    tb.wait_for_background(HANG_S)
+    (session,) = sessions(kernel)
+    for _ in range(50):
+        kernel[grid](*tensors())
+        if session._look is not None:
+            break
+    session._turn.acquire()  # a thread of the parent has the turn
+    child = os.fork()
+    if child == 0:
+        left = session._look is None and session._turn.acquire(blocking=False)
+        os._exit(0 if left else 1)
+    session._turn.release()
+    assert os.waitpid(child, 0)[1] == 0
+    assert session._look is not None
+
+
 # ---------------------------------------------------------------------------------------------------------------- forks
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, did_you_mean, not_among
 from tunebook._base.vocabulary import Trust
 from tunebook._kernel.measure import check_measure
 from tunebook._memo.answer_memo import MEMO
@@ -19,6 +19,10 @@ WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
 Reverify = Literal["never", "tuning", "behind"]
 _LEAST_WINDOW: Final = 100  # calls: a shorter one is over before a candidate is compared
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -38,7 +42,9 @@ class AutotunePolicy:
     warning, if an argument is neither an array nor a plain value.
 
     On a GPU, "incremental" times launches by device events and waits for none of them. Then any `slowdown_window` calls
-    of a problem take at most `slowdown` times as long as with its first configuration.
+    of a problem take at most `slowdown` times as long as with its first configuration. Some calls stand still for
+    milliseconds, in which the host makes a fork or loads a candidate: of `calls_per_stall` calls of the process at most
+    one, or as many as the host's share of the time allows if this is 0.
 
     If every candidate is rejected, the heuristic's configuration too, or the reference fails, the call warns once and
     runs with the heuristic's configuration. With `strict` it raises `TuningFailed` instead.
@@ -70,6 +76,7 @@ class AutotunePolicy:
     incremental_slowdown: float = 1.5
     slowdown: float = 1.02
     slowdown_window: int = 2000
+    calls_per_stall: int = 0
     regret_limit: float = 0.03
     strict: bool = False
     trust: Trust | None = None
@@ -88,7 +95,7 @@ class AutotunePolicy:
             choices["trust"] = Trust
         for name, valid in choices.items():
             if (value := getattr(self, name)) not in get_args(valid):
-                raise DefinitionError(f"invalid {name}={value!r}; use one of {', '.join(map(repr, get_args(valid)))}")
+                raise DefinitionError(not_among(name, value, get_args(valid)))
         check_measure(self.measure)
         least = {"candidate_timeout_s": "0 seconds", "regret_limit": "0: 0.03 is 3 % slower than the best"}
         for name in (name for name in least if not getattr(self, name) > 0):
@@ -100,10 +107,9 @@ class AutotunePolicy:
             )
         if not 1 < self.slowdown < math.inf:
             raise DefinitionError(f"slowdown={self.slowdown!r} must be more than 1: 1.02 lets calls take 2 % longer")
-        if not isinstance(self.slowdown_window, int) or self.slowdown_window < _LEAST_WINDOW:
-            raise DefinitionError(
-                f"slowdown_window={self.slowdown_window!r} must be a number of calls, at least {_LEAST_WINDOW}"
-            )
+        fewest = {"slowdown_window": _LEAST_WINDOW, "calls_per_stall": 0}
+        for name in (name for name in fewest if not _is_count(getattr(self, name), fewest[name])):
+            raise DefinitionError(f"{name}={getattr(self, name)!r} must be a number of calls, at least {fewest[name]}")
         if self.cache_miss_fallback == "incremental" and self.isolate == "always":
             raise DefinitionError(
                 "cache_miss_fallback='incremental' runs candidates in the user's own calls, which isolate='always' "
@@ -122,7 +128,7 @@ class AutotunePolicy:
             names = [name for name, each in cls.__dataclass_fields__.items() if each.init]
             for name in given:
                 if name not in names:
-                    raise DefinitionError(did_you_mean("policy", name, names))
+                    raise DefinitionError(did_you_mean("option of AutotunePolicy", name, names))
             return object.__new__(cls)
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -148,5 +154,5 @@ class AutotunePolicy:
         names = [field.name for field in fields(self) if field.init]
         for name in updates:
             if name not in names:
-                raise DefinitionError(did_you_mean("policy", name, names))
+                raise DefinitionError(did_you_mean("option of AutotunePolicy", name, names))
         return replace(self, **updates)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 
 from tunebook._base.config_codec import encode, fingerprint_of
 from tunebook._base.errors import CodecError, TuningFailed, text_of, warn_once
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._kernel.measure import measure_of
 from tunebook._measure.stopwatch import Stopwatch
 from tunebook._memo.answer_memo import EPOCH, MEMO
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from tunebook._kernel.kernel import Invocation
     from tunebook._tuning.in_call_session import InCallSession
     from tunebook._tuning.job import Tuned
-    from tunebook._tuning.live_session import LiveRuns, LiveSession
+    from tunebook._tuning.live_runs import LiveRuns
+    from tunebook._tuning.live_session import LiveSession
 
 C = TypeVar("C")
 
@@ -88,7 +90,8 @@ class Background:
         self._clear()
 
     def _clear(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = InterruptSafeLock()
+        self._changed = threading.Condition(self._lock)
         self._fresh: deque[_QueuedJob] = deque()
         self._put_off: deque[_QueuedJob] = deque()
         self._states: dict[Hashable, State] = {}
@@ -107,7 +110,7 @@ class Background:
         that caller instead. An error ends the thread, and the next job gets a new thread. `ended` is called when the
         job has left the queue, with or without a result.
         """
-        with self._changed:
+        with self._lock:
             if key in self._states:
                 return True
             if len(self._states) >= self._capacity or self._stopping or not self._has_thread():
@@ -119,7 +122,7 @@ class Background:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no job is left; False if the time is up before, or if a job itself asks."""
-        with self._changed:
+        with self._lock:
             if threading.current_thread() is self._thread:
                 return False  # it would wait for itself
             return self._changed.wait_for(lambda: not self._left, timeout)
@@ -131,7 +134,7 @@ class Background:
 
     def stop(self) -> None:
         """Drop all jobs, and wait a moment for the running job to release its lease."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._fresh.clear()
             self._put_off.clear()
@@ -175,7 +178,7 @@ class Background:
         try:
             self._stop_at_exit()
             while True:
-                with self._changed:
+                with self._lock:
                     patient = not self._fresh
                     queue = self._put_off if patient else self._fresh
                     if not queue:
@@ -184,7 +187,7 @@ class Background:
                     self._states[entry.key] = "running"
                 self._attempt(entry, patient=patient)
         finally:
-            with self._changed:
+            with self._lock:
                 self._thread = None
                 if self._fresh or self._put_off:
                     self._has_thread()  # for jobs that came while this thread ended, or that it left when a job raised
@@ -197,7 +200,7 @@ class Background:
             if done:
                 self._end(entry)
             else:
-                with self._changed:
+                with self._lock:
                     self._states[entry.key] = "waiting for its turn"
                     self._put_off.append(entry)
 
@@ -206,7 +209,7 @@ class Background:
         try:
             entry.ended()
         finally:
-            with self._changed:
+            with self._lock:
                 self._left -= 1
                 self._changed.notify_all()
 
@@ -312,10 +315,7 @@ class DeferredTuning(Generic[C]):
             stopwatch=tuner.stopwatch if isinstance(tuner, Tuner) else Stopwatch(),
             on_found=lambda tuned: self._submit(later, stand_in, partial(self._autotune.adopt, tuned=tuned)),
         )
-        exploration = self.explorations.setdefault(key_of(request), mine)
-        if exploration is mine:
-            request.tell("autotune_start", candidates=mine.candidates, verifying=False)
-        return Skipped(str(exploration), exploration=exploration)
+        return self._begin(request, mine)
 
     def _explore_live(self, request: Request[C], stand_in: C, runs: LiveRuns[C]) -> Skipped:
         """Try candidates in calls that nothing waits for, and go on watching the winner."""
@@ -340,19 +340,30 @@ class DeferredTuning(Generic[C]):
             later,
             configs,
             runs,
-            LiveOutcome(found, rolled_back, partial(_tell_progress, later)),
+            LiveOutcome(found, rolled_back, partial(later.tell, "live_progress")),
             slowdown=policy.slowdown,
             window=policy.slowdown_window,
+            calls_per_stall=policy.calls_per_stall,
             others=[*self.explorations.values(), *(session for session, _ in self._parts.watched.values())],
         )
-        exploration = self.explorations.setdefault(key_of(request), mine)
-        if exploration is mine:
+        return self._begin(request, mine)
+
+    def _begin(self, request: Request[C], mine: InCallSession[C] | LiveSession[C]) -> Skipped:
+        """Make a session that of its problem, unless another thread has one, or has just finished one."""
+        if (session := self.explorations.setdefault(key_of(request), mine)) is mine:
+            # The memory was asked before that one ended: no call would ever come to a second session.
+            if isinstance(self._memory.ask(request), Found):
+                self.explorations.pop(key_of(request), None)
+                return Skipped("another thread has just finished tuning it", transient=True)
             request.tell("autotune_start", candidates=mine.candidates, verifying=False)
-        return Skipped(str(exploration), exploration=exploration)
+        return Skipped(str(session), exploration=session)
+
+    @property
+    def _memory(self) -> Memory[C]:
+        return next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
 
     def _roll_back(self, request: Request[C], beaten: C, better: C) -> None:
-        memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
-        memory.remember(request, better)
+        self._memory.remember(request, better)
         request.tell("rolled_back", cfg=better, beaten=beaten)
         EPOCH.advance()
 
@@ -385,11 +396,10 @@ class DeferredTuning(Generic[C]):
         request = replace(request, policy=policy)
         try:
             # A caller that tuned it meanwhile may have had no book to write to.
-            memory: Memory[C] = next(tier for tier in self._parts.tiers if isinstance(tier, Memory))
-            answer = memory.ask(request)
+            answer = self._memory.ask(request)
             answer = answer if isinstance(answer, Found) and not fresh else find(request)
             if isinstance(answer, Found) and answer.remember:
-                memory.remember(request, answer.config)
+                self._memory.remember(request, answer.config)
                 request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
             if isinstance(answer, Found) and not _is_same(answer.config, stand_in):
                 EPOCH.advance()
@@ -427,10 +437,6 @@ def _detach(request: Request[C]) -> Request[C]:
         policy=replace(request.policy, cache_miss_fallback="autotune", validate_backward=backward),
         on_step=BACKGROUND.check_stop,
     )
-
-
-def _tell_progress(request: Request[Any], **data: Any) -> None:
-    request.tell("live_progress", **data)
 
 
 def live_runs_of(request: Request[C], stand_in: C | None = None) -> LiveRuns[C] | None:
@@ -489,7 +495,6 @@ def _first_group(request: Request[C]) -> Sequence[C]:
 
 
 def _is_same(config: object, other: object) -> bool:
-    try:
+    with suppress(CodecError):
         return fingerprint_of(encode(config)) == fingerprint_of(encode(other))
-    except CodecError:
-        return config is other
+    return config is other

@@ -6,12 +6,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tunebook._base.config_codec import fingerprint, readable
-from tunebook._base.durations import seconds_text
+from tunebook._base.durations import LONG_S, seconds_text
 from tunebook._base.environment_variables import log_setting
-from tunebook._base.errors import CodecError, TuningFailed, warn_once
+from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, warn_once
 from tunebook._base.log import listens, log, log_to_stderr
 from tunebook._base.record_format import identity
 from tunebook._keys.key_text import spell_out
+from tunebook._tuning.job import REJECTED
+from tunebook._tuning.plan import REFERENCE_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,29 +24,41 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-_WRONG: Final = frozenset({"wrong-result", "nan"})
+MEND_OUTPUT: Final = "Mend the kernel, or its check with reference=, tolerance= or check="
 _LONGEST: Final = 120  # characters of a call's arguments in a line
 _LISTED: Final = 3  # candidates that a line names
-_LONG_S: Final = 5.0  # of a candidate that runs: then a line names it
 
 
 def start_log() -> None:
     """Print the log to standard error if `TUNEBOOK_LOG` asks for it."""
-    if (level := log_setting()) is not None:
+    try:
+        level = log_setting()
+    except DefinitionError as error:  # no reason to end a program, unlike a setting that answers depend on
+        warn_once("setting", "TUNEBOOK_LOG", f"{error}. Nothing is logged")
+        return
+    if level is not None:
         log_to_stderr(level)
 
 
-def watched(problem: Problem, job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *, verifying: bool) -> Tuned[C]:
-    """Tune; write to the log how it begins and ends, and warn of candidates that were rejected for their output."""
+def watched(
+    asked: Call[C], job: Job[C], tune: Callable[[Job[C]], Tuned[C]], *, because: str = "", verifying: bool
+) -> Tuned[C]:
+    """Tune; write to the log how it begins and ends, and warn of candidates that were rejected for their output.
+
+    `because` says why the choice that the call has does not answer.
+    """
+    problem = asked.problem
     if job.died is not None:
         _warn_of_a_death(problem, job)
     if not listens("info"):
         tuned = tune(job)
         tell_of_failures(problem, job, tuned)
         return tuned
-    arguments = "; ".join(spell_out(problem.call_key))
+    arguments = "; ".join(spell_out(problem.call_key, tuple(getattr(asked.kernel, "parameters", ()))))
     call = f"{problem.op} ({arguments if len(arguments) <= _LONGEST else f'{arguments[:_LONGEST]} ...'})"
-    log("info", f"{'verifying' if verifying else 'tuning'} {call}: {job.size} candidates{_going_on(job)}")
+    why = f"; {because}" if because else ""
+    count = "1 candidate" if job.size == 1 else f"{job.size} candidates"
+    log("info", f"{'verifying' if verifying else 'tuning'} {call}: {count}{_going_on(job)}{why}")
     job = job._replace(on_step=_logged(problem.op, job))
     try:
         tuned = tune(job)
@@ -84,7 +98,7 @@ def _logged(op: str, job: Job[Any]) -> Callable[[Step], None]:
         if each and (m := step.latest) is not None:
             found = "failed" if m.failure is not None else seconds_text(min(m.samples_s, default=0.0))
             log("debug", f"{op}: {step.doing} {step.done}/{step.total}: {readable(m.config)}: {found}")
-        if step.running is not None and step.running_s >= due_s.get(name := repr(step.running), _LONG_S):
+        if step.running is not None and step.running_s >= due_s.get(name := repr(step.running), LONG_S):
             due_s[name] = 2 * step.running_s
             limit = f"candidate_timeout_s={job.setup.timeout_s:g} ends it"
             log("info", f"{op}: {name} has been running for {seconds_text(step.running_s)}; {limit}")
@@ -96,7 +110,16 @@ def _logged(op: str, job: Job[Any]) -> Callable[[Step], None]:
 
 def is_wrong(m: Measurement) -> bool:
     """Whether a candidate ran, and was rejected for its output."""
-    return m.failure is not None and m.failure.kind in _WRONG
+    return m.failure is not None and m.failure.kind in REJECTED
+
+
+def remedy_for(error: TuningFailed) -> str:
+    """Return how to get a configuration for a call whose tuning failed."""
+    if error.message == REFERENCE_FAILED:
+        return "Mend the kernel's reference=, or pass a configuration with the call."
+    if error.measurements and all(map(is_wrong, error.measurements)):
+        return f"{MEND_OUTPUT}; or pass a configuration with the call."
+    return "Pass a configuration with the call, or give the kernel a candidate that works."
 
 
 def _warn_of_a_death(problem: Problem, job: Job[Any]) -> None:

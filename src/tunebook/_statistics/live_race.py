@@ -13,21 +13,20 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from tunebook._statistics.live_comparisons import FASTER, FINAL, finalists_of, surely_below, times_as_long
 from tunebook._statistics.live_rounds import Round, Turn, WinnerLook
 from tunebook._statistics.race import (
     ENOUGH,
     HOPELESS,
-    OF_MEDIAN,
     Lane,
-    RaceStage,
     is_time,
     median_s,
     paired,
     pooled_uncertainty,
-    standard_error,
     survivors,
 )
-from tunebook._statistics.winner_watch import WATCH_EVERY, WinnerWatch
+from tunebook._statistics.slowdown_account import DisturbedLaunches
+from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY, WinnerWatch
 
 if TYPE_CHECKING:
     import random
@@ -45,32 +44,23 @@ SURPRISE: Final = 8.0
 _SCREENING: Final = ((1, HOPELESS), (2, 1.8), (3, 1.4), (5, 1.2), (8, 1.1))
 _MEDIAN_FROM: Final = 5
 _SCREENED: Final = _SCREENING[-1][0]
-# Finalists: all this close to the best, because a tie is decided by rule and not by the luck of the screening...
-_ALIKE: Final = 1.03
-# ...and so many in all, if they are this close.
-_FINALISTS, _CLOSE = 6, 1.08
-_FINAL: Final = (
-    RaceStage(8, 1.06),
-    RaceStage(16, 1.04),
-    RaceStage(24, 1.03),
-    RaceStage(32, 1.025),
-    RaceStage(48, 1.02),
-)
 # Samples of finalists cost the program next to nothing, so there are more of them than in a race that it waits for:
 # with 24 rounds, noise chose between equal candidates in 4 of 80 races, and with these in none or one.
-_LEAST_ROUNDS, _MOST_ROUNDS, _FINAL_SAMPLES = 96, 320, 1000
+_LEAST_ROUNDS, _MOST_ROUNDS, _FINAL_SAMPLES = 96, 240, 720
+_PRESSED_ROUNDS: Final = 32  # while the account holds up the race
 _SETTLED, _SETTLED_AFTER = 0.001, 48
 _LOOK_EVERY: Final = 16  # rounds: working out the uncertainty takes as long as several launches
-# A candidate leads if it is faster by so many standard errors, and by this fraction: five samples may agree by chance.
-_SURELY, _FASTER = 2.5, 0.02
-_UNDER_WAY: Final = 4  # rounds, or looks, whose times are not known yet
+# If the account has held up the race for the first part of its window, candidates that seem this much slower leave;
+# after the second, all that seem slower: then no more launches cost anything.
+_HELD_UP, _ENDS, _PROMISING = 0.5, 0.7, 1.1
+_UNDER_WAY: Final = 4  # rounds whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
 _MOST_SIZES: Final = 64  # whose latest times are kept: calls of ever new sizes must not grow this for ever
 # While no round can begin, the leader serves so many calls before the race is asked again, because asking takes host
 # time: a random number, so that the races of a program do not all ask in the same step, where the first one would take
-# all of the host's share. And so many where the times of rounds are awaited.
-_REST, _REST_AWAITING = (8, 24), 4
+# all of the host's share.
+_REST: Final = 8, 24
 
 
 class LiveRace:
@@ -84,6 +74,7 @@ class LiveRace:
         self.leader = incumbent
         self.phase: Phase = "screening"
         self._values: dict[str, float] = {incumbent: 1.0}  # times, relative to the incumbent's
+        self._led = 1.0  # the leader's, at most
         self._lanes: dict[str, Lane] = {}  # in the screening
         self.finalists: list[Lane] = []
         self._started = 0  # final rounds
@@ -98,7 +89,8 @@ class LiveRace:
         self.decided_after: int | None = None  # calls
         self.unit_s = 0.0  # the latest time of the incumbent, by the leader's
         self.watch: Final = WinnerWatch()
-        self._looks = 0  # whose times are not known yet
+        self._refused, self._held_up = False, 0  # by the account: when the race was asked last, and for how many calls
+        self._disturbed: Final = DisturbedLaunches()
 
     # ------------------------------------------------------------------------------------------------ the next call
 
@@ -111,6 +103,21 @@ class LiveRace:
         """Say that no further candidate will be admitted."""
         self._complete = True
 
+    def withdraw(self, name: str) -> bool:
+        """Let a candidate take no part any more, unless it has run; return whether it was so."""
+        if not self.runs[name]:
+            self._drop(name)
+        return not self.runs[name]
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether the account has held up rounds for so long that only promising candidates are still to run."""
+        return self._held_up >= _HELD_UP * self.account.window
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._held_up >= _ENDS * self.account.window
+
     @property
     def left(self) -> int:
         """How many candidates are still in the race, the leader among them."""
@@ -122,12 +129,12 @@ class LiveRace:
         return {name: each for name, each in self._values.items() if name not in self._lanes or self._has_run(name)}
 
     @property
-    def untried(self) -> int:
-        """How many candidates are in the race and are not known yet."""
-        return sum(not self._has_run(name) for name in self._lanes)
+    def untried(self) -> list[str]:
+        """The candidates that are in the race and are not known yet."""
+        return [name for name in self._lanes if not self._has_run(name)]
 
     def _has_run(self, name: str) -> bool:
-        return name == self.leader or len(self._lanes[name].samples_s) > 1
+        return name in (self.leader, self._incumbent) or len(self._lanes[name].samples_s) > (not self.is_pressed)
 
     def next(self, sizes: Callable[[], Hashable], *, may_begin: bool = True) -> Turn:
         """Return the candidate of the next call; `sizes` returns its sizes, and is asked only where they matter.
@@ -135,32 +142,35 @@ class LiveRace:
         Without `may_begin`, no round begins: the host has spent its share of the program's time.
         """
         if self.phase == "decided" and self._open is None and self.watch.duel is None:
-            turn = self._look(sizes)
+            due = self.watch.begins_look(self.account.calls)
+            turn = WinnerLook(self.leader, sizes()) if due else Turn(self.leader)
         else:
             found = self._continued(sizes)
+            self._refused = False
             if found is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
                 self._open = self._plan(sizes)
                 found = self._continued(sizes)
+            self._held_up += self._refused
             turn = found or Turn(self.leader)
         self.runs[turn.name] += 1
-        led = self._values[self.leader] - 1
         # The launch of another candidate was reserved, and is charged when its time is known.
-        self.account.count(led if turn.name == self.leader else 0.0)
+        self.account.count(self._led - 1 if turn.name == self.leader else 0.0)
         return turn
 
-    def _look(self, sizes: Callable[[], Hashable]) -> Turn:
-        """Return a call of the winner, which is timed if it is time for that."""
-        watch = self.watch
-        if self._looks >= _UNDER_WAY or (not watch.alert and (self._looks or self.account.calls % WATCH_EVERY)):
-            return Turn(self.leader)
-        watch.alert = max(watch.alert - 1, 0)
-        self._looks += 1
-        return WinnerLook(self.leader, sizes())
+    @property
+    def is_calm(self) -> bool:
+        """Whether the winner serves all calls, and nothing is awaited."""
+        return self.phase == "decided" and self._open is None and self.watch.is_calm and not self.watch.looks
+
+    def count_led(self, calls: int) -> None:
+        """Count calls that the leader serves."""
+        self.account.count(self._led - 1, calls)
+        self.runs[self.leader] += calls
 
     @property
     def gain_s(self) -> float:
         """How much less a call takes with the leader than with the incumbent."""
-        return (1 - self._values[self.leader]) * self.unit_s
+        return (1 - self._led) * self.unit_s
 
     def rest(self, turn: Turn, patience: int = 1, at_least: int = 0) -> int:
         """Return how many calls the leader serves before the race is asked again, and count them.
@@ -171,10 +181,10 @@ class LiveRace:
         if self._open is not None or not self.watch.is_calm or (turn.is_timed and not decided):
             return 0
         calls = -self.account.calls % WATCH_EVERY if decided else self._rng.randint(*_REST) * patience + at_least
-        if self._under_way or self._looks:
-            calls = min(calls, _REST_AWAITING)
-        self.account.count(self._values[self.leader] - 1, calls)
-        self.runs[self.leader] += calls
+        if self._under_way or self.watch.looks:
+            calls = min(calls, AWAITING)
+        self.count_led(calls)
+        self._held_up += self._refused * calls
         return calls
 
     def _continued(self, sizes: Callable[[], Hashable]) -> Turn | None:
@@ -212,18 +222,29 @@ class LiveRace:
         if self.phase == "screening":
             return self._plan_screening(sizes)
         if self.phase == "final":
-            if self._started >= self._most_rounds():
-                return None
-            return self._begin([lane.name for lane in self.finalists], sizes)
+            return self._plan_final(sizes)
         if self.watch.runner_up is None:
             return None
         return self._begin([self.leader, self.watch.runner_up], sizes, is_duel=True)
+
+    def _plan_final(self, sizes: Callable[[], Hashable]) -> Round | None:
+        if self._is_overdue:
+            self.finalists = [lane for lane in self.finalists if self._is_promising(lane)]
+        if self.finalists and self._started < self._most_rounds():
+            return self._begin([lane.name for lane in self.finalists], sizes)
+        if not self._under_way:
+            self._end()
+        return None
 
     def _plan_screening(self, sizes: Callable[[], Hashable]) -> Round | None:
         if self._complete and not any(name != self.leader for name in self._lanes) and not self._under_way:
             self._begin_final()
             return self._plan(sizes) if self.phase == "final" else None
+        if not self.unit_s:  # how long a call takes decides which kernels are tuned first
+            return None if self._under_way else self._begin([self.leader], sizes)
         waiting = [lane for lane in self._lanes.values() if lane.name != self.leader and not self._is_screened(lane)]
+        if self.is_pressed:
+            waiting = [lane for lane in waiting if not lane.samples_s or self._is_promising(lane)]
         if not waiting:
             if self._complete and not self._under_way:
                 self._begin_final()
@@ -239,8 +260,14 @@ class LiveRace:
         A faster leader saves the time that slow candidates cost. Without it, a third of the spaces of 32 candidates had
         the incumbent still leading after 2,000 calls, at 1.8 times the best.
         """
+        if lane.name == self._incumbent:
+            return False, 0, 0.0
         value = self._values.get(lane.name, math.inf)
-        return value >= (1 - _FASTER) * self._values[self.leader], self.runs[lane.name], value
+        return value >= (1 - FASTER) * self._values[self.leader], self.runs[lane.name], value
+
+    def _is_promising(self, lane: Lane) -> bool:
+        led = self._values[self.leader]
+        return self._values[lane.name] <= led * (1.0 if self._is_overdue else _PROMISING)
 
     def _is_screened(self, lane: Lane) -> bool:
         return len(lane.samples_s) >= _SCREENED
@@ -255,6 +282,7 @@ class LiveRace:
         total = math.fsum(extra for extra in expected if extra > 0)
         # A limit below one surprise lets a round begin when nothing is owed: else nothing would ever be tried.
         if total > 0 and not self.account.allows(min(total, self.account.most)):
+            self._refused = True
             return None
         self.account.reserve(total)
         self._under_way += 1
@@ -270,7 +298,7 @@ class LiveRace:
         """Learn the time of a launch, or None if it is lost. `late`: the device waited for the host within it."""
         found_in = turn.round
         if isinstance(turn, WinnerLook):
-            self._looks -= 1
+            self.watch.looks -= 1
             if seconds is not None and is_time(seconds) and turn.name == self.leader:
                 self.watch.note(turn.sizes, seconds)
         if found_in is None:
@@ -294,7 +322,7 @@ class LiveRace:
         if self.phase == "final" and not self.finalists:
             self._end()
         if name == self.leader:
-            self.leader = self._incumbent
+            self.leader, self._led = self._incumbent, 1.0
         self.watch.drop(name)
 
     def _close(self, closed: Round) -> None:
@@ -309,7 +337,8 @@ class LiveRace:
             self._started -= self.phase == "final" and len(closed.names) > 1
             return
         if self.phase == "decided":
-            self._fight(closed, times)
+            if closed.is_duel:
+                self.watch.fight(self.leader, times)
         elif self.phase == "final":
             self._compare_finalists(closed.sizes, times)
         elif self.leader in times:
@@ -326,8 +355,9 @@ class LiveRace:
             if each is None or led_s is None:
                 self.account.charge(closed.expected[place] if each is not None else 0.0)
             else:
-                # Not below zero: a leader that was disturbed would make a slow candidate look as if it saved time.
-                self.account.charge(max(each / led_s * self._values[self.leader] - 1, 0.0))
+                lane = self._final.get(name) or self._lanes.get(name)
+                known = self._values[name] if lane and len(lane.samples_s) >= _MEDIAN_FROM else None
+                self.account.charge(self._disturbed.own_extra(name, each / led_s * self._values[self.leader], known))
 
     # -------------------------------------------------------------------------------------------------- the screening
 
@@ -337,6 +367,9 @@ class LiveRace:
             lane = self._lanes.get(name)
             if lane is None or name == self.leader:
                 continue
+            if name == self._incumbent:
+                self._check_lead(lane, times)
+                return
             lane.samples_s.append(seconds / times[self.leader] * led)
             count = len(lane.samples_s)
             value = median_s(lane.samples_s) if count >= _MEDIAN_FROM else min(lane.samples_s)
@@ -345,27 +378,37 @@ class LiveRace:
             keep = next((keep for samples, keep in reversed(_SCREENING) if count >= samples), math.inf)
             if value > keep * best:
                 self._drop(name)
-            elif count >= _MEDIAN_FROM and self._leads(lane, value, led):
-                self.leader = name
+            elif count >= _MEDIAN_FROM and (at_most := surely_below(lane.samples_s, led)) is not None:
+                # The account gets only what is surely saved: of many candidates, noise flatters the fastest one.
+                self.leader, self._led = name, min(at_most, self._led)
+                self._lanes[self._incumbent] = Lane(self._incumbent, lambda: None)  # it is compared with the new leader
+                return
 
-    def _leads(self, lane: Lane, value: float, led: float) -> bool:
-        error = standard_error(lane.samples_s, OF_MEDIAN)
-        return value < led * (1 - max(_FASTER, _SURELY * error))
+    def _check_lead(self, lane: Lane, times: dict[str, float]) -> None:
+        """Compare the incumbent with a leader, which may lead by chance, and would make all calls slower."""
+        lane.samples_s.append(times[lane.name] / times[self.leader])
+        if len(lane.samples_s) >= _MEDIAN_FROM and median_s(lane.samples_s) < 1:
+            self.leader, self._led = self._incumbent, 1.0
+        elif self._is_screened(lane):
+            self._led = self._values[self.leader] = 1 / median_s(lane.samples_s)
+        if self.leader == self._incumbent or self._is_screened(lane):
+            del self._lanes[self._incumbent]
 
     def _begin_final(self) -> None:
-        """Choose the finalists: a second one too if it is far behind, because the winner is watched beside it."""
+        """Choose the finalists. The incumbent is one of them, so that savings are known beside it."""
         known = {name: self._values[name] for name in {self._incumbent, self.leader, *self._lanes}}
-        best = min(known.values())
-        ranked = sorted(known, key=lambda name: (known[name], name))
-        few = ranked[:2] + [name for name in ranked[2:_FINALISTS] if known[name] <= _CLOSE * best]
-        chosen = dict.fromkeys([*few, *(name for name in ranked if known[name] <= _ALIKE * best), self.leader])
-        self._final = {n: Lane(n, lambda: None, wins_ties=n == self._incumbent) for n in chosen}
+        self._line_up(finalists_of(known, always=(self.leader, self._incumbent)))
+
+    def _line_up(self, names: Iterable[str]) -> None:
+        self._final = {n: Lane(n, lambda: None, wins_ties=n == self._incumbent) for n in dict.fromkeys(names)}
         self.finalists = list(self._final.values())
         self.phase = "final"
 
     # ------------------------------------------------------------------------------------------------------ the final
 
     def _most_rounds(self) -> int:
+        if self.is_pressed:
+            return _PRESSED_ROUNDS
         return min(max(_FINAL_SAMPLES // max(len(self.finalists), 1), _LEAST_ROUNDS), _MOST_ROUNDS)
 
     def _compare_finalists(self, sizes: Hashable, times: dict[str, float]) -> None:
@@ -376,7 +419,7 @@ class LiveRace:
             lane.samples_s.append(times[lane.name])
             self._runs.append((lane.name, times[lane.name]))
         rounds = min((len(lane.samples_s) for lane in self.finalists), default=0)
-        stage = next((stage for stage in _FINAL if stage.samples == rounds), None)
+        stage = next((stage for stage in FINAL if stage.samples == rounds), None)
         if stage is not None:
             found = paired(self._runs, [lane.name for lane in self.finalists])
             relative = None if found is None else found.times
@@ -393,15 +436,21 @@ class LiveRace:
 
     def _lead_by_final(self) -> None:
         """Let the fastest finalist lead, if the leader is surely slower or out."""
-        best = self.finalists[0]
-        led = next((lane for lane in self.finalists if lane.name == self.leader), None)
-        lost = self._final.get(self.leader)
-        before_s = self._values.get(self.leader, 1.0)
-        if led is None or best.value_s < (1 - _FASTER) * led.value_s:
-            if lost is not None and lost.samples_s:
-                self._values[best.name] = before_s * best.value_s / lost.value_s
-            self._values.setdefault(best.name, before_s)
-            self.leader = best.name
+        best, led = self.finalists[0], next((lane for lane in self.finalists if lane.name == self.leader), None)
+        if led is None or best.value_s < (1 - FASTER) * led.value_s:
+            self._take_lead(best.name)
+        elif self.leader != self._incumbent:
+            self._take_lead(self.leader)
+
+    def _take_lead(self, name: str) -> None:
+        """Let a finalist lead; its time is that beside the incumbent in the final, or else beside the last leader."""
+        for other in (self._incumbent, self.leader):
+            found = times_as_long(self.samples_s(name), self.samples_s(other))
+            if found is not None:
+                self._values[name] = self._values[other] * found
+                break
+        self._led = self._values.setdefault(name, self._values.get(self.leader, 1.0))
+        self.leader = name
 
     def _end(self) -> None:
         self.phase, self.decided_after = "decided", self.account.calls
@@ -419,27 +468,17 @@ class LiveRace:
 
     @property
     def contenders(self) -> list[str]:
-        """The candidates that were in the final."""
-        return list(self._final)
+        """The candidates that ran in the final."""
+        return [name for name, lane in self._final.items() if lane.samples_s]
 
     def adopt(self, winner: str, ranking: Iterable[str]) -> None:
         """Let the winner of the decision serve all calls from now on; the best of the others is the runner-up."""
-        before_s = self._values.get(self.leader, 1.0)
-        ours, theirs = self._final.get(winner), self._final.get(self.leader)
-        if ours is not None and theirs is not None and ours.samples_s and theirs.samples_s:
-            self._values[winner] = before_s * ours.value_s / theirs.value_s
-        self._values.setdefault(winner, before_s)
-        self.leader = winner
+        self._take_lead(winner)
         others = [name for name in ranking if name != winner]
         runner_up = next(iter(others), None) or (None if winner == self._incumbent else self._incumbent)
         self.watch.begin(runner_up, {sizes: each[winner] for sizes, each in self._latest.items() if winner in each})
 
     # ------------------------------------------------------------------------------------------------------- watching
-
-    def _fight(self, closed: Round, times: dict[str, float]) -> None:
-        watch = self.watch
-        if closed.is_duel and watch.duel is not None and watch.runner_up in times and self.leader in times:
-            watch.duel.append(times[self.leader] / times[watch.runner_up])
 
     def beaten_by(self) -> str | None:
         """Return the runner-up after a duel that the winner has lost, once; the runner-up leads from then on."""
@@ -447,15 +486,14 @@ class LiveRace:
         if not self.watch.beaten() or runner_up is None:
             return None
         self._values[runner_up] = self._values.get(runner_up, 1.0)
-        self.leader, self.watch.runner_up = runner_up, self.leader
+        self.leader, self.watch.runner_up, self._led = runner_up, self.leader, self._values[runner_up]
         return runner_up
 
     def race_again(self, names: Iterable[str]) -> None:
         """Race these again from the final on, for example after a duel that the winner has lost."""
-        self._final = {n: Lane(n, lambda: None, wins_ties=n == self._incumbent) for n in dict.fromkeys(names)}
-        self.finalists = list(self._final.values())
+        self._line_up(names)
         self._runs.clear()
         self._latest.clear()
-        self._started, self.phase = 0, "final"
+        self._started = 0
         for name in self._final:
             self._values.setdefault(name, 1.0)

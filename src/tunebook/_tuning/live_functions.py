@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tunebook._arrays.describe import arrays_in, is_array, map_leaves, obstacle_to, timer_for
 from tunebook._arrays.library import library_of
 from tunebook._measure.stopwatch import AgainstModel, Launches, Stopwatch, first_trial
-from tunebook._tuning.live_session import LiveRuns
+from tunebook._tuning.live_runs import LiveRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from tunebook._arrays.library import Timer
     from tunebook._kernel.kernel import Invocation, Kernel
-    from tunebook._tuning.live_session import LaunchWindow
+    from tunebook._tuning.live_runs import LaunchWindow
 
 C = TypeVar("C")
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from tunebook._base.vocabulary import LIVE
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace
 from tunebook._statistics.slowdown_account import SlowdownAccount
+from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY
 from tunebook._tuning.host_share import HOST
 from tunebook._tuning.job import CandidateSet, Conditions
 from tunebook._tuning.pause import is_paused
@@ -28,11 +29,10 @@ from tunebook.search._outlook import outlook_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Failure
-    from tunebook._kernel.kernel import Invocation
     from tunebook._statistics.live_rounds import Turn
     from tunebook._tuning.host_share import HostShare, HostWork
     from tunebook._tuning.job import Call, Tuned
+    from tunebook._tuning.live_runs import Builds, LaunchWindow, LiveRuns
 
 C = TypeVar("C")
 
@@ -45,78 +45,16 @@ _LONGEST_REST: Final = 4096  # calls, while the host has spent its share
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
 
-class LaunchWindow(Protocol):
-    """One launch between two events. `late`: the device waited for the host inside it; `host_s`: what events took."""
-
-    late: bool
-    host_s: float
-
-    def seconds(self) -> float | None:
-        """Return the time on the device, or None if the device has not passed it yet."""
+_sessions: Final[WeakSet[LiveSession[Any]]] = WeakSet()
 
 
-class Build(NamedTuple):
-    """The end of a compilation beside the program: equal programs have equal products."""
-
-    name: str
-    product: Hashable = None
-    failure: Failure | None = None
+def _forget_parents() -> None:
+    for session in _sessions:
+        session.forget_parent()
 
 
-class Builds(Protocol):
-    """Candidates that are compiled beside the program. `forks` counts the processes that were made for it."""
-
-    forks: int
-
-    def arrange(self, names: Sequence[str]) -> None:
-        """Compile these next, in this order, and no others."""
-
-    def poll(self, call: Any) -> Iterable[Build]:
-        """Return the compilations that have ended since the last time, without waiting; start others, of this call."""
-
-    def close(self) -> None:
-        """Stop compiling."""
-
-
-class LiveRuns(ABC, Generic[C]):
-    """How the calls of a kernel are launched, timed and prepared. `clock` is part of the measurement policy."""
-
-    clock: str
-
-    @abstractmethod
-    def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a candidate may run now: not while launches are captured into a graph."""
-
-    @abstractmethod
-    def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return the sizes of a call; times of calls with other sizes do not compare."""
-
-    @abstractmethod
-    def run(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call with a configuration."""
-
-    @abstractmethod
-    def timed(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, LaunchWindow]:
-        """Run a call between two events, and wait for neither."""
-
-    def first(self, config: C, leader: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, LaunchWindow]:  # noqa: ARG002 - for checks
-        """Run a candidate for the first time, as `timed`; it may be checked against the leader."""
-        return self.timed(config, args, kwargs)
-
-    def builds(self, configs: Mapping[str, C]) -> Builds | None:  # noqa: ARG002 - for compilers
-        """Compile candidates beside the program; None if nothing is compiled ahead."""
-        return None
-
-    def load(self, config: C, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - for loaders
-        """Prepare a candidate so that its launch takes no longer than any other; False if a later call must go on."""
-        return True
-
-    @abstractmethod
-    def detached(self, inv: Invocation[C, Any]) -> Invocation[C, Any]:
-        """Return a call without its arrays, to describe its problem for as long as it is tuned and watched."""
-
-    def recover(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Put the arguments back after a candidate that failed."""
+# Not by asking for the process's number in each call, which is a call of the system.
+os.register_at_fork(after_in_child=_forget_parents)
 
 
 class LiveOutcome(NamedTuple, Generic[C]):
@@ -130,6 +68,9 @@ class LiveOutcome(NamedTuple, Generic[C]):
 class LiveSession(Generic[C]):
     """One problem that is tuned by its calls and then watched. Threads may share it: one at a time has the turn."""
 
+    # Each launch reads these, which takes longer for the attributes of an object with more than 30 of them.
+    __slots__ = ("__dict__", "__weakref__", "config", "rest")
+
     def __init__(
         self,
         call: Call[C],
@@ -139,6 +80,7 @@ class LiveSession(Generic[C]):
         *,
         slowdown: float,
         window: int,
+        calls_per_stall: int = 0,
         host: HostShare | None = None,
         others: Iterable[object] = (),
     ) -> None:
@@ -147,7 +89,7 @@ class LiveSession(Generic[C]):
         `others` are sessions of the same kernel at other sizes: the candidates that are fast there are tried first.
         """
         self._call, self._runs, self._outcome = call, runs, outcome
-        self._host = HOST if host is None else host
+        self._host, self._calls_per_stall, self._counted = HOST if host is None else host, calls_per_stall, (0, 0)
         conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
         self._candidates = CandidateSet(conditions, f"{runs.clock}{LIVE}/forward", configs[0])
         for config in configs[1:]:
@@ -181,7 +123,12 @@ class LiveSession(Generic[C]):
         self._asked = 0, self._host.clock_s()  # calls, and the time then
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
-        self._turn, self._pid = threading.Lock(), os.getpid()
+        self._turn = threading.Lock()
+        _sessions.add(self)
+        self._is_calm = False  # the winner is watched, and nothing is wrong with it
+        self._look: LaunchWindow | None = None
+        self._look_sizes: Hashable = None
+        self._uncounted = 0  # calls of a calm winner
 
     @property
     def is_finished(self) -> bool:
@@ -189,6 +136,7 @@ class LiveSession(Generic[C]):
         return self._found is not None
 
     def __str__(self) -> str:
+        self._count_glances()
         account, race = self.race.account, self.race
         cost = f"{account.calls} calls took {account.extra / max(account.calls, 1):+.1%} compared with the first one"
         if self._found is not None:
@@ -226,29 +174,32 @@ class LiveSession(Generic[C]):
             return self._runs.run(self.config, args, kwargs)
         lock = self._turn
         # Without waiting: the thread that has the turn may be loading a program.
-        if lock.acquire(blocking=False):
+        if lock.acquire(False):  # noqa: FBT003 - by name it takes 0.3 us more
             try:
+                if self._is_calm:
+                    return self._glance(args, kwargs)
                 if not is_paused() and self._runs.may_try(args, kwargs):
                     return self._watch(args, kwargs) if self._handed_over else self._take_turn(args, kwargs)
             finally:
                 lock.release()
-        elif self._pid != os.getpid():  # a thread of the parent process had the turn at the fork
-            self._turn = threading.Lock()
         return self._runs.run(self.config, args, kwargs)
 
     def _take_turn(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self._pid != os.getpid():
-            self._forget_parent()
         race = self.race
         self._calls += 1
         if self._calls == 1:  # at once, with the configuration that is there: it may have to be compiled and loaded too
             return self._runs.run(self.config, args, kwargs)
         self._earn()
+        calls, stalls = self._counted
+        self._counted = race.account.calls, self._host.stalls
+        if stalls == self._host.stalls:  # else some of the calls came before the last one that stood still
+            self._host.count(race.account.calls - calls)
         may_begin, worked, began_s = self._host.allows(), False, self._host.clock_s()
-        if self._waiting:
+        if self._waiting or race.phase == "decided":
             self._read_events()
+            began_s = began_s if self._found is None else self._host.clock_s()  # a decision is noted by itself
         if self._found is None:
-            if may_begin and (self._to_build or self._to_load or self._loading is not None):
+            if may_begin and self._may_stall and self._has_to_prepare:
                 self._host.spend(self._host.clock_s() - began_s, "choices")
                 worked = self._prepare(args, kwargs)
                 began_s = self._host.clock_s()
@@ -265,6 +216,17 @@ class LiveSession(Generic[C]):
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
 
+    @property
+    def _has_to_prepare(self) -> bool:
+        """Whether candidates are to be compiled or loaded; or left out, because the account has held them up."""
+        race = self.race
+        waiting = self._to_build or self._to_load or self._loading is not None
+        return bool(waiting) or (race.is_pressed and race.phase == "screening")
+
+    @property
+    def _may_stall(self) -> bool:
+        return self._host.may_stall(self._calls_per_stall)
+
     def _calls_until_paid(self, now_s: float) -> int:
         """Return about how many calls pass until the host may do more: asking takes a part of its share too."""
         (calls, then_s), now = self._asked, self.race.account.calls
@@ -273,22 +235,45 @@ class LiveSession(Generic[C]):
         return int(min(self._host.wait_s / passed_s * (now - calls), _LONGEST_REST)) if passed_s > 0 else 0
 
     def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Take the turn of a winner, in as few steps as there can be: as long as the process lives, two of 13 calls do.
-
-        Nothing is charged to the host: a limit on watching would be one on noticing.
-        """
+        """Take the turn of a winner. Nothing is charged to the host: a limit on watching would be one on noticing."""
         race = self.race
-        if self._pid != os.getpid():
-            self._forget_parent()
         if self._waiting:
             self._read_events()
             if race.account.calls - self._told[0] >= _TELL_EVERY:
                 self.tell_progress()
+        if race.is_calm and not self._waiting:
+            self._is_calm = True
+            return self._glance(args, kwargs)
         turn = race.next(lambda: self._runs.sizes(args, kwargs))
         self.rest = race.rest(turn)
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
+
+    def _glance(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Watch a winner that nothing is wrong with, in as few steps as there can be: as long as the process lives.
+
+        One call of 23 is timed, and its time is read five calls later, or 23 later again if the device is far behind.
+        """
+        look = self._look
+        if look is None and not is_paused() and self._runs.may_try(args, kwargs):
+            result, self._look = self._runs.glance(self.config, args, kwargs)
+            self._look_sizes, self.rest = self._runs.sizes(args, kwargs), AWAITING
+            return result
+        # The call first: the device works while the time of another call is read.
+        result = self._runs.run(self.config, args, kwargs)
+        seconds = None if look is None else look.seconds()
+        self.rest = WATCH_EVERY - 1
+        if seconds is not None:
+            self._look = None
+            watch = self.race.watch
+            watch.note(self._look_sizes, seconds)
+            self._uncounted += WATCH_EVERY
+            self._is_calm = watch.is_calm
+            self.rest = WATCH_EVERY - AWAITING - 2 if self._is_calm else 0
+            if self._uncounted >= _TELL_EVERY:
+                self.tell_progress()
+        return result
 
     def _earn(self) -> None:
         """Let the host have a part of the time that the leader has saved since the last time."""
@@ -341,7 +326,9 @@ class LiveSession(Generic[C]):
         """Serve the calls with the leader of the race, decide when it is over, and roll back a winner that lost."""
         race = self.race
         if race.phase == "decided" and self._found is None:
-            self._decide()
+            if self._may_stall:
+                with self._working("decisions"):
+                    self._decide()
         elif self._found is not None and race.phase == "decided":
             beaten = race.leader
             if race.beaten_by() is not None:
@@ -400,28 +387,34 @@ class LiveSession(Generic[C]):
         """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
         if self._outlook is None:
             return self._to_load.pop(0) if self._to_load else None
-        untried, known = self.race.untried, self.race.known
-        news = untried, len(known), len(self._to_load), len(self._to_build)
-        if untried >= _AHEAD or self.race.phase != "screening" or news == self._news:
+        race, untried, known = self.race, self.race.untried, self.race.known
+        news = len(untried), len(known), len(self._to_load), len(self._to_build), race.is_pressed
+        full = len(untried) >= _AHEAD and not race.is_pressed
+        if full or race.phase != "screening" or news == self._news:
             return None  # asking the model again takes as long as several launches
         self._news = news
         with self._working("outlooks"):
             waiting = [*self._to_load, *self._to_build]
-            worth = self._outlook.worth_trying(waiting, known)
-            if not worth and not untried:
-                times = self._outlook.predicted
-                self.not_tried |= {
-                    name: f"not tried: predicted to take {times[name]:.2g} times as long as the best"
-                    for name in waiting
-                }
-                self._to_load.clear()
-                self._to_build.clear()
+            worth = self._outlook.worth_trying([*waiting, *untried], known, pressed=race.is_pressed)
+            if race.is_pressed:
+                self._leave_out([name for name in untried if name not in worth])
+            if not any(name in worth for name in waiting) and not race.untried:
+                self._leave_out(waiting)
             if self._builds is not None:
                 self._builds.arrange([name for name in worth if name in self._to_build])
         name = next((name for name in worth if name in self._to_load), None)
-        if name is not None:
+        if name is not None and len(race.untried) < _AHEAD:
             self._to_load.remove(name)
-        return name
+            return name
+        return None
+
+    def _leave_out(self, names: Sequence[str]) -> None:
+        """Try no candidates that the outlook calls slow."""
+        times = {} if self._outlook is None else self._outlook.predicted
+        for name in filter(self.race.withdraw, names):
+            self.not_tried[name] = f"not tried: predicted to take {times[name]:.2g} times as long as the best"
+        self._to_load = [name for name in self._to_load if name not in self.not_tried]
+        self._to_build = [name for name in self._to_build if name not in self.not_tried]
 
     def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         done = True
@@ -439,10 +432,11 @@ class LiveSession(Generic[C]):
         self._unseen.discard(name)
         self._candidates.record(name, trial)
 
-    def _forget_parent(self) -> None:
+    def forget_parent(self) -> None:
         """Go on in a forked child: events and compilers are the parent's, and a GPU cannot be used."""
-        self._pid = os.getpid()
+        self._turn = threading.Lock()  # a thread of the parent may have the turn
         self._waiting.clear()
+        self._look = None
         self._to_build.clear()
         self._to_load.clear()
         self._builds = self._loading = None
@@ -486,8 +480,13 @@ class LiveSession(Generic[C]):
         self._found, self._handed_over, self._again = None, False, True
         race.race_again([race.leader, beaten, *race.contenders])
 
+    def _count_glances(self) -> None:
+        calls, self._uncounted = self._uncounted, 0
+        self.race.count_led(calls)
+
     def tell_progress(self) -> None:
         """Tell the listeners what the session has cost since the last time."""
+        self._count_glances()
         account = self.race.account
         calls, extra_s = account.calls, account.extra * self.race.unit_s
         told_calls, told_s = self._told

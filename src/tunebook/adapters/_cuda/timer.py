@@ -148,19 +148,21 @@ class EventTimer:
 
 @final
 class EventWindow:
-    """One launch between two events that nothing waits for."""
+    """One launch between two events that nothing waits for; `seconds` lets it be used again."""
 
-    __slots__ = ("_end", "_free", "_start", "host_s", "late")
+    __slots__ = ("_end", "_free", "_start", "close", "host_s", "late", "open", "passed_start")
 
-    def __init__(self, start: Any, end: Any, free: list[tuple[Any, Any]], *, late: bool, host_s: float) -> None:
-        self._start, self._end, self._free, self.late, self.host_s = start, end, free, late, host_s
+    def __init__(self, start: Any, end: Any, free: list[EventWindow]) -> None:
+        self._start, self._end, self._free = start, end, free
+        self.open, self.close, self.passed_start = start.record, end.record, start.query
+        self.late, self.host_s = False, 0.0
 
     def seconds(self) -> float | None:
         """Return the time on the device, or None if the device has not passed the second event yet."""
         if not self._end.query():
             return None
-        seconds = float(self._start.elapsed_time(self._end)) * 1e-3
-        self._free.append((self._start, self._end))  # making events takes host time
+        seconds: float = self._start.elapsed_time(self._end) * 1e-3
+        self._free.append(self)  # making events takes host time
         return seconds
 
 
@@ -172,26 +174,31 @@ class LaunchWindows:
         self, device: Callable[[], Any], on: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> None:
         self._device, self._on = device, on
-        self._free: list[tuple[Any, Any]] = []
+        self._free: list[EventWindow] = []
+
+    def opened(self) -> EventWindow:
+        """Return a window whose first event is recorded."""
+        if self._free:
+            window = self._free.pop()
+        else:
+            event = self._device().Event
+            window = EventWindow(event(enable_timing=True), event(enable_timing=True), self._free)
+        window.open()
+        return window
 
     def around(self, launch: Callable[[], Any]) -> tuple[Any, EventWindow]:
         """Launch between two events, and return the result and the window."""
         began_s = time.perf_counter()
         with self._on():
-            if self._free:
-                start, end = self._free.pop()
-            else:
-                event = self._device().Event
-                start, end = event(enable_timing=True), event(enable_timing=True)
-            start.record()
+            window = self.opened()
             before_s = time.perf_counter()
             result = launch()
             after_s = time.perf_counter()
             # The device has passed the start before the launch was queued: the window contains the wait for it.
-            late = bool(start.query())
-            end.record()
-        host_s = time.perf_counter() - after_s + before_s - began_s
-        return result, EventWindow(start, end, self._free, late=late, host_s=host_s)
+            window.late = bool(window.passed_start())
+            window.close()
+        window.host_s = time.perf_counter() - after_s + before_s - began_s
+        return result, window
 
 
 @final

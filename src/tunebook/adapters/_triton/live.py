@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebook._tuning.host_share import HOST
-from tunebook._tuning.live_session import LiveRuns
+from tunebook._tuning.live_runs import LiveRuns
 from tunebook.adapters._cuda.timer import LaunchWindows
 from tunebook.adapters._triton import device
 from tunebook.adapters._triton.candidate import Launch, LaunchConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from tunebook._kernel.kernel import Invocation
-    from tunebook._tuning.live_session import LaunchWindow
+    from tunebook._tuning.live_runs import LaunchWindow
     from tunebook.adapters._triton.kernel import TritonKernel
 
 
@@ -28,21 +28,31 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
     def __init__(self, kernel: TritonKernel, *, processes: bool) -> None:
         self._kernel, self._processes = kernel, processes
         self._windows = LaunchWindows(device.interface)
+        self._is_capturing = device.interface().is_current_stream_capturing
         self._read: Any = None  # a compiled program that is not on the device yet
 
     def may_try(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of any launch
         """Whether no CUDA graph is captured."""
-        return not device.interface().is_current_stream_capturing()
+        return not self._is_capturing()
 
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:  # noqa: ARG002 - a launch has none
         """Return the shapes of the tensors and the integers of a launch."""
         _, positional, named = args[0]
-        return tuple(map(_size, (*positional, *named.values())))
+        values = (*positional, *named.values()) if named else positional
+        # Shapes are tuples. Other numbers than integers change from call to call, and say nothing about sizes.
+        return tuple([v if v.__class__ is int or v.__class__ is bool else getattr(v, "shape", None) for v in values])
 
     def run(self, config: LaunchConfig, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002 - as above
         """Launch with a configuration."""
+        grid, positional, named = args[0]
+        self._show(config, grid, positional, named)
+        return self._kernel.fn.run(*positional, grid=grid, warmup=False, **named, **config.meta)
+
+    def _show(self, config: LaunchConfig, grid: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Do what Triton does before a launch: show the configuration, and call its hook."""
         self._kernel.show_best(config)
-        return self._kernel.run(args[0], cfg=config)
+        if config.pre_hook is not None:
+            config.pre_hook({**Launch(grid, positional, named).named(self._kernel.names), **config.meta})
 
     def timed(
         self,
@@ -52,11 +62,23 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
     ) -> tuple[Any, LaunchWindow]:
         """Launch between two events; the hook of the configuration runs before them."""
         grid, positional, named = args[0]
-        self._kernel.show_best(config)
-        if config.pre_hook is not None:
-            config.pre_hook({**Launch(grid, positional, named).named(self._kernel.names), **config.meta})
+        self._show(config, grid, positional, named)
         launch = self._kernel.fn.run
         return self._windows.around(lambda: launch(*positional, grid=grid, warmup=False, **named, **config.meta))
+
+    def glance(
+        self,
+        config: LaunchConfig,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],  # noqa: ARG002 - as above
+    ) -> tuple[Any, LaunchWindow]:
+        """Launch between two events, and ask nothing else of the device."""
+        grid, positional, named = args[0]
+        self._show(config, grid, positional, named)
+        window = self._windows.opened()
+        result = self._kernel.fn.run(*positional, grid=grid, warmup=False, **named, **config.meta)
+        window.close()
+        return result, window
 
     def builds(self, configs: Mapping[str, LaunchConfig]) -> CompileBeside | None:
         """Compile candidates in forks, if this process may fork."""
@@ -89,10 +111,3 @@ class LiveLaunches(LiveRuns[LaunchConfig]):
     def detached(self, inv: Invocation[LaunchConfig, Any]) -> Invocation[LaunchConfig, Any]:
         """Return the launch without its tensors."""
         return self._kernel.detached(inv)
-
-
-def _size(value: Any) -> Hashable:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return tuple(shape)
-    return value if isinstance(value, int) else None
