@@ -70,6 +70,18 @@ def stuck(x, *, config):
     return sum(range(config.n))
 
 
+@tb.tunable(space=tb.Space(n=[10, 11]), heuristic={"n": 10}, name="farm.half_stuck", check=False)
+def half_stuck(x, *, config):
+    """One candidate waits until the file `go` is there, in a way that no signal ends if the file `deaf` is there."""
+    if config.n == 11 and stage().exists() and not (stage() / "go").exists():
+        if (stage() / "deaf").exists():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note("half_stuck", x.shape[0])
+        while not (stage() / "go").exists():
+            time.sleep(0.01)
+    return sum(range(config.n))
+
+
 @tb.tunable(space=tb.Space(n=[10, 1000]), name="farm.forgetful", check=False, store=False)
 def forgetful(x, *, config):
     return sum(range(config.n))

@@ -105,7 +105,7 @@ def test_without_isolation_a_tuning_survives_candidates_that_raise():
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
 def test_a_candidate_that_hangs_is_named_while_it_runs(tmp_path, monkeypatch, caplog, level):
     monkeypatch.setattr("tunebook._measure.forked_worker._TOLD_S", 0.01)
-    monkeypatch.setattr("tunebook._selection.tuning_watch._LONG_S", 0.0)
+    monkeypatch.setattr("tunebook._selection.tuning_watch.LONG_S", 0.0)
     caplog.set_level(level, logger="tunebook")
     hanging, lines = tmp_path / "hanging", []
     hanging.touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import tunebook as tb
 from tunebook._base.record_format import identity, merge
 
 PROGRAM = Path(__file__).parents[1] / "interrupted_program.py"
+LIBRARY = str(Path(tb.__file__).parent)
 
 
 def start(*arguments):
@@ -47,7 +49,7 @@ def test_ctrl_c_keeps_the_measurements_and_a_restart_uses_them(tmp_path):
     assert out.count("ran 5\n") == 1
     assert "KeyboardInterrupt" in err
     assert "tunebook: nap@v0 is not tuned yet. 4 measurements are kept; the next call goes on from there." in err
-    assert err.count("/tunebook/") <= 2, "frames of the library hide the program's own"
+    assert err.count(LIBRARY) <= 2, "frames of the library hide the program's own"
     code, out, err = run(tmp_path)
     assert (code, err) == (0, "")
     assert "ran 5\n" not in out, "a candidate that failed is not run again"
@@ -80,6 +82,60 @@ def interrupted_kernel(store, at, heuristic=None):
         return n
 
     return matmul, runs
+
+
+def test_the_traceback_of_an_interrupt_has_one_frame_of_the_library(tmp_path):
+    matmul, _ = interrupted_kernel(tmp_path, 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        matmul(1)
+    places = [(Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(caught.tb)]
+    mine = Path(__file__).name
+    test = "test_the_traceback_of_an_interrupt_has_one_frame_of_the_library"
+    assert places == [(mine, test), ("<tunebook matmul>", "call"), (mine, "matmul")]
+
+
+def test_an_error_of_a_heuristic_shows_the_lines_of_the_program_alone():
+    @tb.tunable(space=tb.Space(b=[1, 2]), heuristic=lambda n: {"b": len(m)}, store=False)  # noqa: F821 - the mistake
+    def matmul(n, *, config):
+        return n
+
+    with pytest.raises(NameError, match="'m' is not defined") as caught:
+        matmul(1)
+    places = [(Path(frame.filename).name, frame.name) for frame in traceback.extract_tb(caught.tb)]
+    mine, test = Path(__file__).name, "test_an_error_of_a_heuristic_shows_the_lines_of_the_program_alone"
+    assert places == [(mine, test), ("<tunebook matmul>", "call"), (mine, "<lambda>")]
+
+
+def test_an_error_in_the_library_itself_shows_its_lines(monkeypatch):
+    @tb.tunable(space=tb.Space(b=[1, 2]), store=False)
+    def matmul(n, *, config):
+        return n
+
+    monkeypatch.setattr(matmul.kernel, "candidates", None)
+    with pytest.raises(TypeError, match="not callable") as caught:
+        matmul(1)
+    assert len(traceback.extract_tb(caught.tb)) > 3
+
+
+@pytest.mark.parametrize("runs_for_s", [2.0, 11.0])
+def test_an_interrupt_names_a_candidate_that_has_been_running_for_long(tmp_path, runs_for_s):
+    clock, runs, how_long = FakeClock(), [], Costs(runs_for_s)
+
+    @tb.tunable(space=tb.Space(b=[1, 2, 4]), heuristic={"b": 1}, store=tmp_path, tuner=fake_tuner(clock), name="mm")
+    def matmul(n, *, config):
+        runs.append(config.b)
+        clock.spend(1e-3 if len(runs) < 4 else how_long.by_config)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        return n
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        matmul(1)
+    *named, kept = caught.value.__notes__
+    assert "kept" in kept
+    hint = 'with AutotunePolicy(isolate="always"), candidate_timeout_s=60 ends it.'
+    said = f"tunebook: Config(b={runs[-1]}) had been running for 11 s; {hint}"
+    assert named == ([said] if runs_for_s > 5 else [])
 
 
 @pytest.mark.parametrize("at", [3, 12])

@@ -87,6 +87,27 @@ def test_a_verification_that_fails_on_made_up_arguments_changes_nothing(tmp_path
     assert kernel.call.explain(REAL).selection.config.way == 0
 
 
+def test_a_choice_whose_output_is_wrong_on_made_up_arguments_alone_is_not_called_slower(tmp_path):
+    clock = FakeClock()
+
+    @tb.tunable(space=tb.Space(way=[0, 1]), heuristic={"way": 1}, name="root", store=tmp_path, tuner=fake_tuner(clock))
+    def root(a, *, config):
+        clock.spend((1.0, 2.0)[config.way])
+        return np.sqrt(np.abs(a)) if config.way else np.sqrt(np.maximum(a, 0))
+
+    root(REAL)
+    with tb.record() as calls:
+        root(REAL)
+    (call,) = calls
+    verified = root.selector.verify(make_up(root.kernel, call.invocation(root.kernel)), root.kernel)
+    assert (verified.held, verified.kept, verified.config.way) == (False, True, 0)
+    assert "faster" not in verified.reason
+    assert verified.reason.startswith("the choice gave a wrong output on made-up arguments: ")
+    assert "; it stands, because it was made on a caller's arguments. To verify it, give the kernel inputs=" in (
+        verified.reason
+    )
+
+
 def test_the_verb_says_why_it_could_not_verify_and_what_to_give(tmp_path, monkeypatch, capsys):
     (tmp_path / "rooted.py").write_text(
         "import numpy as np, tunebook as tb\n"

@@ -124,6 +124,17 @@ def test_a_recording_is_bounded():
         pass
 
 
+def test_tune_all_takes_the_path_of_a_saved_recording(tmp_path):
+    kernel, _ = make(heuristic={"block": 2})
+    with tb.record() as calls:
+        kernel(np.ones(8))
+    calls.save(tmp_path / "calls.json")
+    assert [outcome.call.problem for outcome in tb.tune_all(tmp_path / "calls.json")] == [kernel.problem(np.ones(8))]
+    assert len(tb.tune_all(str(tmp_path / "calls.json"))) == 1
+    with pytest.raises(OSError, match=r"missing\.json"):
+        tb.tune_all("missing.json")
+
+
 def test_tune_all_tunes_unknown_problems_and_the_program_then_uses_the_results():
     kernel, runs = make(heuristic={"block": 2})
     kernel(np.ones(4))

@@ -45,7 +45,7 @@ REJECTED = {
         r"all 2 candidates gave a wrong output: ValueError: output is off by up to 1 in 4 of 4",
         "unlike the reference. The call runs with the heuristic's Config(block=1), whose output is wrong too. Mend ",
     ),
-    "raises": ({"out": fails}, r"all 2 candidates failed: OSError: no such device", "which failed too"),
+    "raises": ({"out": fails}, r"all 2 candidates failed alike: OSError: no such device", "which failed too"),
     "returns nothing": (
         {"out": lambda _x: None, "reference": np.copy},
         r"the candidate returned nothing, and the reference returned its output",
@@ -193,12 +193,26 @@ def test_candidates_that_raise_alike_share_one_traceback_with_the_hint():
     with pytest.raises(tb.NoConfig) as again:  # a failure that is remembered
         total(3)
     for said in (str(caught.value), str(again.value)):
-        assert re.findall(r"all 12 alike: .*'row'; did you mean 'rows'\?", said)
+        assert re.findall(r"\n  autotune +.*all 12 candidates failed alike\n {21,}.*'row'; did you mean 'rows'\?", said)
         assert said.count("'row'") == 1
     assert printed.count("return n * config.row") == 1
     assert "tunebook.NoConfig: no configuration" in printed
     assert not re.findall(r"tunebook/_(?:measure|selection)/", printed), "the frames of this package say nothing"
     assert len(caught.value.__cause__.measurements) == 12
+
+
+def test_a_failure_that_is_remembered_has_the_words_of_the_first():
+    @tb.tunable(space=tb.Space(b=[1, 2]), store=False)
+    def total(n, *, config):
+        raise ValueError("no shared memory")
+
+    for prefix in ("", "failed before: "):
+        with pytest.raises(tb.NoConfig) as caught:
+            total(3)
+        below = " " * 21
+        told = f"autotune         {prefix}all 2 candidates failed alike\n{below}ValueError: no shared memory\n"
+        assert told in str(caught.value)
+        assert type(caught.value.__cause__.exceptions[0]) is ValueError
 
 
 def test_constraints_that_refuse_every_combination_are_named():
@@ -207,3 +221,25 @@ def test_constraints_that_refuse_every_combination_are_named():
         kernel(1)
     assert "allow tuning" not in str(caught.value)
     assert "Give the kernel a candidate" in str(caught.value)
+
+
+class AxisError(ValueError):
+    """As numpy's AxisError, of a class of its own."""
+
+
+def test_a_reference_that_fails_is_to_be_mended_and_its_error_keeps_its_name():
+    def reference(n):
+        raise AxisError("axis 5 is out of bounds")
+
+    kernel = tb.tunable(lambda n, *, config: n, space=tb.Space(t=[1, 2]), reference=reference, store=False)
+    for _ in range(2):
+        with pytest.raises(tb.NoConfig) as caught:
+            kernel(1)
+        assert "the reference failed\n                     AxisError: axis 5" in str(caught.value)
+        assert str(caught.value).endswith("\nMend the kernel's reference=, or pass a configuration with the call.")
+
+
+def test_outputs_that_all_differ_from_the_reference_blame_the_kernel_or_its_check():
+    kernel = tb.tunable(lambda n, *, config: n, space=tb.Space(t=[1, 2]), reference=lambda n: n + 1, store=False)
+    with pytest.raises(tb.NoConfig, match=r"\nMend the kernel, or its check with reference=, tolerance= or check=; or"):
+        kernel(1)

@@ -211,7 +211,7 @@ def test_a_wrong_rung_is_an_error_that_lists_the_rungs(wrong, monkeypatch, tmp_p
     with pytest.raises(tb.DefinitionError, match="'versions'"):
         tb.AutotunePolicy(trust=wrong)
     monkeypatch.setenv("TUNEBOOK_TRUST", wrong)
-    with pytest.raises(tb.DefinitionError, match="versions, candidates"):
+    with pytest.raises(tb.DefinitionError, match="'versions', 'candidates'"):
         make_kernel(tmp_path)(np.ones(8))
 
 

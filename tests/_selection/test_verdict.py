@@ -120,3 +120,15 @@ def test_a_tuning_beside_a_pin_writes_down_its_decision_for_unpin(tmp_path):
     tb.tune(kernel, np.ones(4))
     assert main(["unpin", "k", "--book", str(tmp_path)]) == 0
     assert readable(record_in(tmp_path).head.config) == "w='steady'"
+
+
+def test_a_pin_that_no_candidate_fits_warns_and_stays_until_it_is_taken_away(tmp_path):
+    problem = make(tmp_path, "p95").problem(np.ones(4))
+    pin = encode(tb.Config(w="gone"))
+    DirectoryStore(tmp_path).put(Record(Head(problem=problem, config=pin, checksum="", origin="pinned"), Body()))
+    with pytest.warns(tb.TunebookWarning, match="none of its candidates now, so the pin has no effect"):
+        make(tmp_path, "p95")(np.ones(4))
+    assert (record_in(tmp_path).head.config, record_in(tmp_path).head.origin) == (pin, "pinned")
+    assert tb.tune(make(tmp_path, "p95"), np.ones(4)).ran == 0, "its measurements are in the entry of the pin"
+    assert main(["unpin", "k", "--book", str(tmp_path)]) == 0
+    assert (readable(record_in(tmp_path).head.config), record_in(tmp_path).head.origin) == ("w='steady'", "tuned")

@@ -11,6 +11,7 @@ from kernels import FakeClock, PretendKernel, Tiles, fake_tuner, invocation, job
 from limits import HANG_S
 
 import tunebook as tb
+from tunebook._base.errors import LeftOut
 from tunebook._statistics.decide import objective_for
 from tunebook._tuning.job import Budget, Order, Part
 
@@ -69,6 +70,22 @@ class TestCompile:
         assert tuned.config == "good"
         assert "hopeless" not in ran
         assert {tuned.configs[name]: reason for name, reason in tuned.left_out.items()} == {"hopeless": "it spills"}
+        assert tuned.complete
+
+    def test_a_candidate_whose_compilation_says_that_it_cannot_win_is_left_out(self):
+        def compile_one(config):
+            if config == "hopeless":
+                raise LeftOut("it would spill")
+
+        clock = FakeClock()
+        work, ran = job(clock, {"hopeless": 0.01, "good": 0.1}, compile=compile_one)
+        tuned = tuned_by(clock, work)
+        assert tuned.config == "good"
+        assert "hopeless" not in ran
+        assert {tuned.configs[name]: reason for name, reason in tuned.left_out.items()} == {
+            "hopeless": "it would spill"
+        }
+        assert failures(tuned) == {}
         assert tuned.complete
 
     def test_in_memory_programs_are_all_compiled_before_a_worker_is_forked(self):

@@ -22,6 +22,7 @@ from test_farm import stage as stage  # noqa: PLC0414 - a fixture
 
 import tunebook as tb
 from tunebook import fleet
+from tunebook._base.config_codec import readable
 from tunebook._cli import main
 from tunebook._selection.persistent_cache import default_book
 from tunebook.fleet._farm.clusters import LocalProcesses
@@ -102,6 +103,81 @@ def test_ctrl_c_ends_the_workers_at_once(tmp_path):
     wait_for(lambda: not alive(int(log(tmp_path)[0][2])))
 
 
+COMMAND = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run with it ignored
+from tunebook._cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def half_stuck_calls(tmp_path):
+    """Record a quick call, and one whose second candidate waits for the file `go`."""
+    with tb.record() as calls:
+        farm_kernels.quick(np.ones(1))
+        (tmp_path / "go").touch()
+        farm_kernels.half_stuck(np.ones(2))
+    (tmp_path / "go").unlink()
+    for call in list(calls):  # the quick one first
+        calls._calls[call.problem] = replace(call, seconds=2.0 if call.problem.op == "farm.quick@v0" else 1.0)
+    calls.save(tmp_path / "calls.json")
+    return tmp_path / "calls.json"
+
+
+def start_command(tmp_path, calls):
+    """Start `tunebook tune` in a process group of its own, and return it when the stuck candidate runs."""
+    words = [sys.executable, "-c", COMMAND, "tune", calls]
+    pipe = subprocess.PIPE
+    command = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    wait_for(lambda: any(event == "half_stuck" for event, *_ in log(tmp_path)))
+    return command, next(int(pid) for event, _, pid, _ in log(tmp_path) if event == "half_stuck")
+
+
+def half_stuck_entry():
+    (record,) = default_book().items("farm.half_stuck@v0")
+    return record
+
+
+def assert_that_the_next_run_goes_on(tmp_path, calls):
+    (tmp_path / "go").touch()
+    report = fleet.tune_recording(calls)
+    assert {r.problem.op: r.status for r in report.results} == {"farm.quick@v0": "known", "farm.half_stuck@v0": "tuned"}
+    measured = half_stuck_entry().body.measurements
+    assert [m.failure for m in measured] == [None, None], "no candidate is to blame for the end of its worker"
+
+
+@pytest.mark.promise("ctrl-c", "busy-machine")
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ctrl_c_in_a_terminal_blames_no_candidate_and_tells_how_to_go_on(tmp_path, deaf):
+    calls = half_stuck_calls(tmp_path)
+    if deaf:
+        (tmp_path / "deaf").touch()
+    command, _ = start_command(tmp_path, calls)
+    os.killpg(command.pid, signal.SIGINT)
+    out, err = command.communicate(timeout=HANG_S)
+    assert command.returncode == 130
+    assert re.search(r"farm\.quick.* tuned ", out)
+    assert " ".join(err.split()) == (  # wrapped
+        "tunebook: interrupted tunebook: 1 of 2 calls is done. Measurements of the other are kept: the same command "
+        "goes on from there."
+    )
+    if not deaf:
+        assert [readable(m.config) for m in half_stuck_entry().body.measurements] == ["n=10"], "it had been measured"
+    assert_that_the_next_run_goes_on(tmp_path, calls)
+
+
+@pytest.mark.promise("ctrl-c", "busy-machine")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_the_command_blames_no_candidate(tmp_path, number):
+    calls = half_stuck_calls(tmp_path)
+    command, worker = start_command(tmp_path, calls)
+    command.send_signal(number)
+    command.communicate(timeout=HANG_S)
+    wait_for(lambda: not alive(worker))
+    assert [readable(m.config) for m in half_stuck_entry().body.measurements] == ["n=10"], "it had been measured"
+    assert_that_the_next_run_goes_on(tmp_path, calls)
+
+
 # ------------------------------------------------------------------------------------------------ the verb
 
 
@@ -121,7 +197,7 @@ def run(capsys, monkeypatch, tmp_path):
 def test_the_verb_lists_new_problems_in_a_dry_run_and_then_tunes_them(tmp_path, run):
     calls = recorded(tmp_path / "calls.json", sizes=[1, 2])
     code, out, _ = run(calls, "--dry-run")
-    assert (code, out.count(" new ")) == (0, 2)
+    assert (code, out.count(" new\n"), "took" in out) == (0, 2, False)
     assert list(default_book().items()) == []
     code, out, err = run(calls, "--watch", "--budget", "1m")
     assert (code, out.count(" tuned ")) == (0, 2)
@@ -154,7 +230,7 @@ def test_a_tuning_that_the_budget_ends_is_unfinished_and_spoils_no_finished_one(
     assert (code, out.count(" unfinished "), out.count("the budget is spent")) == (1, 1, 1)
     assert "1 unfinished, 1 skipped" in out
     assert main(["ls"]) == 0
-    assert ", unfinished " in capsys.readouterr().out
+    assert "  unfinished  " in capsys.readouterr().out
     assert run(calls)[0] == 0
     before = {record.problem: record for record in default_book().items()}
     code, out, _ = run(calls, "--again", "--budget", "1 trial", "--watch")
@@ -162,6 +238,16 @@ def test_a_tuning_that_the_budget_ends_is_unfinished_and_spoils_no_finished_one(
     assert {record.problem: record for record in default_book().items()} == before
     assert main(["ls"]) == 0
     assert "unfinished" not in capsys.readouterr().out
+
+
+def test_an_unfinished_call_makes_the_exit_code_1_and_is_no_new_one(tmp_path, run):
+    calls = recorded(tmp_path / "calls.json", sizes=[1])
+    code, out, _ = run(calls, "--budget", "1 trial")
+    assert (code, out.splitlines()[-1].partition(",")[0]) == (1, "1 unfinished")
+    code, out, _ = run(calls, "--dry-run")
+    assert (code, out.splitlines()[-1].partition(",")[0]) == (0, "1 unfinished")
+    (call,) = json.loads(run(calls, "--dry-run", "--json")[1])
+    assert (call["status"], call["complete"]) == ("new", False)
 
 
 def test_a_call_that_fails_makes_the_exit_code_1(tmp_path, run):
@@ -192,6 +278,17 @@ def test_failed_candidates_are_counted_beside_the_measured_ones(tmp_path, run):
     code, out, _ = run("calls.json")
     assert code == 0
     assert "4 measured, 2 of them failed (1 with a wrong output)" in out
+
+
+def test_failures_of_an_earlier_part_of_a_tuning_are_counted_among_all_candidates(tmp_path, run):
+    with tb.record() as calls:
+        farm_kernels.half_wrong(np.ones(1))
+    calls.save("calls.json")
+    assert run("calls.json", "--budget", "3 trials")[0] == 1
+    code, out, _ = run("calls.json")
+    assert code == 0
+    ran, known = map(int, re.search(r"(\d) measured, (\d) known; 2 of the 4 failed \(1 with", out).groups())
+    assert (ran + known, known > 0) == (4, True)
 
 
 def test_patterns_that_fit_nothing_and_files_that_are_none(tmp_path, run):

@@ -37,7 +37,7 @@ from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
 from tunebook._tuning.job_run import RunningCandidate
-from tunebook._tuning.plan import by_author, is_without_data, job_for, outline, search_for, values_for
+from tunebook._tuning.plan import REFERENCE, by_author, is_without_data, job_for, outline, search_for, values_for
 from tunebook._tuning.reverify import Verified, finalists, verify
 from tunebook._tuning.tuner import Tuner, shown_steps
 from tunebook.stores import problem_id
@@ -407,13 +407,14 @@ class AutotuneTier(Tier[C]):
             keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):
-                    tuned: Tuned[C] = there(self._tell_and_tune, request, job)
-                    found = Verified(held=False, reason=_why_tuned(entry), tuned=tuned)
+                    because = _why_tuned(entry)
+                    tuned: Tuned[C] = there(partial(self._tell_and_tune, because=because), request, job)
+                    found = Verified(held=False, reason=because or "there was no choice to verify", tuned=tuned)
                 else:
                     found = there(self._verify_finalists, request, job, outdated, keep)
             except TuningFailed as error:
                 inv = measured.inv if site is None else site.inv
-                raise there(by_author, "the reference", request.kernel.blame, inv, error) from None
+                raise there(by_author, REFERENCE, request.kernel.blame, inv, error) from None
         if call.is_rounded and isinstance(self._tuner, Tuner):
             check_for_caller(self._tuner, request, found.config)
         tuned = found.tuned._replace(
@@ -440,10 +441,12 @@ class AutotuneTier(Tier[C]):
         among = finalists(job.known, code=job.code, environment=there_and_then, winner=winner)
         return verify(job, partial(self._tell_and_tune, request), among, keep=keep)
 
-    def _tell_and_tune(self, request: Request[C], job: Job[C], *, verifying: bool = False) -> Tuned[C]:
+    def _tell_and_tune(
+        self, request: Request[C], job: Job[C], *, because: str = "", verifying: bool = False
+    ) -> Tuned[C]:
         request.tell("autotune_start", candidates=job.size, verifying=verifying)
         if job.died is not None or has_log():
-            return watched(request.problem, job, self._tuner.tune, verifying=verifying)
+            return watched(request, job, self._tuner.tune, because=because, verifying=verifying)
         tuned: Tuned[C] = self._tuner.tune(job)
         if any(m.failure is not None for m in tuned.measurements):
             tell_of_failures(request.problem, job, tuned)
@@ -475,9 +478,9 @@ class AutotuneTier(Tier[C]):
 
 
 def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:
-    """Return why all candidates were tuned, instead of the finalists of an entry."""
+    """Return why all candidates are tuned, instead of the finalists of an entry; "" if there is no choice yet."""
     if isinstance(entry, Trusted) or entry.record is None or not entry.record.head.decided:
-        return "there was no choice to verify"
+        return ""
     return entry.reason
 
 

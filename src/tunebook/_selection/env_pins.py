@@ -206,9 +206,9 @@ def _tell_of_unused() -> None:
     """Warn, when the process ends, of pins that were for none of the kernels it called."""
     for pin in parse_pins(pins_text()):
         if pin not in _used:
-            called = dict.fromkeys(name for op in list(LIVE) for name in names_of(op)[1::2])
+            called = dict.fromkeys(names_of(op)[-1] for op in list(LIVE))
             near = did_you_mean("kernel", pin, called) if called else f"unknown kernel {pin!r}"
-            warn_once("pin", pin, f"TUNEBOOK_PIN had no effect: no kernel of that name was called. {near}")
+            warn_once("pin", pin, f"TUNEBOOK_PIN had no effect, because no kernel of that name was called: {near}")
 
 
 def _encoded(config: object) -> Json:
@@ -255,6 +255,8 @@ def fields_of(encoded: Json) -> dict[str, object]:
 
 
 def _is_written(value: object, text: str) -> bool:
+    if isinstance(value, bool):
+        return text.strip().lower() == str(value).lower()
     forms = [str(value), repr(value), _spelled(value)]
     if isinstance(value, (tuple, list)):
         forms += [str(value)[1:-1], ",".join(map(str, value))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.vocabulary import Problem
@@ -39,8 +40,10 @@ def get_invocations(dev: str) -> Invocations:
     return Invocations(call for call in REGISTRY if call.problem.device == dev)
 
 
-def calls_in(recording: Iterable[RecordedCall] | Mapping[str, Any]) -> Iterable[RecordedCall]:
-    """Return the calls of a recording, or of the result of `get_invocations`."""
+def calls_in(recording: Iterable[RecordedCall] | str | PathLike[str] | Mapping[str, Any]) -> Iterable[RecordedCall]:
+    """Return the calls of a recording, of a file that holds one, or of the result of `get_invocations`."""
+    if isinstance(recording, (str, PathLike)):
+        return Recording.load(recording)
     if isinstance(recording, Invocations):
         return recording.calls
     if not isinstance(recording, Mapping):

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar
 from zipimport import zipimporter
 
 from tunebook._base.config_codec import build, classes_of, decode, encode, fingerprint_of
-from tunebook._base.environment_variables import HOME_VARIABLE, book_root, mode, no_home, remote_url, signing_key
+from tunebook._base.environment_variables import (
+    HOME_VARIABLE,
+    book_root,
+    mode,
+    no_home,
+    remote_url,
+    signing_key,
+    warn_of_unknown_settings,
+)
 from tunebook._base.errors import CodecError, DefinitionError, warn_once
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Json, Problem
@@ -63,6 +71,7 @@ def book_before(url: str | None) -> Store:
     opened = _open_books.get((root, url, key))
     if opened is not None:
         return opened
+    warn_of_unknown_settings()
     front = _in_memory() if root is None else open_store(None, default_root=root, beside=_packs_of)
     if url is not None:
         front = open_shared(front, url, root=root, key=key, may_write=lambda: mode() == "normal")

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tunebook._base.config_codec import readable
-from tunebook._base.durations import seconds_text
+from tunebook._base.durations import ratio_text, seconds_text
 from tunebook._base.errors import CodecError
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import INTERRUPTED
@@ -111,7 +111,7 @@ def beside_heuristic(record: Record, verdict: Verdict, failures: Sequence[Measur
     if (gain := gain_of(record, verdict)) is None:
         return f"{own}, {eliminated_after(heuristic)}, before the machine became slower: its time does not compare"
     time = seconds_text(gain * verdict.winner.value_s)
-    return f"{own}  {time}: the winner is {f'{gain:.2f} x faster' if gain >= 1.005 else 'as fast'}"
+    return f"{own}  {time}: the winner is {f'{ratio_text(gain)} faster' if gain >= 1.005 else 'as fast'}"
 
 
 def tune_again(head: Head) -> str:
@@ -121,9 +121,25 @@ def tune_again(head: Head) -> str:
     return f"{name}.tune(..., grid=..., again=True)" if triton else f"tunebook.tune({name}, ..., again=True)"
 
 
+def has_code(head: Head, code: str) -> bool:
+    """Return whether an entry was made by this code of the kernel, whatever its candidates were."""
+    return head.checksum.startswith(f"{code}-")
+
+
 def goes_on(count: int) -> str:
     """Return the words for a tuning that was interrupted after so many measurements."""
     return f"a tuning was interrupted after {count} measurement{'' if count == 1 else 's'}, and the next one goes on"
+
+
+def why_tuned_anew(head: Head, checksum: str, code: str, so_far: int) -> str:
+    """Return why an entry does not answer a kernel that has another checksum now; `code` is that of its code.
+
+    `so_far` measurements of an interrupted tuning are of the kernel as it is now.
+    """
+    same_code = has_code(head, code) and checksum.startswith(f"{code}-")  # a kernel may make checksums of its own
+    edited = "by other code (the kernel, or a function that it uses, was edited)"
+    reason = f"the entry was made {'with other candidates' if same_code else edited}, so it is tuned anew"
+    return f"{reason}; {goes_on(so_far)}" if so_far else reason
 
 
 def why_undecided(record: Record) -> str:

@@ -196,9 +196,9 @@ def _entries(path: str | os.PathLike[str]) -> list[Any]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise StoreError("read", str(path), f"cannot read the recording: {error}") from error
+        raise StoreError("read", str(path), f"cannot read the recording {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise CodecError(f"{path} is not a recording: {error}") from error
+        raise CodecError(f"{path} is not a recording; `Recording.save` writes one") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise CodecError(f"{path} is not a recording of this version ({_FORMAT})")
     return list(content.get("calls", []))
@@ -222,7 +222,9 @@ def _write(path: str | os.PathLike[str], entries: list[Any]) -> None:
     try:
         replace_file(Path(path), text.encode())
     except OSError as error:
-        raise StoreError("write", str(Path(path)), f"cannot save the recording: {error}") from error
+        raise StoreError(
+            "write", str(Path(path)), f"cannot save the recording {path}: {error.strerror or error}"
+        ) from error
 
 
 class SavedCall(NamedTuple):

@@ -42,7 +42,7 @@ from tunebook._selection.tiers import (
     Teller,
     Tier,
 )
-from tunebook._selection.tuning_watch import is_wrong, start_log
+from tunebook._selection.tuning_watch import MEND_OUTPUT, is_wrong, remedy_for, start_log
 from tunebook._tuning.job import Budget, Step, Tuned, parse_budget
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ _numbers: Final = itertools.count()
 def _remedy(request: Request[Any], selection: NoSelection) -> str:
     """Return how to get a configuration for a call that has none; empty for the usual ways."""
     if isinstance(selection.cause, TuningFailed):
-        return "Pass a configuration with the call, or give the kernel a candidate that works."
+        return remedy_for(selection.cause)
     if any(said.startswith(NO_CANDIDATES) for _, said in selection.tried):
         return "Give the kernel a candidate, or pass a configuration with the call."
     if request.mode not in {"frozen", "replay"}:
@@ -243,7 +243,7 @@ def _warn_of_rejection(request: Request[C], selection: Selection[C], cause: Exce
         state = "which failed too." if tried else "whose output was not checked."
         if tried and all(map(is_wrong, cause.measurements)):
             why = f"all {tried} candidates gave a wrong output: {cause.reason}"
-            state = "whose output is wrong too. Mend the kernel, or its check with reference=, tolerance= or check=."
+            state = f"whose output is wrong too. {MEND_OUTPUT}."
         warn_once(
             "rejected",
             op,
@@ -407,7 +407,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
             except TuningFailed as error:
                 for request in requests:
                     request.tell("autotune_finish", cfg=None, error=error, called=False)
-                raise
+                raise hide_own_frames(error) from error.__cause__
             for request in requests:
                 if not self._waits_for_a_caller(request):
                     self._memory.remember(request, found.config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_
 from tunebook._arrays.device_families import family_of
 from tunebook._base.errors import CodecError
 from tunebook._base.vocabulary import Trust
+from tunebook._selection.recorded_decision import has_code
 from tunebook._selection.trusted_entries import Trusted
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _answers(
     own = entry.record
     if own is not None and own.head.decided and (found := _valid(book, call, own)) is not None:
         outdated = entry.outdated is not None
-        rung: Trust = "versions" if outdated else "candidates" if _has_same_code(call, own) else "code"
+        same_code = has_code(own.head, call.kernel.code_checksum)
+        rung: Trust = "versions" if outdated else "candidates" if same_code else "code"
         yield rung, found, {"environment": own.head.environment}
     if "family" not in rungs and "near" not in rungs:
         return
@@ -85,16 +87,12 @@ def _answers(
             yield rung, near[0], {"guess": near[1]}
 
 
-def _has_same_code(call: Call[Any], record: Record) -> bool:
-    return record.head.checksum.startswith(f"{call.kernel.code_checksum}-")
-
-
 def _fitness(call: Call[Any], record: Record) -> tuple[bool, bool, float]:
     """Return how well an entry of another device fits: the same code first, then the same versions, then the newest."""
     head, when = record.head, record.body.provenance.get("when")
     here = call.kernel.environment(call.inv)
     when_s = float(when) if isinstance(when, (int, float)) else 0.0
-    return _has_same_code(call, record), head.environment == here, when_s
+    return has_code(head, call.kernel.code_checksum), head.environment == here, when_s
 
 
 def _valid(book: EntryGuard[C], call: Call[C], record: Record) -> C | None:

@@ -16,13 +16,13 @@ from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, 
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._selection.recorded_decision import (
     environments_verified,
-    goes_on,
     is_finished,
     is_live,
     marked_unfinished,
     measured_so_far,
     unmarked,
     values_of,
+    why_tuned_anew,
     why_undecided,
     winner_of,
 )
@@ -111,9 +111,8 @@ class EntryGuard(Generic[C]):
             # An entry without a checksum was put there by hand or comes from another tool: its origin says so, and the
             # user vouches for it.
             if head.checksum and head.checksum != checksum:
-                reason = "the entry was made by other code or other candidates, so it is tuned anew"
-                so_far = self._so_far(call, record)
-                return Refused(f"{reason}; {goes_on(len(so_far))}" if so_far else reason, record)
+                so_far = len(self._so_far(call, record))
+                return Refused(why_tuned_anew(head, checksum, call.kernel.code_checksum, so_far), record)
             entry = self.match(call, record, checksum)
         except CodecError as error:
             return Refused(f"the entry is not a configuration of this kernel: {error}", record)
@@ -306,10 +305,11 @@ class EntryGuard(Generic[C]):
             return standing.config
         if isinstance(entry, Trusted) and _says_less(tuned, entry.record.body, again=call.again):
             return cast("C", entry.config)
-        if isinstance(entry, Trusted) and entry.is_pinned:
-            beside = {**entry.record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
-            self._write(replace(entry.record.head, generation=generation), tuned.measurements, beside, entry.record)
-            return cast("C", entry.config)
+        if (record := entry.record) is not None and record.head.origin == "pinned":
+            beside = {**record.body.provenance, **_decision(tuned), "values_from": tuned.values_from}
+            self._write(replace(record.head, generation=generation), tuned.measurements, beside, record)
+            # A pin outside of the candidates has no effect, but only `tunebook unpin` removes it.
+            return cast("C", entry.config) if isinstance(entry, Trusted) else tuned.config
         try:
             head = self._head(call, self.persistent.encode(tuned.config), generation)
         except CodecError as error:
@@ -447,10 +447,10 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
         amounts = {"flops": roofline.flops, "bytes": roofline.bytes_moved, **roofline.peak._asdict()}
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
         facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
-    if _is_live(tuned):
-        facts["live"] = True
-        if tuned.left_out:  # a tuning ahead tries them too
-            facts["not_tried"] = [encode(tuned.configs[name]) for name in tuned.left_out]
+    facts |= {"live": True} if _is_live(tuned) else {}
+    if tuned.left_out:
+        facts["not_tried"] = [encode(tuned.configs[name]) for name in tuned.left_out]
+        facts["why_not_tried"] = next(iter(tuned.left_out.values()))
     if not tuned.disturbances.quiet:
         facts["disturbances"] = list(tuned.disturbances.reasons)
     return facts | _decision(tuned)

@@ -49,7 +49,7 @@ HOST: Final = "host"  # in a measurement: where a failure was seen that other ho
 # The fraction of a budget after which no further candidate is tried: the rest is for racing the tried ones.
 TRYING: Final = 0.6
 _CHECK: Final = "checked_by"  # in a measurement: the digest of the check that rejected the output
-_REJECTED: Final = frozenset({"wrong-result", "nan"})
+REJECTED: Final = frozenset({"wrong-result", "nan"})  # kinds of failures: it ran, and its output was wrong
 PROGRAM: Final = "program"  # in a measurement: the digest of the candidate's compiled program
 _AMOUNT: Final = r"(\d+(?:\.\d*)?|\.\d+)\s*"
 _DURATION: Final = re.compile(_AMOUNT + r"(ms|s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:ours?)?)(?![a-z])\s*")
@@ -197,12 +197,15 @@ class Setup(NamedTuple, Generic[Cfg]):
 
     `compile` prepares a candidate, from several threads at once, and may return its product: the path of a file, or
     bytes. Candidates with equal products are measured once, unless they differ on `launch_axes`; candidates that
-    differ on nothing else are compiled once. `reason_against` is asked for each candidate left whenever one was tried,
-    and may return why it is not worth waiting for; then candidates are tried as they are compiled.
+    differ on nothing else are compiled once. A candidate for which it raises `LeftOut` is not measured. `foresee`
+    returns for each candidate the error that `compile` would raise, as far as that is quickly known. `reason_against`
+    is asked for each candidate left whenever one was tried, and may return why it is not worth waiting for; then
+    candidates are tried as they are compiled.
     """
 
     compile: Callable[[Cfg], object] | None = None
     launch_axes: frozenset[str] = frozenset()
+    foresee: Callable[[Sequence[Cfg]], Sequence[Exception | None]] | None = None
     reason_against: Callable[[Cfg], str | None] | None = None
     order: Order[Cfg] = Order()
     platform: str = "cpu"
@@ -330,10 +333,11 @@ class Tuned(NamedTuple, Generic[Cfg]):
         kinds = [m.failure.kind for m in self.measurements if m.failure is not None]
         if not kinds:
             return f"{self.ran} measured"
-        # Some may have failed in an earlier tuning: then the numbers are of different sets.
-        of_them = " of them" if self.ran == len(self.measurements) else ""
-        wrong = sum(kind in _REJECTED for kind in kinds)
-        return f"{self.ran} measured, {len(kinds)}{of_them} failed{f' ({wrong} with a wrong output)' if wrong else ''}"
+        # Some may have failed in an earlier tuning: then the failures are of them all.
+        total, wrong = len(self.measurements), sum(kind in REJECTED for kind in kinds)
+        known = f", {total - self.ran} known; {len(kinds)} of the {total}"
+        counted = known if self.ran < total else f", {len(kinds)} of them"
+        return f"{self.ran} measured{counted} failed{f' ({wrong} with a wrong output)' if wrong else ''}"
 
     @property
     def summary(self) -> str:
@@ -415,7 +419,7 @@ class CandidateSet(Generic[Cfg]):
         """Whether a measurement was made under the conditions of this tuning."""
         if (m.code, m.policy, m.environment) != (self._conditions.code, self._policy, self._conditions.environment):
             return False
-        rejected = m.failure is not None and m.failure.kind in _REJECTED
+        rejected = m.failure is not None and m.failure.kind in REJECTED
         return not rejected or m.extra.get(_CHECK, "") == self._conditions.checked_by()
 
     def record(
@@ -450,7 +454,7 @@ class CandidateSet(Generic[Cfg]):
 
     def _remarks(self, failure: Failure | None, compiled: Compiled | None) -> dict[str, Json]:
         program = None if compiled is None else compiled.program
-        check = self._conditions.checked_by() if failure is not None and failure.kind in _REJECTED else ""
+        check = self._conditions.checked_by() if failure is not None and failure.kind in REJECTED else ""
         host = "" if failure is None or failure.is_lasting else host_name()
         return {name: text for name, text in ((PROGRAM, program), (_CHECK, check), (HOST, host)) if text}
 
@@ -487,9 +491,10 @@ class CandidateSet(Generic[Cfg]):
             elif failure is not None:
                 found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
         measured = tuple(self.results.values())
+        said = "the only candidate failed" if len(measured) == 1 else f"all {len(measured)} candidates failed"
         if len(found) > 1 and len({(type(error), text_of(error)) for error in found}) == 1:
             first, own = found[0], f"candidate {next(iter(self.configs.values()))!r}"
-            notes = [note for note in getattr(first, "__notes__", ()) if note != own]
-            first.__notes__, found = [f"all {len(found)} alike", *notes], [first]
+            first.__notes__ = [note for note in getattr(first, "__notes__", ()) if note != own]
+            said, found = f"{said} alike", [first]
         errors = [*map(hide_own_frames, found)] or [ValueError("no candidate gave a valid time")]
-        return TuningFailed(f"all {len(measured)} candidates failed", errors, measured)
+        return TuningFailed(said, errors, measured)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from tunebook._base.environment_variables import lock_root
+from tunebook._base.errors import LeftOut
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._base.vocabulary import Failure
 from tunebook._measure.disturbance import Disturbances, DisturbanceWatch
 from tunebook._measure.stopwatch import (
@@ -27,19 +28,12 @@ from tunebook._measure.stopwatch import (
     Trial,
     failed,
 )
-from tunebook._statistics.race import (
-    ENOUGH,
-    HOPELESS,
-    LEAST_FINAL_S,
-    Lane,
-    Race,
-    typical_s,
-)
+from tunebook._statistics.race import ENOUGH, HOPELESS, LEAST_FINAL_S, Lane, Race, typical_s
 from tunebook._tuning.job import DIED, PROGRAM, TRYING, CandidateSet, Doing, Job, Step
 from tunebook.stores._files import Maker, this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -176,19 +170,14 @@ class JobRun(Generic[Cfg]):
         # For at most half of the rest of a budget: a longer wait would leave too little of it to measure in.
         return nullcontext() if self._turn is None else self._turn.taken(self.left_s() / 2)
 
-    @contextmanager
-    def handing_on(self) -> Iterator[None]:
-        """Hand the measurements so far to the job's `on_interrupt` if the block is interrupted."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if self.job.on_interrupt is not None:
-                self.job.on_interrupt(self.so_far())
-            raise
+    @property
+    def running(self) -> tuple[object, float]:
+        """The candidate that is running, or None, and for how many seconds."""
+        return self.candidates.configs.get(self._running), self.clock_s() - self._since_s
 
     def tell_of_wait(self) -> None:
         """Report which candidate is running, and for how long."""
-        self.tell(*self._told, running=self.candidates.configs.get(self._running))
+        self.tell(*self._told, running=self.running[0])
 
     def tell(
         self, doing: Doing, done: int, total: int, latest: Measurement | None = None, *, running: object = None
@@ -225,6 +214,9 @@ class JobRun(Generic[Cfg]):
                 compiled = self._wait_for(name)
                 if compiled is None and self.compiling is not None:
                     return False  # the budget ended while it compiled
+                if isinstance(compiled, LeftOut) and self.compiling is not None:
+                    self.compiling.left_out[name] = str(compiled)
+                    continue
                 measurement = self._try(name, compiled)
                 self.ran += 1
                 self.tell("trying", self.ran, len(todo), measurement)
@@ -288,6 +280,7 @@ class JobRun(Generic[Cfg]):
         with self.alone():
             self._about_to_run(name)
             trial = self.runner.first(index)
+            self._running = ""
         if trial.failure is None:
             self.lanes.append(self._lane(name, index, trial.sample_s))
         return self.candidates.record(name, trial, compiled=compiled)
@@ -296,6 +289,7 @@ class JobRun(Generic[Cfg]):
         def take() -> float | None:
             self._about_to_run(name)
             trial = self.batches.take(name, partial(self.runner.sample, index))
+            self._running = ""
             if trial.failure is None:
                 return trial.sample_s
             known = self.candidates.results[name]
@@ -433,7 +427,7 @@ class RunningCandidate:
     def __init__(self, name: str) -> None:
         self._path: Final[Path] = lock_root() / f"running-{name}"
         self._descriptor: int | None = None
-        self._lock = threading.Lock()  # a descriptor that is closed may be another file's a moment later
+        self._lock = InterruptSafeLock()  # a descriptor that is closed may be another file's a moment later
         self._maker: Maker | None = None
         self.died: str | None = None
 
@@ -454,7 +448,7 @@ class RunningCandidate:
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.pwrite(self._descriptor, bytes(_NAME) + head.ljust(_SIZE - _NAME), 0)
         if not _open:
-            atexit.register(_forget_all)
+            atexit.register(forget_all)
         _open.add(self)
 
     def note(self, fingerprint: str) -> None:
@@ -480,10 +474,19 @@ class RunningCandidate:
                 self._path.unlink()
 
 
-def _forget_all() -> None:
-    """Remove the notes of tunings that a process leaves in its background threads when it ends."""
+def forget_all() -> None:
+    """Remove the notes of tunings that a process leaves in its other threads when it ends."""
     for note in list(_open):
         note.forget()
+
+
+def forget_notes_of(pids: Collection[int]) -> None:
+    """Remove the notes of other processes of this host, which were ended on purpose: no candidate is to blame."""
+    for path in lock_root().glob("running-*"):
+        with suppress(OSError, ValueError):  # it cannot be read, or is being written
+            known = _read(path)
+            if known is not None and known[0].host == this_process().host and known[0].pid in pids:
+                path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[Maker, str | None] | None:

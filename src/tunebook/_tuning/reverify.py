@@ -5,18 +5,19 @@ After an update of a driver or a library the old times are void, but the order a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tunebook._base.config_codec import fingerprint
 from tunebook._base.errors import CodecError, TuningFailed
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.race import typical_s
+from tunebook._tuning.job import REJECTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tunebook._base.vocabulary import Measurement
+    from tunebook._base.vocabulary import Failure, Measurement
     from tunebook._tuning.job import Job, Tuned
 
 C = TypeVar("C")
@@ -86,11 +87,13 @@ def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str], *,
         reason = f"{many} {'finalist was' if many == 1 else 'finalists were'} measured again"
         return Verified(held=True, reason=reason, tuned=fresh)
     if keep:
-        on = f"on {MADE_UP[job.conditions.values_from]}"
-        reason = f"{fresh.config!r} is faster {on}; the choice stands, because it was made on a caller's arguments"
+        reason = _why_beaten(fresh, job.incumbent, f"on {MADE_UP[job.conditions.values_from]}")
+        reason = f"{reason}; it stands, because it was made on a caller's arguments"
+        if _failure_of(fresh, job.incumbent) is not None and job.conditions.values_from != "inputs":
+            reason = f"{reason}. To verify it, give the kernel inputs=, a function that makes valid ones"
         return Verified(held=False, reason=reason, tuned=fresh, kept=True)
     # The newcomers race against the new winner; the finalists that lost to it need not run a third time.
-    reason = f"{fresh.config!r} is faster now"
+    reason = _why_beaten(fresh, job.incumbent, "now")
     left = job.budget.less(fresh)
     if left.is_spent:
         return Verified(held=False, reason=reason, tuned=fresh._replace(complete=False))
@@ -102,6 +105,18 @@ def verify(job: Job[C], tune: Callable[..., Tuned[C]], among: frozenset[str], *,
         disturbances=Disturbances(tuple(dict.fromkeys((*fresh.disturbances.reasons, *tuned.disturbances.reasons)))),
     )
     return Verified(held=False, reason=reason, tuned=both)
+
+
+def _failure_of(fresh: Tuned[Any], incumbent: str | None) -> Failure | None:
+    return next((m.failure for m in fresh.measurements if m.fingerprint == incumbent), None)
+
+
+def _why_beaten(fresh: Tuned[Any], incumbent: str | None, where: str) -> str:
+    """Return why the choice did not win: it failed, or the winner is faster."""
+    if (failure := _failure_of(fresh, incumbent)) is None:
+        return f"{fresh.config!r} is faster {where} than the choice"
+    verb = "gave a wrong output" if failure.kind in REJECTED else "failed"
+    return f"the choice {verb} {where}: {failure.message.partition(chr(10))[0]}"
 
 
 def _fingerprint(config: object) -> str | None:

@@ -6,11 +6,12 @@ import math
 import os
 import sys
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tunebook._arrays.describe import at_tuning_site, timer_for
+from tunebook._base.durations import LONG_S, seconds_text
 from tunebook._base.errors import DefinitionError, TuningFailed
 from tunebook._kernel.kernel import Invocation
 from tunebook._measure.disturbance import probes_for
@@ -20,7 +21,7 @@ from tunebook._tuning.job_run import JobRun, race, runner_for
 from tunebook._tuning.plan import is_forward_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from tunebook._arrays.library import TuningSite
@@ -163,7 +164,7 @@ class Tuner(Generic[AnyCfg]):
             raise TuningFailed("no candidates to tune", [DefinitionError("the kernel gave no candidates")])
         todo = run.todo()
         with ExitStack() as stack:
-            stack.enter_context(run.handing_on())
+            stack.enter_context(_handing_on(run))
             if job.setup.compile is not None:
                 from tunebook._measure.compile_pool import Compiling  # noqa: PLC0415 - a tenth of `import tunebook`
 
@@ -200,6 +201,26 @@ class Tuner(Generic[AnyCfg]):
         devices = physical_devices([(part.args, part.kwargs) for part in job.parts], platform, job.setup.ordinal)
         turn = DeviceTurn(devices, self._device_wait_s)
         return turn, (*(probes_for(platform, devices) if self._probes is None else self._probes(platform)), turn)
+
+
+@contextmanager
+def _handing_on(run: JobRun[Any]) -> Iterator[None]:
+    """Hand the measurements so far to the job's `on_interrupt` if the block is interrupted.
+
+    The interrupt gets a note about a candidate that was running for long: it may hang.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        config, seconds = run.running
+        if config is not None and seconds >= LONG_S:
+            setup = run.job.setup
+            limit = "" if setup.isolate else 'with AutotunePolicy(isolate="always"), '
+            limit += f"candidate_timeout_s={setup.timeout_s:g} ends it"
+            error.add_note(f"tunebook: {config!r} had been running for {seconds_text(seconds)}; {limit}.")
+        if run.job.on_interrupt is not None:
+            run.job.on_interrupt(run.so_far())
+        raise
 
 
 def _stopwatch_of(own: Stopwatch, setup: Setup[Any], *, plain: bool) -> Stopwatch:

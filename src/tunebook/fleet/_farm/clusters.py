@@ -10,21 +10,29 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tunebook._base.environment_variables import show_gpu, visible_gpus
-from tunebook._base.errors import DefinitionError, Unsupported, require
+from tunebook._base.errors import DefinitionError, TunebookWarning, Unsupported, require
+from tunebook._tuning.job_run import forget_all, forget_notes_of
 from tunebook.fleet._farm.task import describe_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from multiprocessing.process import BaseProcess
 
 # How long a worker may take to describe itself: it starts an interpreter first, perhaps on a slow mount.
 _ANSWER_S: Final = 60.0
+# How long a worker that is to end may take to write down what it has measured, before it is killed.
+_FAREWELL_S: Final = 2.0
+_usual_format: Final = warnings.formatwarning
 
 
 class FarmWorker(NamedTuple):
@@ -105,12 +113,23 @@ class LocalProcesses(Cluster):
         return worker._replace(executor=self._pools[worker.name])
 
     def close(self, busy: list[FarmWorker]) -> None:
-        working = {worker.name for worker in busy}
+        names = {worker.name for worker in busy}
+        working: list[BaseProcess] = []
         for name, pool in self._pools.items():
-            processes = list((pool._processes or {}).values())  # noqa: SLF001 - public only since Python 3.14
+            if name in names:
+                working += (pool._processes or {}).values()  # noqa: SLF001 - public only since Python 3.14
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes if name in working else ():
+        for process in working:
+            process.terminate()  # see `_end_task`
+        end_s = time.monotonic() + _FAREWELL_S
+        try:
+            for process in working:
+                connection.wait([process.sentinel], max(end_s - time.monotonic(), 0.0))
+        finally:  # also at a second Ctrl-C
+            for process in working:
                 process.kill()
+                connection.wait([process.sentinel], _FAREWELL_S)
+            forget_notes_of({process.pid for process in working if process.pid is not None})
 
 
 def gpus_here(proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
@@ -135,9 +154,37 @@ def _start_worker(gpu: str | None) -> None:
     if gpu is not None:
         show_gpu(gpu)
     os.dup2(2, 1)  # the parent's stdout may be JSON: output of kernels goes to stderr
+    warnings.formatwarning = _format_warning
     # Ctrl-C in the terminal is for the parent, which ends its workers by itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=exit_with_parent, name="tunebook-parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, _end_task)
+    threading.Thread(target=_end_with_parent, name="tunebook-parent", daemon=True).start()
+
+
+class _Ended(KeyboardInterrupt, SystemExit):
+    """Ends a tuning as Ctrl-C does, which keeps its measurements, and a worker without a task silently."""
+
+
+def _end_task(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one would disturb the writing of measurements
+    raise _Ended
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+    """Return a warning of ours without a line: above a tuning in a worker there is no program's."""
+    ours = issubclass(category, TunebookWarning)
+    return f"tunebook: {message}\n" if ours else _usual_format(message, category, *place, **line)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent ends, as the parent itself does in `LocalProcesses.close`."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_FAREWELL_S)
+        forget_all()
+        os._exit(1)
 
 
 def exit_with_parent() -> None:

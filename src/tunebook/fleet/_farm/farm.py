@@ -216,10 +216,20 @@ class _Farm:
                     self._replace_vacant()
                 for write in self._writes:
                     write.result()
+        except KeyboardInterrupt as error:
+            error.add_note(self._progress())
+            raise
         finally:
             self._cluster.close([worker for worker, _ in self._running.values()])
         results = tuple(self._results[problem] for problem in self._problems)
         return FarmReport(results, time.monotonic() - self._began_s)
+
+    def _progress(self) -> str:
+        """Return what an interrupted run has done, and how to go on, in a line."""
+        done, total = len(self._results), len(self._problems)
+        others = "the other" if total == done + 1 else "the others"
+        rest = f" Measurements of {others} are kept: the same command goes on from there." if done < total else ""
+        return f"tunebook: {done} of {total} calls {'is' if done == 1 else 'are'} done.{rest}"
 
     def _send(self) -> None:
         for worker in list(self._free):
