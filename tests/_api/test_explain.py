@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
-from tunebook._api.explain import Explanation, _spread, explain_entry
+from tunebook._api.explain import Explanation, explain_entry
+from tunebook._api.explanation_text import spread_of
 from tunebook._api.versions import versions_differ
 from tunebook._base.config_codec import decode
 from tunebook._base.record_format import Body
@@ -29,11 +31,14 @@ def make(tmp_path, **options):
     clock = FakeClock()
 
     @tb.tunable(
-        space=tb.Space(block=[1, 2, 3, 4]),
-        tuner=fake_tuner(clock),
         name="explained",
         store=tmp_path,
-        **{"heuristic": {"block": 4}, **options},
+        **{
+            "space": tb.Space(block=[1, 2, 3, 4]),
+            "heuristic": {"block": 4},
+            "tuner": fake_tuner(clock),
+            **options,
+        },
     )
     def kernel(x, causal=False, *, config):
         if config.block == 3:
@@ -63,7 +68,7 @@ def test_after_tuning_it_shows_winner_runner_up_failures_and_tiers(tmp_path):
     assert "override    none given" in said
     assert "winner     1 s (to 1 s in 3 samples)  block=1" in said
     assert "runner-up  2 s (to 2 s in 3 samples)  block=2  2.00 x" in said
-    assert "slowest    4 s (to 4 s in 3 samples)  block=4  4.0 x" in said
+    assert "slowest    4 s (to 4 s in 3 samples)  block=4  4.00 x" in said
     assert "chosen as  fastest" in said
     assert "failed     block=3  raised ValueError: no such tile" in said
     assert explanation.verdict.winner.value_s == 1.0
@@ -105,7 +110,74 @@ def test_the_authors_heuristic_is_not_reported_as_a_guess(tmp_path):
 def test_the_explanation_says_that_an_entry_is_of_other_code(tmp_path):
     make(tmp_path)(np.ones(8))
     edited = tb.tunable(lambda x, causal=False, *, config: x, space=[{"b": 1}], name="explained", store=tmp_path)
-    assert "other code" in str(edited.explain(np.ones(8)))
+    said = str(edited.explain(np.ones(8)))
+    assert "the entry was made by other code (the kernel, or a function that it uses, was edited)" in said
+
+
+def test_the_explanation_marks_configurations_that_are_not_candidates_any_more(tmp_path):
+    make(tmp_path)(np.ones(8))
+    told = make(tmp_path, space=tb.Space(block=[1, 3, 4, 5])).explain(np.ones(8))
+    assert "the entry was made with other candidates, so it is tuned anew" in str(told)
+    assert re.search(r"runner-up  2 s .* block=2, not a candidate any more  2\.00 x\n", str(told))
+    assert "block=1, not" not in str(told)
+    assert not make(tmp_path).explain(np.ones(8)).former
+
+
+def test_arguments_are_in_the_order_of_the_signature(tmp_path):
+    @tb.tunable(space=[{"b": 1}], store=False)
+    def attention(q, k, v, *, scale=1.0, config):
+        return q
+
+    lines = str(attention.explain(1, 2, 3)).splitlines()
+    assert lines[1:5] == ["  q: 1", "  k: 2", "  v: 3", "  scale: 1.0"]
+
+
+def test_the_configuration_of_the_answer_is_an_attribute(tmp_path):
+    assert make(tmp_path).explain(np.ones(8)).config == tb.Config(block=4)
+    assert make(tmp_path, heuristic=None, tuner=False).explain(np.ones(8)).config is None
+
+
+def test_times_that_were_known_before_are_counted_apart(tmp_path):
+    make(tmp_path)(np.ones(8))
+    kernel = make(tmp_path, space=tb.Space(block=[1, 2, 3, 4, 5]))
+    kernel(np.ones(8))
+    assert re.search(r"; 2 tried in .*; 3 known from before; 1 failed", str(kernel.explain(np.ones(8))))
+
+
+def test_configurations_of_the_same_program_are_not_runner_up_of_each_other(tmp_path):
+    clock = FakeClock()
+    space = tb.Space(flags=["-O2", "-O3", "-O3 -g"])
+
+    @tb.tunable(space=space, tuner=fake_tuner(clock), store=tmp_path, compile=lambda config: config.flags[:3].encode())
+    def convolve(x, *, config):
+        clock.spend(1 if "-O3" in config.flags else 2)
+        return x
+
+    convolve(1)
+    said = str(convolve.explain(1))
+    assert re.search(r"runner-up  2 s .* flags='-O2'  2\.00 x\n", said)
+    assert "chosen as  fastest; of the 2 configurations of this program: first alphabetically" in said
+    assert re.search(r"identical  compiled to the same program: flags='-O3( -g)?'\n", said + "\n")
+    assert "as good" not in said
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_on_a_terminal_it_is_wrapped_below_its_text(tmp_path, monkeypatch, width):
+    kernel = make(tmp_path)
+    kernel(np.ones(8))
+    told = kernel.explain(np.ones(8))
+    plain = str(told)
+    monkeypatch.setattr("sys.stdout", Screen())
+    monkeypatch.setenv("COLUMNS", str(width + 1))
+    rows = str(told).splitlines()
+    assert max(map(len, rows)) <= width < max(map(len, plain.splitlines()))
+    assert "".join(rows).replace(" ", "") == "".join(plain.split()), "nothing is lost"
+    assert all(row.startswith("    ") for row in rows[1 : rows.index("  x: numpy float64[8] C on cpu")])
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
 
 
 @pytest.mark.parametrize("pin", ["", "explained:block=2"])
@@ -122,7 +194,7 @@ def test_measurements_of_the_code_before_an_edit_are_said_to_be_so_under_a_pin_t
 
     kernel(1)(3)
     monkeypatch.setenv("TUNEBOOK_PIN", pin)
-    assert "changed    the kernel was edited since" in str(kernel(2).explain(3))
+    assert "changed    the kernel, or a function that it uses, was edited since" in str(kernel(2).explain(3))
     assert "edited since" not in str(kernel(1).explain(3))
 
 
@@ -335,7 +407,7 @@ def test_only_measurements_under_the_conditions_of_the_choice_are_shown():
 
 def test_the_samples_of_winner_and_runner_up_are_drawn_on_one_scale():
     verdict = decide([measurement(1, [1.0, 1.0, 1.01, 1.0, 1.0]), measurement(2, [2.0, 2.0, 2.0, 1.99, 9.0])])
-    first, second, scale = map(str, _spread(verdict.winner, verdict.ranking[1]))
+    first, second, scale = map(str, spread_of(verdict.winner, verdict.ranking[1]))
     assert first == "  spread     █·······················  winner"
     assert second.strip().startswith("·")
     assert scale.split() == ["1", "s", "9", "s"]
@@ -343,7 +415,7 @@ def test_the_samples_of_winner_and_runner_up_are_drawn_on_one_scale():
 
 @given(st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=60), st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=60))
 def test_drawings_are_as_wide_as_their_scale_for_any_samples(mine, theirs):
-    lines = list(_spread(Ranked(measurement(1, mine), mine[0]), Ranked(measurement(2, theirs), theirs[0])))
+    lines = list(spread_of(Ranked(measurement(1, mine), mine[0]), Ranked(measurement(2, theirs), theirs[0])))
     assert len(lines) in (0, 3)
     assert all(line.role == "drawing" for line in lines)
     assert all(len(line.text.partition("  ")[0]) == 24 for line in lines[:2])
@@ -361,7 +433,10 @@ def test_the_runner_up_is_the_second_fastest_also_if_it_was_eliminated(tmp_path)
         early = third._replace(measurement=third.measurement._replace(dropped=True), value_s=seconds)
         return str(replace(told, verdict=told.verdict._replace(ranking=(winner, stayed, early))))
 
-    assert re.search(r"runner-up  1\.5 s .* block=4  1\.50 x\n  slowest    2 s .* block=2  2\.0 x", with_time(1.5))
+    assert re.search(
+        r"runner-up  1\.5 s .* block=4  1\.50 x, eliminated after 3 samples\n  slowest    2 s .* block=2  2\.00 x",
+        with_time(1.5),
+    )
     since = "eliminated after 3 samples: the best was faster then, and the machine has become slower since"
     assert re.search(rf"runner-up  900 ms .* block=4  0\.90 x, {since}\n", with_time(0.9))
 

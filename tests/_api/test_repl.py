@@ -10,6 +10,7 @@ from kernels import FakeClock, PretendKernel, fake_tuner
 
 import tunebook as tb
 from tunebook import search, stores
+from tunebook.adapters.numpy import specialised
 
 
 def tuned_kernel(clock, store):
@@ -48,6 +49,7 @@ def objects(tmp_path):
         "explanation of a miss": matmul.explain(2),
         "problem": matmul.problem(1),
         "recording": recording,
+        "outcome": tb.tune_all(recording)[0],
         "record": tb.record(),
         "selector": matmul.selector,
         "chain": chain,
@@ -70,6 +72,7 @@ def objects(tmp_path):
         "space": space,
         "config": next(iter(space)),
         "table": tb.table("t", space=[{"a": 1}], key=("n",), store=False),
+        "specialised": specialised(lambda config: config),
         "peak": tb.Peak(flops_per_s=1.0, bytes_per_s=1.0),
         "spec": tb.ArraySpec("numpy", "float32", (1,)),
         "directory": stores.open_store(tmp_path / "book"),
@@ -95,6 +98,19 @@ def test_the_result_of_a_tuning_shows_its_choice_its_time_and_its_failures():
     assert "Config(block=1): 1.1 ms, fastest, 12 candidates, 1 failed, 12 measured" in text
     assert repr(matmul.explain(1)) == "<Explanation of mm@v0: Config(block=1) from memory; print it for the reasons>"
     assert "from memory" in str(matmul.explain(1))
+
+
+def test_an_outcome_names_the_call_its_status_and_its_configuration():
+    matmul = tuned_kernel(FakeClock(), False)
+    with tb.record() as calls:
+        matmul(1)
+        matmul("x")
+    first, *rest = sorted(tb.tune_all(calls), key=lambda outcome: outcome.call.problem)
+    assert repr(first) == "<Outcome mm@v0 n='x': tuned Config(block=1), 1.1 ms; 12 measured, 1 of them failed>"
+    assert repr(tb.tune_all(calls)[0]).endswith(": known Config(block=1); memory>")
+    failed = first._replace(status="failed", tuned=None, config=None, detail="every candidate failed: no\n  all")
+    assert repr(failed) == "<Outcome mm@v0 n='x': failed; every candidate failed: no>"
+    assert len(rest) == 1
 
 
 def test_a_recording_names_its_kernels_before_in_and_after_its_block():

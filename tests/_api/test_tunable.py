@@ -12,6 +12,7 @@ import textwrap
 import threading
 import typing
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -215,6 +216,7 @@ def test_buckets_share_an_answer():
         ({"key": ("x", "causl")}, "causal"),
         ({"ignore": ("scal",)}, "scale"),
         ({"bucket": {"y": {0: tb.pow2}}}, "y"),
+        ({"key": ("z",)}, r"key=\('z',\) names 'z', but the arguments are 'x', 'scale', 'causal'"),
         ({"key": "x"}, "tuple of names"),
         ({"space": "block"}, "tunebook.Space"),
         ({"space": 3}, "tunebook.Space"),
@@ -566,8 +568,13 @@ class TestConfigFor:
         def scale(x, *, config):
             return config.step
 
-        with pytest.raises(TypeError, match="'y'"):
+        with pytest.raises(TypeError, match=r"scale\(\): got an unexpected keyword argument 'y'"):
             scale.config_for(np.ones(4), y=1)
+        for ask in (scale.explain, scale.problem, scale.config_for, partial(tb.tune, scale), partial(tb.verify, scale)):
+            with pytest.raises(TypeError, match=r"scale\(\): missing a required argument: 'x'"):
+                ask()
+        with pytest.raises(TypeError, match=r"'config'; config= is for the call itself: scale\(\.\.\., config="):
+            scale.config_for(np.ones(4), config={"step": 1})
 
 
 class Layer:
@@ -596,6 +603,12 @@ def test_a_config_with_a_default_is_still_chosen():
 
 
 class TestRawErrors:
+    @pytest.mark.parametrize("given", [tb.Space(a=[1]), [{"a": 1}], "matmul"])
+    def test_a_space_in_the_place_of_the_function(self, given):
+        says = rf"tunable\(\) takes a function first, not a {type(given).__name__}; write tunable\(space="
+        with pytest.raises(tb.DefinitionError, match=says):
+            tb.tunable(given)
+
     def test_a_builtin_without_a_signature(self):
         with pytest.raises(tb.DefinitionError, match="has no signature that can be read; decorate a Python function"):
             tb.tunable(space=[{"b": 1}])(int)
@@ -609,6 +622,16 @@ class TestRawErrors:
             tb.DefinitionError, match=r"'mm': the heuristic cannot be called with .*, \(x, y\): .*lambda"
         ):
             mm(1, 2)
+
+    def test_a_heuristic_that_takes_names_only_gets_the_arguments_by_name(self):
+        @tb.tunable(space=tb.Space(b=[1, 2]), heuristic=lambda *, y, **_: {"b": y}, store=False, policy="heuristics")
+        def mm(x, y, *, config):
+            return config.b
+
+        assert mm(1, 2) == 2
+        assert mm(2, y=1) == 1
+        with pytest.raises(TypeError, match="unsupported operand"):
+            tb.tunable(mm.kernel.function, space=[{"b": 1}], heuristic=lambda *, x, y: x + y, store=False)(1, "a")
 
     def test_an_error_inside_a_heuristic_stays_its_own(self):
         @tb.tunable(space=tb.Space(b=[1, 2]), heuristic=len, store=False, name="mm")

@@ -115,6 +115,23 @@ def test_a_heuristic_has_the_names_of_the_space_and_may_have_other_values():
         kernel(heuristic=lambda n: {"blok": 16, "inplace": True}, tuner=False)(1)
 
 
+EMPTY = [
+    ([], "'mm': the space is empty, so every call runs with heuristic={'block': 16}"),
+    (
+        tb.Space(block=[16, 32]).where(lambda c: c.block > 64),
+        "'mm': `where` leaves out all 2 combinations of the space",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "message"), EMPTY)
+def test_a_space_without_candidates_is_what_the_warning_is_about(space, message):
+    matmul = kernel(space=space, heuristic={"block": 16}, tuner=False)
+    with pytest.warns(tb.TunebookWarning, match=says(message)) as caught:
+        assert matmul(1) == tb.Config(block=16)
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("heuristic", [{"tile": [1, 2]}, lambda n: {"tile": [1, 2]}], ids=["dict", "function"])
 def test_a_list_in_a_heuristic_is_the_same_error_as_in_a_call(heuristic):
     with pytest.raises(tb.DefinitionError, match=r"heuristic={'tile': \[1, 2\]}: .*write a tuple"):

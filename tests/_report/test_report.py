@@ -29,7 +29,7 @@ from tunebook._report.entry import entry_of
 from tunebook._report.marks import DotMark, Scale, TextMark, linear_ticks, quantile
 from tunebook._report.model import DETAILS, KernelGroup, model_of
 from tunebook._report.page import svg_of, tag
-from tunebook._report.tuning_charts import samples, samples_range
+from tunebook._report.tuning_charts import best_so_far, importance, samples, samples_range
 from tunebook._selection.persistent_cache import PersistentCache
 from tunebook.stores import MemoryStore
 
@@ -64,7 +64,7 @@ class TestWhatItIsAbout:
         assert entry.config == "step=1"
         assert entry.default_s > entry.best_s
         candidates = shown.details[0].candidates
-        assert [(c.config, c.role) for c in candidates] == [("step=1", "chosen"), ("step=50", "default")]
+        assert [(c.config, c.role) for c in candidates] == [("step=1", "chosen"), ("step=50", "heuristic")]
         assert all(0 <= c.tried_s <= tuned.seconds for c in candidates)
 
     def test_a_store_a_path_and_the_users_own_book_say_the_same(self, tmp_path, monkeypatch):
@@ -150,8 +150,8 @@ class TestEntries:
     def test_an_entry_where_every_candidate_failed_has_no_time_and_is_shown(self):
         shown = report([record(failing=SPACE)])
         (entry,) = shown.model.entries
-        assert (entry.best_s, entry.config, entry.origin) == (None, "", "none worked")
-        assert "none worked" in column(data_in(shown.html)["entries"], "Origin")
+        assert (entry.best_s, entry.config, entry.origin) == (None, "", "failed")
+        assert "failed" in column(data_in(shown.html)["entries"], "Origin")
 
     def test_only_measurements_under_the_conditions_of_the_choice_count(self):
         old = tuple(measurement(c, (9.0,), environment="before", when=1.0) for c in SPACE)
@@ -159,7 +159,7 @@ class TestEntries:
         both = now.replace(body=Body(measurements=(*old, *now.body.measurements), provenance=now.body.provenance))
         (entry,) = model(both).entries
         assert entry == model(now).entries[0]
-        assert "18 measurements under other versions" in model(both).details[0].notes[0]
+        assert "18 measurements with other code, versions or arguments" in model(both).details[0].notes[0]
 
     def test_a_pinned_configuration_is_in_use_though_another_won(self):
         won = record()
@@ -276,7 +276,7 @@ class TestDetails:
 
     def test_finalists_include_the_chosen_and_the_default_and_number_at_most_eight(self):
         (detail,) = model(record()).details
-        assert {"chosen", "default"} <= {c.role for c in detail.finalists}
+        assert {"chosen", "heuristic"} <= {c.role for c in detail.finalists}
         assert len(detail.finalists) <= 8
 
     def test_the_parameter_that_decides_is_the_most_important_and_one_that_does_nothing_is_not(self):
@@ -439,7 +439,7 @@ class TestPictures:
 class TestColours:
     @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
     def test_text_has_contrast(self, theme):
-        for name in ("ink", "muted", "chosen", "default", "failed"):
+        for name in ("ink", "muted", "chosen", "heuristic", "failed"):
             for ground in ("paper", "card", "hover"):
                 assert contrast(theme[name], theme[ground]) >= 4.5, (name, ground)
         for step in range(STEPS):
@@ -479,6 +479,27 @@ class TestScales:
     def test_a_disturbed_run_does_not_stretch_the_axis_of_samples(self):
         assert samples_range([[1.0, 1.01, 1.02, 50.0], [1.1, 1.11, 1.13]])[1] < 1.5
         assert samples_range([[1.0]]) == (1.0, 1.01)
+
+    def test_candidates_that_are_slower_than_the_axis_of_the_best_so_far_are_counted(self):
+        made = record(size=64)
+        first, *others = made.body.measurements
+        slow = first._replace(samples_s=tuple(100 * sample for sample in first.samples_s))
+        for measured, slower in ((made.body.measurements, 0), ((slow, *others), 1)):
+            changed = Record(made.head, replace(made.body, measurements=tuple(measured)))
+            (detail,) = model_of([changed], title="", where="", made=0.0).details
+            marks = best_so_far(detail).marks
+            assert sum(isinstance(mark, DotMark) for mark in marks) == len(measured) - slower
+            assert [mark.content for mark in marks if "↑" in getattr(mark, "content", "")] == ["+1 ↑"] * slower
+
+    def test_importances_that_are_all_nothing_are_put_in_words(self):
+        (detail,) = model_of([record(size=64)], title="", where="", made=0.0).details
+        said = "over all candidates, no parameter explains the differences alone"
+        nothing = tuple((name, 0.001) for name, _ in detail.importances)
+        for found, count in ((detail.importances, 0), (nothing, 1)):
+            chart = importance(detail._replace(importances=found))
+            placed = [mark.y for mark in chart.marks if getattr(mark, "content", "") == said]
+            assert len(placed) == count
+            assert all(y < chart.height for y in placed)
 
     @pytest.mark.parametrize("beyond", [4, 18, 59])
     def test_the_number_of_samples_to_the_right_does_not_lie_on_a_sample(self, beyond):

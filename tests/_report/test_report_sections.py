@@ -70,7 +70,7 @@ class TestInterrupted:
     def test_an_interrupted_tuning_is_not_told_as_failed_nor_as_cut_short_by_its_budget(self):
         made = report([record(), interrupted(tried=5)])
         assert "All candidates of these entries failed" not in made.html
-        assert "The budget ended this tuning" not in made.html
+        assert "the budget ended this tuning" not in made.html
         assert "no winner" not in made.html
         assert "1 entry has no decision yet: a tuning was interrupted, and the next one goes on." in made.html
         assert "No decision yet: a tuning was interrupted after 5 measurements, and the next one goes on." in made.html
@@ -109,7 +109,7 @@ class TestPinned:
         assert "<dt>pinned by hand</dt><dd><code>block=16, stages=2, order=&#x27;ij&#x27;</code> " in about
         assert "<dt>time</dt>" not in about
         assert "<dt>measured winner</dt><dd><code>block=64" in about
-        assert "faster than the default; fastest" in about
+        assert "faster than the heuristic; fastest" in about
         assert "<dt>chosen</dt>" not in about
         assert "<dt>because</dt>" not in about
         assert "tunebook unpin " in about
@@ -138,7 +138,7 @@ class TestPinned:
         page = report([pin(interrupted(), interrupted().body.measurements[0].config)]).html
         assert "pinned by hand" in page
         assert "measured winner" not in page
-        assert "The budget ended" not in page
+        assert "the budget ended" not in page
 
 
 def test_the_importance_of_the_only_parameter_is_not_a_share():
@@ -152,7 +152,51 @@ def test_candidates_that_left_the_race_are_marked():
     table = data_in(report([made]).html)["detail0"]
     dropped = [m for m in made.body.measurements if m.dropped]
     marked = [remark for remark in column(table, "Remark") if remark]
-    assert marked == [f"eliminated after {len(m.samples_s)} samples" for m in dropped]
+    assert marked == ["eliminated"] * len(dropped)
+
+
+@pytest.mark.parametrize(
+    ("environment", "values_from", "said"),
+    [
+        ("here", "call", "Verified with the same versions: "),
+        ("here", "random", "Verified with the same versions, on made-up arguments: "),
+        ("before", "call", "Verified after a change of versions: "),
+    ],
+)
+def test_a_verified_entry_says_under_which_versions_and_on_which_arguments(environment, values_from, said):
+    verified = {"when": 2000.0, "environments": [environment], "values_from": values_from}
+    (detail,) = report([record(verified=verified)]).model.details
+    assert detail.notes[0] == f"{said}the finalists were measured again, and the choice still holds."
+
+
+class TestTimeOfTuning:
+    def test_compilers_are_named_only_where_something_was_compiled(self):
+        made = [record(size=n) for n in (1, 2)]
+        assert "Compiling and measuring" in report(made).html
+        plain = []
+        for each in made:
+            measured = tuple(m._replace(compile_s=None) for m in each.body.measurements)
+            facts = {**each.provenance, "waiting_s": 0.0}
+            plain.append(each.replace(body=replace(each.body, measurements=measured, provenance=facts)))
+        page = report(plain).html
+        assert "<h2>Time of tuning</h2>" in page
+        assert not re.search("compil", page.partition("<footer>")[0], re.IGNORECASE)
+
+
+def test_parameters_stand_in_the_order_of_the_space_as_numbers_without_separators():
+    space = [{"rows": 2048, "cols": n, "temp": False} for n in (16, 32)]
+    made = report(
+        [record(space=[{**c, "block": 64} for c in space], default=None, names=["temp", "rows", "cols", "block"])]
+    )
+    columns = data_in(made.html)["detail0"]
+    assert [c["name"] for c in columns if c["name"] in space[0]] == ["temp", "rows", "cols"]
+    assert [c["kind"] for c in columns if c["name"] in ("rows", "cols")] == ["number", "number"]
+
+
+def test_each_chart_of_a_tuning_says_how_to_read_it():
+    page = report([record(space=[{**c, "pack": p} for c in SPACE for p in (0, 1)])]).html
+    for heading in ("Best so far", "Importance of the parameters", "Best time for each pair of values"):
+        assert re.search(rf'<h3>{heading}</h3><p class="method">[A-Z]', page)
 
 
 class TestFailures:
@@ -213,17 +257,24 @@ class TestGains:
         made = report([record(found=found), record(size=3), record(size=5)])
         drifted = next(entry for entry in made.model.entries if entry.drift)
         assert (drifted.speedup, drifted.best_s, drifted.default_s) == (None, 1e-3, 0.8e-3)
-        assert "1 entry is left out: its default left the race early" in made.html
+        assert "1 entry is left out: its heuristic was eliminated early" in made.html
         assert "drift" in column(data_in(made.html)["entries"], "Doubt")
 
     def test_disturbed_gains_are_marked(self):
         made = report([record(disturbances=["other processes used 90% of the CPU"]), record(size=3)])
-        assert "1 of 2 gains was measured while other work disturbed the machine" in made.html
+        assert "1 of 2 gains was measured while other work disturbed the machine. It may be far off." in made.html
+        both = report([record(size=n, disturbances=["other processes used 90% of the CPU"]) for n in (3, 4)])
+        assert "2 of 2 gains were measured while other work disturbed the machine. They may be far off." in both.html
         assert sorted(column(data_in(made.html)["entries"], "Doubt")) == ["", "disturbed"]
+
+    def test_all_disturbances_of_a_tuning_are_one_remark(self):
+        (detail,) = report([record(disturbances=["other work ran", "the clock was slow"])]).model.details
+        (said,) = (note for note in detail.notes if "isturb" in note or "quiet" in note)
+        assert said.startswith("Disturbed during measuring: other work ran; the clock was slow. On a quiet machine, ")
 
     def test_the_default_itself_is_as_fast_as_the_default(self):
         made = report([record(default=SPACE[-1])])
-        assert ", as fast as the default" in made.html
+        assert ", as fast as the heuristic" in made.html
 
     def test_rates_are_shown_where_the_work_is_stated_also_without_a_peak(self):
         made = report([record(roofline={"flops": 2e6, "bytes": 4e6})])
@@ -341,12 +392,12 @@ class TestTheVerb:
         one, _, page = books
         assert main(["report", "--book", one, "--since", date, "-o", page]) == 0
 
-    def test_an_invalid_date_a_missing_book_and_two_comparisons_are_wrong_usage(self, books, capsys):
+    def test_an_invalid_date_and_two_comparisons_are_wrong_usage_and_a_missing_book_cannot_be_read(self, books, capsys):
         one, two, page = books
         with pytest.raises(SystemExit, match="2"):
             main(["report", "--book", one, "--since", "yesterday", "-o", page])
         assert "invalid date 'yesterday': write 2026-03-31, or an age, e.g. 7d" in capsys.readouterr().err
-        assert main(["report", "--book", one, "--compare", "/nonexistent", "-o", page]) == 2
+        assert main(["report", "--book", one, "--compare", "/nonexistent", "-o", page]) == 3
         assert main(["report", "--book", one, "--compare", two, "--since", "7d", "-o", page]) == 2
         assert "two comparisons" in capsys.readouterr().err
 

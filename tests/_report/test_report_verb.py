@@ -49,14 +49,16 @@ def test_nothing_to_report_on_exits_with_1_and_writes_nothing(book, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
-    [("page.pdf", r".html or .png"), ("nowhere/page.html", "nowhere does not exist")],
+    ("output", "said", "code"),
+    [("page.pdf", r".html or .png", 2), ("nowhere/page.html", "nowhere does not exist", 3)],
 )
-def test_an_invalid_output_path_is_wrong_usage(book, tmp_path, capsys, output, said):
-    assert main(["report", "--book", book, "-o", str(tmp_path / output)]) == 2
+def test_an_output_path_of_no_report_is_wrong_usage_and_one_of_no_directory_is_3(
+    book, tmp_path, capsys, output, said, code
+):
+    assert main(["report", "--book", book, "-o", str(tmp_path / output)]) == code
     assert said in capsys.readouterr().err
 
 
-def test_a_missing_book_is_wrong_usage(tmp_path, capsys):
-    assert main(["report", "--book", str(tmp_path / "nowhere"), "-o", str(tmp_path / "page.html")]) == 2
+def test_a_missing_book_cannot_be_read(tmp_path, capsys):
+    assert main(["report", "--book", str(tmp_path / "nowhere"), "-o", str(tmp_path / "page.html")]) == 3
     assert "no book at" in capsys.readouterr().err

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tunebook._api.explanation_text import ExplanationLine, item, on_screen, spread_of
 from tunebook._api.versions import environment_here, versions_differ, versions_of
 from tunebook._base.config_codec import decode, readable
+from tunebook._base.durations import ratio_text
 from tunebook._base.errors import CodecError, StoreError, clean, clean_lines
 from tunebook._base.record_format import Body, from_whole_tuning
 from tunebook._base.vocabulary import MADE_UP
@@ -32,7 +33,9 @@ from tunebook._selection.recorded_decision import (
 )
 from tunebook._selection.selector import NoSelection, Selection, select_offline
 from tunebook._selection.tiers import OfflineEntry
+from tunebook._selection.trusted_entries import EntryGuard
 from tunebook._statistics.decide import OBJECTIVES
+from tunebook._tuning.job import PROGRAM
 from tunebook._tuning.progress import day_text, seconds_text
 
 if TYPE_CHECKING:
@@ -52,9 +55,6 @@ _LONGEST: Final = 400  # characters of a failure: compilers print pages
 _LISTED: Final = 4  # configurations that are named before "and 12 more"
 _MESSAGES: Final = 6  # of failures: each gets its own line; of more, those that differ in numbers share one
 _NUMBER: Final = re.compile(r"(?:\btolerance=)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-# The bars of a drawing, the first for no sample; the second row is for terminals that know ASCII only.
-_BARS: Final = ("·▁▂▃▄▅▆▇█", ".:-=+*%#@")
-_BINS: Final = 24
 
 
 class NearMiss(NamedTuple):
@@ -75,29 +75,15 @@ class FailureGroup(NamedTuple):
     made_up: bool = False
 
 
-class ExplanationLine(NamedTuple):
-    """A line of an explanation. Items and drawings are indented; `label` is their name, padded to a column."""
-
-    role: Literal["title", "answer", "section", "item", "drawing"]
-    text: str
-    label: str = ""
-
-    def __str__(self) -> str:
-        return f"  {self.label}{self.text}" if self.role in ("item", "drawing") else self.text
-
-
-def _item(name: str, text: str, width: int = 11) -> ExplanationLine:
-    return ExplanationLine("item", text, f"{name:<{max(width, len(name) + 2)}}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The answer of `explain`. Print it, or read its fields.
+    """The answer of `explain`. Print it, or read its fields. On a terminal, its text is wrapped to the width of it.
 
     `environment` is the environment of this process or machine; `differences` are its differences from the environment
     of the verdict's measurements, and says so if the kernel was edited after them. `so_far` are the measurements of a
     tuning that was interrupted. `shipped_in` is the pack that the record is from, or empty. `offline` says that the
-    program was not asked, whose code may have changed since.
+    program was not asked, whose code may have changed since. `arguments` are the names of the kernel's parameters, if
+    the program was asked, and `former` the fingerprints of measured configurations that it does not have any more.
     """
 
     problem: Problem
@@ -111,6 +97,13 @@ class Explanation:
     shipped_in: str = ""
     so_far: tuple[Measurement, ...] = ()
     offline: bool = False
+    arguments: tuple[str, ...] = ()
+    former: frozenset[str] = frozenset()
+
+    @property
+    def config(self) -> Any:
+        """The configuration that the call gets; None without an answer."""
+        return self.selection.config if isinstance(self.selection, Selection) else None
 
     def __repr__(self) -> str:
         found = self.selection
@@ -118,12 +111,12 @@ class Explanation:
         return clean(f"<Explanation of {self.problem.op}: {answer}; print it for the reasons>")
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.lines()))
+        return on_screen(self.lines())
 
     def lines(self) -> list[ExplanationLine]:
         """Return the explanation line by line."""
         title = ExplanationLine("title", f"{self.problem.op} on {self.problem.device}")
-        call = [ExplanationLine("item", line) for line in spell_out(self.problem.call_key)]
+        call = [ExplanationLine("item", line) for line in spell_out(self.problem.call_key, self.arguments)]
         near = [ExplanationLine("item", "; ".join(miss.differences)) for miss in self.near_misses]
         heading = [ExplanationLine("section", "near misses:")] if near else []
         lines = [title, *call, *self._answer(), *self._measured(), *heading, *near]
@@ -138,9 +131,8 @@ class Explanation:
     @property
     def _names(self) -> tuple[str, ...]:
         """The names of the answer in the order of the space: an encoded configuration has them sorted."""
-        config = self.selection.config if isinstance(self.selection, Selection) else None
-        if isinstance(config, Mapping):
-            return tuple(config)
+        if isinstance(self.config, Mapping):
+            return tuple(self.config)
         return () if self.record is None else names_in(self.record)
 
     @property
@@ -178,21 +170,20 @@ class Explanation:
             pin = " (pinned by hand)" if by_hand else ""
             yield ExplanationLine("answer", f"answer: {selection.config} {_origin(selection)}{pin}")
             if self.offline and self.record is not None and self.record.head.checksum:
-                yield _item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
+                yield item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
             if selection.trust is not None:
-                yield _item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
+                yield item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
             elif selection.guess is not None:
-                yield _item("predicted" if _is_predicted(selection) else "a guess", str(selection.guess), 12)
+                yield item("predicted" if _is_predicted(selection) else "a guess", str(selection.guess), 12)
             if selection.exploration is not None and "autotune" not in dict(selection.tried):
-                yield _item("live", str(selection.exploration), 12)
+                yield item("live", str(selection.exploration), 12)
         else:
             yield ExplanationLine("answer", "answer: none")
         if self.shipped_in:
-            yield _item("shipped in", self.shipped_in, 12)
+            yield item("shipped in", self.shipped_in, 12)
         by_hand = self.record is not None and self.record.head.origin == "pinned"
         for tier, said in selection.tried:
-            # The record is pinned by hand, and not by this tier.
-            yield _item("TUNEBOOK_PIN" if by_hand and tier == "pinned" else tier, said, 12)
+            yield item(tier, f"{said}; the entry is pinned by hand" if by_hand and tier == "pinned" else said, 12)
 
     def _measured(self) -> Iterable[ExplanationLine]:
         if self.record is not None and self.verdict is not None:
@@ -203,9 +194,9 @@ class Explanation:
         for failed in self.failed:
             label = "note" if failed.made_up else "failed"
             if len(failed.configs) == 1:
-                yield _item(label, f"{failed.configs[0]}  {failed.reason}")
+                yield item(label, f"{failed.configs[0]}  {failed.reason}")
             else:
-                yield _item(label, f"{len(failed.configs)} {_that(failed.reason)}: {_some(failed.configs)}")
+                yield item(label, f"{len(failed.configs)} {_that(failed.reason)}: {_some(failed.configs)}")
 
     def _where_and_how(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         facts = record.body.provenance
@@ -213,54 +204,69 @@ class Explanation:
         where = f"{facts.get('host', '?')} under {_versions(winner.environment)}"
         yield ExplanationLine("section", f"measured {day_text(winner.when or facts.get('when'))} on {where}")
         if self.differences:
-            yield _item("changed", "; ".join(self.differences))
+            yield item("changed", "; ".join(self.differences))
         ran, seconds = facts.get("ran"), facts.get("seconds")
         failed = sum(m.values_from == winner.values_from for m in self.failures)
         count = f"; {ran} {'tried' if failed else 'measured'}" if isinstance(ran, int) else ""
         took = f" in {seconds_text(seconds)}" if count and isinstance(seconds, (int, float)) else ""
+        before = len(verdict.ranking) + failed - ran if isinstance(ran, int) else 0
+        took += f"; {before} known from before" if before > 0 else ""
         lost = f"; {failed} failed" if failed else ""
-        yield _item("how", f"{winner.policy or 'unknown'}{count}{took}{lost}")
+        yield item("how", f"{winner.policy or 'unknown'}{count}{took}{lost}")
         values_from = values_of(record.body)
         if values_from is not None or winner.values_from != "call":  # older records do not say
-            yield _item("on", MADE_UP.get(winner.values_from, winner.values_from))
+            yield item("on", MADE_UP.get(winner.values_from, winner.values_from))
         if (at := measured_at(facts)) is not None:
-            yield _item("at", str(at))
+            yield item("at", str(at))
         if isinstance(left_out := facts.get("not_tried"), list):
             configs = tuple(_readable(config, self._names) for config in left_out)
-            yield _item("not tried", f"{len(configs)} that the times of others called slower: {_some(configs)}")
+            named, why = f": {_some(configs)}", f"; {facts.get('why_not_tried')}"
+            named = f" that the times of others called slower{named}" if facts.get("live") else named + why
+            yield item("not tried", f"{len(configs)}{named}")
+
+    def _ranked(self, ranked: Ranked) -> str:
+        m, samples = ranked.measurement, sorted(ranked.measurement.valid_samples_s)
+        more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
+        former = ", not a candidate any more" if m.fingerprint in self.former else ""
+        return f"{seconds_text(ranked.value_s)}{more}  {_readable(m.config, self._names)}{former}"
 
     def _chosen(self, record: Record, verdict: Verdict) -> Iterable[ExplanationLine]:
         body = record.body
         facts = body.provenance
-        yield _item("winner", _ranked(verdict.winner, self._names))
+        yield item("winner", self._ranked(verdict.winner))
+        same = [r for r in verdict.ranking if r is not verdict.winner and _is_same_program(r, verdict.winner)]
         # By their times alone: the ranking puts candidates that were eliminated behind the others.
-        others = sorted((r for r in verdict.ranking if r is not verdict.winner), key=lambda ranked: ranked.value_s)
+        others = [r for r in verdict.ranking if r is not verdict.winner and r not in same]
+        others.sort(key=lambda ranked: ranked.value_s)
         if others:
-            yield _item("runner-up", f"{_ranked(others[0], self._names)}  {_beside(others[0], verdict.winner, 2)}")
+            yield item("runner-up", f"{self._ranked(others[0])}  {_beside(others, verdict.winner)}")
             if others[1:]:
-                yield _item("slowest", f"{_ranked(others[-1], self._names)}  {_beside(others[-1], verdict.winner, 1)}")
-            yield from _spread(verdict.winner, others[0])
+                slowest = ratio_text(others[-1].value_s / verdict.winner.value_s)
+                yield item("slowest", f"{self._ranked(others[-1])}  {slowest}")
+            yield from spread_of(verdict.winner, others[0])
         if (heuristic := beside_heuristic(record, verdict, self.failures)) is not None:
-            yield _item("heuristic", heuristic)
+            yield item("heuristic", heuristic)
         if record.head.origin == "pinned":
             own = [r.value_s for r in verdict.ranking if r.measurement.config == record.head.config]
-            beside = f", measured at {own[0] / verdict.winner.value_s:.2f} x of the winner" if own else ""
-            yield _item("pinned", f"by hand: {_readable(record.head.config, self._names)}{beside}")
+            beside = f", measured at {ratio_text(own[0] / verdict.winner.value_s)} of the winner" if own else ""
+            yield item("pinned", f"by hand: {_readable(record.head.config, self._names)}{beside}")
         else:
             name = verdict.objective
             by = "" if name == "typical" else f" by {name}" if name in OBJECTIVES else " by the kernel's own objective"
-            yield _item("chosen as", _rule(verdict, by))
-        alike = [_readable(r.measurement.config, self._names) for r in verdict.tied if r is not verdict.winner]
-        if alike:
-            yield _item("as good", _some(alike))
+            yield item("chosen as", _rule(verdict, by, len(same)))
+        alike = [r for r in verdict.tied if r is not verdict.winner and r not in same]
+        for label, ranked in (("identical", same), ("as good", alike)):
+            if ranked:
+                about = "compiled to the same program: " if ranked is same else ""
+                yield item(label, about + _some([_readable(r.measurement.config, self._names) for r in ranked]))
         for environment in environments_verified(body):
             there = verdict.winner.measurement.environment
             under = "with the same versions" if environment == there else f"under {_versions(environment)}"
-            yield _item("verified", f"the finalists were measured again; the others only before, {under}")
+            yield item("verified", f"the finalists were measured again; the others only before, {under}")
         if facts.get("complete") is False:
             yield ExplanationLine("item", "the budget ended this tuning: the best so far stands")
         if disturbances := "; ".join(disturbances_of(body)):
-            yield _item("disturbed", f"{disturbances}. On a quiet machine, measure anew: {tune_again(record.head)}")
+            yield item("disturbed", f"{disturbances}. On a quiet machine, measure anew: {tune_again(record.head)}")
 
 
 def _is_predicted(selection: Selection[Any]) -> bool:
@@ -281,9 +287,9 @@ def _so_far(record: Record, measured: Sequence[Measurement], names: Sequence[str
     host = f" on {record.body.provenance.get('host', '?')}" if is_interrupted(record) else ""
     yield ExplanationLine("section", f"interrupted {day_text(max(m.when for m in measured))}{host}")
     valid = sorted((min(m.valid_samples_s), _readable(m.config, names)) for m in measured if m.valid_samples_s)
-    yield _item("so far", f"{len(measured)} candidates measured, {len(measured) - len(valid)} failed")
+    yield item("so far", f"{len(measured)} candidates measured, {len(measured) - len(valid)} failed")
     if valid:
-        yield _item("fastest", f"{seconds_text(valid[0][0])}  {valid[0][1]}; the next call decides")
+        yield item("fastest", f"{seconds_text(valid[0][0])}  {valid[0][1]}; the next call decides")
 
 
 def _versions(environment: str) -> str:
@@ -330,58 +336,35 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _rule(verdict: Verdict, by: str) -> str:
-    """Return why the winner won, in words; `by` names the objective, if it is not the usual one."""
+def _is_same_program(one: Ranked, other: Ranked) -> bool:
+    """Return whether two candidates were compiled to the same program, which was measured once."""
+    program = one.measurement.extra.get(PROGRAM)
+    return program is not None and program == other.measurement.extra.get(PROGRAM)
+
+
+def _rule(verdict: Verdict, by: str, same: int) -> str:
+    """Return why the winner won, in words; `by` names the objective, if it is not the usual one.
+
+    `same` candidates beside the winner are the same program.
+    """
     many, rule, among = len(verdict.tied), f"{verdict.rule}{by}", f"within {verdict.band:.1%}"
+    if same and many == same + 1 and rule.startswith("tie, "):
+        return f"fastest{by}; of the {many} configurations of this program: {verdict.rule.removeprefix('tie, ')}"
     if many > 1 and rule.startswith("tie, "):
         return f"one of {many} that are equally fast, {among}: {rule.removeprefix('tie, ')}"
     return rule if many == 1 else f"{rule}; {many - 1} more {'is' if many == 2 else 'are'} as fast, {among}"
 
 
-def _beside(other: Ranked, winner: Ranked, digits: int) -> str:
-    """Return the time of a candidate as a multiple of the winner's."""
-    factor, m = other.value_s / winner.value_s, other.measurement
-    since = f", {eliminated_after(m)}: the best was faster then, and the machine has become slower since"
-    return f"{factor:.{digits}f} x{since if m.dropped and factor < 1 else ''}"
+def _beside(others: Sequence[Ranked], winner: Ranked) -> str:
+    """Return the time of the runner-up, the first of the others, as a multiple of the winner's.
 
-
-def _ranked(ranked: Ranked, names: Sequence[str]) -> str:
-    samples = sorted(ranked.measurement.valid_samples_s)
-    more = f" (to {seconds_text(samples[-1])} in {len(samples)} samples)" if len(samples) > 1 else " (1 sample)"
-    return f"{seconds_text(ranked.value_s)}{more}  {_readable(ranked.measurement.config, names)}"
-
-
-def _spread(winner: Ranked, runner_up: Ranked) -> Iterator[ExplanationLine]:
-    """Yield the samples of both as bars on one scale, if there are enough to have a shape."""
-    pair = [sorted(ranked.measurement.valid_samples_s) for ranked in (winner, runner_up)]
-    low = min(samples[0] for samples in pair)
-    # An interrupted sample would squeeze all others into the first bar; slower samples are in the last.
-    high = max(samples[len(samples) * 9 // 10] for samples in pair)
-    if min(map(len, pair)) < 5 or low == high:
-        return
-    yield ExplanationLine("drawing", f"{_bars(pair[0], low, high)}  winner", f"{'spread':<11}")
-    yield ExplanationLine("drawing", f"{_bars(pair[1], low, high)}  runner-up", " " * 11)
-    right = seconds_text(high) + (" and more" if max(samples[-1] for samples in pair) > high else "")
-    yield ExplanationLine("drawing", f"{seconds_text(low):<{_BINS - len(seconds_text(high))}}{right}", " " * 11)
-
-
-def _bars(samples: Sequence[float], low: float, high: float) -> str:
-    counts = [0] * _BINS
-    for sample in samples:
-        counts[min(_BINS - 1, int((sample - low) / (high - low) * _BINS))] += 1
-    top = max(counts)
-    bars = _BARS[0] if _can_print(_BARS[0]) else _BARS[1]
-    heights = len(bars) - 1
-    return "".join(bars[0 if count == 0 else 1 + (count * heights - 1) // top] for count in counts)
-
-
-def _can_print(text: str) -> bool:
-    """Return whether standard output, where most explanations go, can encode a text."""
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except (UnicodeError, LookupError):
-        return False
-    return True
+    If it left the race before another did, it says so: rankings put that one first.
+    """
+    factor, m = others[0].value_s / winner.value_s, others[0].measurement
+    stayed = any(not other.measurement.dropped for other in others)
+    early = f", {eliminated_after(m)}" if m.dropped and (stayed or factor < 1) else ""
+    since = ": the best was faster then, and the machine has become slower since" if early and factor < 1 else ""
+    return f"{ratio_text(factor)}{early}{since}"
 
 
 # ------------------------------------------------------------------------------------------------------ explanations
@@ -409,8 +392,27 @@ def explain_call(
     chosen = [] if so_far and not measured else measured_for_choice(body, measured or None)
     explained = _explained(selection, record, chosen, here, others, so_far)
     winner = None if explained.verdict is None else explained.verdict.winner.measurement
-    edited = ("the kernel was edited since",) if winner and winner.code not in ("", code) else ()
-    return replace(explained, shipped_in=shipped, differences=(*explained.differences, *edited))
+    since = "the kernel, or a function that it uses, was edited since"
+    edited = (since,) if winner and winner.code not in ("", code) else ()
+    return replace(
+        explained,
+        shipped_in=shipped,
+        differences=(*explained.differences, *edited),
+        arguments=tuple(getattr(kernel, "parameters", ())),
+        former=_former(selector, inv, kernel, explained),
+    )
+
+
+def _former(
+    selector: ConfigSelectorChain[Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any], explained: Explanation
+) -> frozenset[str]:
+    """Return the measured configurations that are not candidates any more."""
+    record, verdict = explained.record, explained.verdict
+    if record is None or verdict is None or record.head.checksum in ("", kernel.checksum(inv)):
+        return frozenset()
+    measured = {r.measurement.fingerprint: r.measurement.config for r in verdict.ranking}
+    call = selector.request(inv, kernel, explained.problem, silent=True)
+    return frozenset(measured) - EntryGuard(selector.persistent).members(call, measured).keys()
 
 
 def explain_entry(catalogue: Catalogue, problem: Problem, record: Record | None, shipped_in: str = "") -> Explanation:

@@ -163,7 +163,7 @@ class FunctionKernel(Kernel[Any, Any]):
         for name in given:
             if name not in self.parameters:
                 unknown = unknown_name(name, list(self.parameters))
-                raise DefinitionError(f"{self.op_id!r}: {option}={given!r}: {unknown}")
+                raise DefinitionError(f"{self.op_id!r}: {option}={given!r} names {name!r}, but {unknown}")
         return frozenset(given)
 
     @property
@@ -186,7 +186,12 @@ class FunctionKernel(Kernel[Any, Any]):
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Invocation[Any, Any]:
         """Return a call with these arguments, passed as the function's signature takes them."""
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            name = self.function.__name__
+            remedy = f"; {CONFIG}= is for the call itself: {name}(..., {CONFIG}=...)" if CONFIG in kwargs else ""
+            raise TypeError(f"{name}(): {error}{remedy}") from None
         bound.apply_defaults()
         return self.invocation(tuple(bound.arguments[name] for name in self.parameters))
 
@@ -201,7 +206,7 @@ class FunctionKernel(Kernel[Any, Any]):
         try:
             found = self._spread(self._heuristic, inv)
         except TypeError as error:
-            if _takes(self._heuristic, self._spread(_arguments, inv)):
+            if _takes(self._heuristic, self._passed(self._heuristic, inv)):
                 raise
             raise DefinitionError(
                 f"{self.op_id!r}: the heuristic cannot be called with the arguments of the kernel, "
@@ -388,14 +393,27 @@ class FunctionKernel(Kernel[Any, Any]):
         return compare.on((inv.args, inv.kwargs)) if isinstance(compare, Comparison) else compare
 
     def _spread(self, function: Callable[..., Any], inv: Invocation[Any, Any], *before: Any) -> Any:
-        """Call `function` with `before` and the arguments, passed as the kernel's signature takes them."""
+        """Call `function` with `before` and the arguments."""
+        args, kwargs = self._passed(function, inv)
+        return function(*before, *args, **kwargs)
+
+    def _passed(
+        self, function: Callable[..., Any], inv: Invocation[Any, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments by name for a function that takes names only, else as the kernel's signature does."""
         arguments = OrderedDict(zip(self.parameters, inv.args, strict=True))
+        if _takes_names_only(function):
+            return (), arguments
         bound = inspect.BoundArguments(self._signature, arguments)
-        return function(*before, *bound.args, **bound.kwargs)
+        return bound.args, bound.kwargs
 
 
-def _arguments(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs
+def _takes_names_only(function: Callable[..., Any]) -> bool:
+    try:
+        kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return False
+    return bool(kinds) and kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
 
 
 def _takes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

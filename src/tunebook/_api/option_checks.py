@@ -50,6 +50,13 @@ _RULES: Final[Mapping[str, _Rule]] = {
 }
 
 
+def check_function(function: object) -> None:
+    """Raise `DefinitionError` if `tunable` got anything but a function, most often its space."""
+    if not callable(function):
+        kind = type(function).__name__
+        raise DefinitionError(f"tunable() takes a function first, not a {kind}; write tunable(space=Space(...))")
+
+
 def check_options(options: Mapping[str, Any], valid: Iterable[str], function: str = "tunable") -> None:
     """Raise `DefinitionError` for an unknown option, or for one with a value of the wrong type."""
     names = tuple(valid)

@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cas
 
 from tunebook._api.bound_method import TunableMethod, is_method
 from tunebook._api.function_kernel import FunctionKernel, TunableOptions
-from tunebook._api.option_checks import check_options
+from tunebook._api.option_checks import check_function, check_options
 from tunebook._arrays.library import load_adapters
-from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed, did_you_mean
+from tunebook._base.errors import DefinitionError, TunebookError, TuningFailed, clean, did_you_mean
 from tunebook._base.vocabulary import MADE_UP
 from tunebook._hotpath.dispatcher import Dispatcher
 from tunebook._kernel.kernel import Kernel
 from tunebook._kernel.measure import check_measure
-from tunebook._keys.call_key import explain_difference
+from tunebook._keys.call_key import explain_difference, in_short
 from tunebook._memo.answer_memo import ConfigCache
 from tunebook._memo.context_stack import overlay_op
 from tunebook._selection.invocation_registry import calls_in
 from tunebook._selection.persistent_cache import open_persistent
 from tunebook._selection.recording import how_to_give_values, make_up, observing, problem_here
 from tunebook._selection.selector import ConfigSelectorChain, NoSelection, Selection
+from tunebook._space.choice import Choice
 from tunebook._tuning.job import Budget, Tuned, parse_budget
-from tunebook._tuning.progress import progress_for
+from tunebook._tuning.progress import progress_for, seconds_text
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tunebook._api.explain import Explanation
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from tunebook._kernel.measure import Measure
     from tunebook._memo.context_stack import Scope
     from tunebook._selection.recording import RecordedCall, Recording
-    from tunebook._space.choice import Choice
     from tunebook._space.space import Config
     from tunebook._tuning.progress import Progress
     from tunebook._tuning.reverify import Verified
@@ -163,6 +164,8 @@ def tunable(
     check_options({"name": name, **options}, ("space", "name", *TunableOptions.__annotations__))
     if function is None:
         return partial(tunable, space=space, name=name, **options)
+    if not isinstance(function, Choice):
+        check_function(function)
     # Here, and not in the middle of a call: jax makes its user contexts while nothing else goes on, or not safely.
     load_adapters()
     return build(FunctionKernel(function, space, name, options), options)
@@ -284,9 +287,20 @@ class Outcome(NamedTuple):
     tuned: Tuned[Any] | None = None
     config: Any = None
 
+    def __repr__(self) -> str:
+        # The fields hold the kernel, the arguments and every sample: 600 characters and more.
+        verdict = None if self.tuned is None else self.tuned.verdict
+        time = "" if verdict is None else f", {seconds_text(verdict.winner.value_s)}"
+        config = "" if self.config is None else f" {self.config!r}{time}"
+        call = f"{self.call.problem.op} {in_short(self.call.problem.call_key)}"
+        return clean(f"<Outcome {call}: {self.status}{config}; {self.detail.partition(chr(10))[0]}>")
+
 
 def tune_all(
-    recording: Recording | Mapping[str, Mapping[str, tuple[Any, tuple[Any, ...], Mapping[str, Any]]]],
+    recording: Recording
+    | str
+    | os.PathLike[str]
+    | Mapping[str, Mapping[str, tuple[Any, tuple[Any, ...], Mapping[str, Any]]]],
     *,
     selector: ConfigSelectorChain[Any] | None = None,
     budget: Budget | float | str | None = None,
@@ -299,9 +313,9 @@ def tune_all(
     `again=True` tunes the known calls too, and measures all candidates anew. A choice that was made on a program's own
     arguments stays: `tune(..., again=True)` in the program replaces it.
 
-    `recording` may also be the result of `get_invocations`. All calls share the budget: the rest of a call goes to the
-    next. A call that fails does not stop the others. `selector` is for kernels that an `Executor` ran in another
-    process; in this one the selector is known, and tunable functions have their own.
+    `recording` may also be the path of a saved one, or the result of `get_invocations`. All calls share the budget: the
+    rest of a call goes to the next. A call that fails does not stop the others. `selector` is for kernels that an
+    `Executor` ran in another process; in this one the selector is known, and tunable functions have their own.
     """
     left = parse_budget(budget)
     outcomes = []

@@ -146,14 +146,14 @@ def _spread_chart(rows: Sequence[Spread], scale: Scale, write: Write, say: Write
 
 
 def speedups(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
-    """Describe how many times faster than the default the entries of each kernel and device are."""
+    """Describe how many times faster than the heuristic the entries of each kernel and device are."""
     spreads = [(g.typical_speedup or 1.0, g.speedups, g) for g in groups if g.speedups]
     rows = sorted(spreads, key=itemgetter(0), reverse=True)[:ROWS]
     low = min(1.0, *(quantile(values, 0.02 if len(values) > _DOTS else 0.0) for _, values, _ in rows))
     high = max(1.5, *(quantile(values, 0.98 if len(values) > _DOTS else 1.0) for _, values, _ in rows))
     lines = Rows(width, 80 if width >= WIDE else 64)
     scale = Scale(low / 1.03, high * 1.03, lines.left, lines.right, log=True)
-    title = "times faster than the default (log)"
+    title = "times faster than the heuristic (log)"
     return _spread_chart(rows, scale, lambda v: f"{v:.3g} {TIMES}", ratio_text, title, lines)
 
 
@@ -164,6 +164,16 @@ def reached(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
     lines = Rows(width, 80 if width >= WIDE else 56)
     scale = Scale(0.0, max(1.0, *(values[-1] for _, values, _ in rows)), lines.left, lines.right)
     return _spread_chart(rows, scale, "{:.0%}".format, "{:.0%}".format, "part of the device's peak", lines)
+
+
+def compiled(groups: Sequence[KernelGroup]) -> bool:
+    """Return whether a compiler ran for any of the candidates."""
+    return any(group.compile_s or group.waiting_s for group in groups)
+
+
+def time_heading(groups: Sequence[KernelGroup]) -> str:
+    """Return the heading of the chart of the time of tuning."""
+    return "Compiling and measuring" if compiled(groups) else "Time of tuning"
 
 
 def tuning_time(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
@@ -181,7 +191,11 @@ def tuning_time(groups: Sequence[KernelGroup], width: float = WIDE) -> Chart:
         waiting, measuring = (time_text(seconds) for seconds in (g.waiting_s, g.seconds - waiting_s))
         marks += [
             *lines.names(g.op, g.shown_device, index),
-            BarMark(start, y - 6, middle - start, 12, "waiting", f"{KEY['waiting']}: {waiting}"),
+            *(
+                [BarMark(start, y - 6, middle - start, 12, "waiting", f"{KEY['waiting']}: {waiting}")]
+                if waiting_s
+                else []
+            ),
             BarMark(middle, y - 6, end - middle, 12, "measuring", f"{KEY['measuring']}: {measuring}"),
             TextMark(width, y + (-1 if g.compile_s and width >= WIDE else 4), time_text(g.seconds), "value", "end"),
         ]

@@ -24,7 +24,6 @@ from tunebook._report.entry import PINNED, MeasuredRecord, config_text, entry_of
 from tunebook._selection.env_pins import fields_of, written
 from tunebook._selection.recorded_decision import (
     disturbances_of,
-    eliminated_after,
     environments_verified,
     is_interrupted,
     names_in,
@@ -73,7 +72,7 @@ class CandidateRow(NamedTuple):
     tried_s: float
     failure: str
     fields: dict[str, str]
-    role: str  # "chosen", "default", "finalist" or ""
+    role: str  # "chosen", "heuristic", "finalist" or ""
     remark: str
 
 
@@ -109,10 +108,10 @@ class Detail(NamedTuple):
 
     @property
     def finalists(self) -> list[CandidateRow]:
-        """The candidates whose samples are shown: the chosen one, the default, and the last in the race."""
+        """The candidates whose samples are shown: the chosen one, the heuristic's, and the last in the race."""
         shown = [c for c in self.candidates if c.role or len(c.samples_s) >= LATE]
         shown = [c for c in shown if c.samples_s and c.value_s is not None]
-        others = [c for c in shown if c.role not in ("chosen", "default")]
+        others = [c for c in shown if c.role not in ("chosen", "heuristic")]
         left_out = {id(c) for c in others[FINALISTS - (len(shown) - len(others)) :]}
         return [c for c in shown if id(c) not in left_out]
 
@@ -161,23 +160,25 @@ def _candidates(facts: MeasuredRecord, entry: ReportEntry) -> Iterable[Candidate
         finalist = "" if m.dropped or failure or not entry.decided else "finalist"
         yield CandidateRow(
             config=config_text(m.config, names),
-            axes=axes_of(m.config),
+            axes=axes_of(m.config, names),
             value_s=values_s.get(m.fingerprint),
             samples_s=tuple(samples[:: max(math.ceil(len(samples) / SAMPLES), 1)]),
             compile_s=m.compile_s,
             tried_s=max(m.when - began, 0.0),
             failure=failure,
             fields=_pinnable(m.config, names),
-            role={facts.default: "default", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
-            remark=", ".join(_remarks(m, pinned=entry.origin == PINNED and m.fingerprint == facts.in_use)),
+            role={facts.default: "heuristic", facts.chosen: "chosen"}.get(m.fingerprint, finalist),
+            remark=", ".join(_remarks(m, facts, pinned=entry.origin == PINNED)),
         )
 
 
-def _remarks(m: Measurement, *, pinned: bool) -> Iterable[str]:
-    if pinned:
+def _remarks(m: Measurement, facts: MeasuredRecord, *, pinned: bool) -> Iterable[str]:
+    if pinned and m.fingerprint == facts.in_use:
         yield "pinned by hand"
+    if m.fingerprint == facts.chosen == facts.default:
+        yield "heuristic"
     if m.dropped and m.failure is None:
-        yield eliminated_after(m)
+        yield "eliminated"
 
 
 def _pinnable(config: Json, names: Iterable[str]) -> dict[str, str]:
@@ -205,28 +206,32 @@ def _notes(facts: MeasuredRecord) -> Iterable[str]:
         said = why_undecided(facts.record)
         yield f"{said[0].upper()}{said[1:]}."
     elif facts.body.provenance.get("complete") is False and facts.record.head.decided and facts.chosen:
-        yield "The budget ended this tuning; the best candidate until then was chosen."
-    for reason in disturbances_of(facts.body):
-        yield f"Disturbed during measuring: {reason}."
-    if disturbances_of(facts.body):
-        yield f"On a quiet machine, measure anew: {tune_again(facts.record.head)}."
-    if environments_verified(facts.body):
-        yield "Verified: the finalists were measured again under other versions, and the choice still holds."
+        yield "Unfinished: the budget ended this tuning, and the best candidate until then was chosen."
+    if reasons := "; ".join(disturbances_of(facts.body)):
+        anew = f"On a quiet machine, measure anew: {tune_again(facts.record.head)}."
+        yield f"Disturbed during measuring: {reasons}. {anew}"
+    if earlier := environments_verified(facts.body):
+        verified = facts.body.provenance["verified"]
+        values_from = verified.get("values_from", "call") if isinstance(verified, dict) else "call"
+        same = all(environment == facts.record.head.environment for environment in earlier)
+        how = "with the same versions" if same else "after a change of versions"
+        on = "" if values_from == "call" else ", on made-up arguments"
+        yield f"Verified {how}{on}: the finalists were measured again, and the choice still holds."
     if others:
-        taken = "1 measurement under other versions, or of other code, is" if others == 1 else ""
-        yield f"{taken or f'{others} measurements under other versions, or of other code, are'} kept and not shown."
+        number, are = ("1 measurement", "is") if others == 1 else (f"{others} measurements", "are")
+        yield f"{number} with other code, versions or arguments {are} kept and not shown."
     default = next((m for m in facts.current if m.fingerprint == facts.default), None)
     if default is not None and default.failure is None and len(default.samples_s) < _FEW:
-        yield f"The default was measured only {len(default.samples_s)} times, so the gain over it is not certain."
+        yield f"The heuristic was measured only {len(default.samples_s)} times, so the gain over it is not certain."
     elif default is not None and default.dropped:
         yield (
-            f"The default left the race after {len(default.samples_s)} samples, so its time is from the beginning of "
-            "the tuning; where the machine became slower or faster meanwhile, the gain is wrong by as much."
+            f"The heuristic was eliminated after {len(default.samples_s)} samples, so its time is from the beginning "
+            "of the tuning: if the machine became slower or faster meanwhile, the gain is wrong by as much."
         )
 
 
-def axes_of(encoded: Json) -> dict[str, object]:
-    """Return a configuration's parameters by name; nested names are joined with dots.
+def axes_of(encoded: Json, names: Sequence[str] = ()) -> dict[str, object]:
+    """Return a configuration's parameters by name, those of `names` first; nested names are joined with dots.
 
     >>> axes_of({"block": {"m": 64, "n": [1, 2]}, "pack": True})
     {'block.m': 64, 'block.n': '[1, 2]', 'pack': True}
@@ -235,7 +240,10 @@ def axes_of(encoded: Json) -> dict[str, object]:
         plain = decode(encoded)
     except CodecError:
         return {}
-    return dict(_flat("", plain)) if isinstance(plain, dict) else dict(_flat("config", plain))
+    if not isinstance(plain, dict):
+        return dict(_flat("config", plain))
+    ordered = {name: plain[name] for name in names if name in plain}
+    return dict(_flat("", {**ordered, **plain}))
 
 
 def _flat(name: str, value: object) -> Iterable[tuple[str, object]]:

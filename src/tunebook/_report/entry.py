@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json, Measurement, Problem
 
 
-NONE_WORKED: Final = "none worked"
+NONE_WORKED: Final = "failed"
 PINNED: Final = "pinned"
 _LARGEST: Final = 1e30  # a larger number in a record is a mistake, and sums of larger numbers may overflow
 
 
 class ReportEntry(NamedTuple):
-    """One record. Times are None without measurements, `default_s` also if the default was not measured.
+    """One record. Times are None without measurements, `default_s` also if the heuristic was not measured.
 
-    `failed` counts candidates by the kind of their failure, `speedup` compares with the default, and `reached` is the
+    `failed` counts candidates by the kind of their failure, `speedup` compares with the heuristic, and `reached` is the
     reached part of the roofline. They are fields, not properties: 100,000 entries are asked several times each. With
-    `drift` there is no speedup: the default seems faster than the winner, because it left the race before the machine
+    `drift` there is no speedup: the heuristic seems faster than the winner, because it left the race before the machine
     became slower. `disturbed`: other work ran meanwhile, so that the times may be wrong. `flops_per_s` and
     `bytes_per_s` are the rates of the stated work. A pinned entry has no speedup: no tuning chose its configuration.
     """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tunebook._base.errors import DefinitionError, require
+from tunebook._base.locks import InterruptSafeLock
 from tunebook._selection.listeners import EVERYWHERE
 from tunebook.stores._files import replace_file
 
@@ -70,7 +71,7 @@ class Counts:
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         # Re-entrant: a finaliser may run a kernel while this thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
         self._clock_s = clock_s
         self._cells: dict[tuple[Family, Labels], list[float]] = defaultdict(lambda: [0])
         self._hits: dict[tuple[str, str, str], list[float]] = {}
@@ -79,7 +80,7 @@ class Counts:
 
     def renew_lock(self) -> None:
         """Make a new lock, in a forked child."""
-        self._lock = threading.RLock()
+        self._lock = InterruptSafeLock()
 
     def watch(self, watcher: Callable[..., None]) -> None:
         """Call `watcher(event, **data)` for every event except hits, after it was counted."""

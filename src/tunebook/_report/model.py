@@ -16,6 +16,7 @@ from tunebook._base.vocabulary import INTERRUPTED
 from tunebook._report.detail import Detail, detail_of
 from tunebook._report.entry import PINNED, ReportEntry, config_text, entry_of, facts_of
 from tunebook._report.sizes import lines_of
+from tunebook._selection.recorded_decision import names_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,12 +58,12 @@ class KernelGroup(NamedTuple):
 
     @property
     def typical_speedup(self) -> float | None:
-        """The geometric mean of the speedups over the default."""
+        """The geometric mean of the speedups over the heuristic."""
         return statistics.geometric_mean(self.speedups) if self.speedups else None
 
 
 class ReportModel(NamedTuple):
-    """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by their gain over the default.
+    """Everything that a report shows. `details` has at most `DETAILS` entries, chosen by their gain over the heuristic.
 
     `failure_kinds` counts all failed candidates. `failures` has the kernel, kind, message, count and an example of
     failures of at most `READ_FAILURES` entries: messages that differ only in numbers are one cause, and the first is
@@ -87,7 +88,7 @@ class ReportModel(NamedTuple):
 
     @property
     def speedups(self) -> list[float]:
-        """How many times faster than its default each entry is, where both times are known."""
+        """How many times faster than its heuristic each entry is, where both times are known."""
         return [speedup for group in self.groups for speedup in group.speedups]
 
     @property
@@ -120,7 +121,7 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         entry = entry_of(record)
         entries.append(entry)
         if entry.measured:
-            # The gain over the default, then the number of candidates.
+            # The gain over the heuristic, then the number of candidates.
             interest = (abs(math.log(entry.speedup or 1.0)), entry.measured, entry.when)
             ranked.append((interest, -len(entries), (entry.problem.op, entry.problem.device), record))
         if len(ranked) > 8 * DETAILS:
@@ -141,7 +142,7 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
         made=made,
         entries=tuple(entries),
         groups=tuple(_groups(entries, devices)),
-        failures=tuple((op, kind, c.message, c.count, config_text(c.example)) for (op, kind, _), c in listed),
+        failures=tuple((op, kind, c.message, c.count, config_text(c.example, c.names)) for (op, kind, _), c in listed),
         failure_kinds=tuple(kinds.most_common()),
         with_failures=with_failures,
         details=tuple(detail_of(facts_of(record)) for *_, record in _most_interesting(ranked)[:DETAILS]),
@@ -154,20 +155,21 @@ def model_of(records: Iterable[Record], *, title: str, where: str, made: float) 
 class FailureCause:
     """Failures of one cause: the first message, how many candidates failed with it, and the first of them."""
 
-    __slots__ = ("count", "example", "message")
+    __slots__ = ("count", "example", "message", "names")
 
-    def __init__(self, message: str, example: Json) -> None:
-        self.message, self.example, self.count = message, example, 0
+    def __init__(self, message: str, example: Json, names: Sequence[str]) -> None:
+        self.message, self.example, self.names, self.count = message, example, names, 0
 
 
 def _count(facts: MeasuredRecord, failures: dict[tuple[str, str, str], FailureCause]) -> None:
+    names = names_in(facts.record)
     for m in facts.current:
         if m.failure is not None:
             message = next(iter(m.failure.message.strip().splitlines()), "")[:300]
             key = (facts.record.problem.op, m.failure.kind, cause_of(message))
             if key not in failures and len(failures) >= _MESSAGES:
                 key, message = (*key[:2], "other messages"), "other messages"
-            failures.setdefault(key, FailureCause(message, m.config)).count += 1
+            failures.setdefault(key, FailureCause(message, m.config, names)).count += 1
 
 
 def cause_of(message: str) -> str:

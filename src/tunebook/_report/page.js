@@ -57,6 +57,7 @@
     text: String,
     code: String,
     count: (value) => value.toLocaleString("en"),
+    number: String,
     time: seconds,
     ratio: (value) => `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)} ×`,
     part: (value) => `${Math.round(value * 100)} %`,

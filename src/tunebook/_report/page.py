@@ -43,17 +43,22 @@ _ROOFS, _POINTS = 4, 400  # devices that get a chart, and entries in it: more ov
 
 _METHODS: Final = (
     """A time is the typical time of a candidate: a mean of the faster half of its samples, weighted to the fast, or the
-    fastest of the first few samples. The default is the configuration of the kernel's heuristic.""",
-    """Importance over all candidates is the part of the variance of log time that a parameter explains alone, minus the
-    part that chance explains with as many values (one-way analysis of variance, epsilon squared), over the candidates
-    that worked. The rest to 100 % is interaction of parameters, and noise. One terrible value takes most of it.
-    Importance for the better quarter asks which values the fastest quarter has that the others do not (the Pearson
-    divergence of PED-ANOVA, minus the divergence of a random quarter); the parts sum to 100 %.""",
-    """A heat map shows the best time for each pair of values, over all candidates with both values, as a multiple of
-    the best time of all. A cross marks a pair with which every candidate failed.""",
-    """Best so far: each candidate stands at the moment at which it was first tried, with its time at the end of the
-    race. Candidates that were measured earlier stand at the beginning.""",
+    fastest of the first few samples. The heuristic is the configuration of a call that is not tuned.""",
+    """Importance is a one-way analysis of variance of the logarithm of time, beyond chance (epsilon squared); for the
+    better quarter, the divergence of its values from those of all candidates, beyond chance (PED-ANOVA).""",
 )
+# Beside each chart of a tuning: how to read it.
+_READING: Final = {
+    "Best so far": """Each dot is a candidate: when it was first tried, and its time at the end of the race. Candidates
+    that were measured earlier stand at the beginning. A number with an arrow counts candidates above the chart.""",
+    "Samples of the finalists": "Each dot is a run, each mark the time that counts.",
+    "Importance of the parameters": """How much of the differences in time a parameter explains alone; the rest is
+    interaction and noise. Over all candidates, one terrible value takes most of it; for the better quarter, it is how
+    much a parameter decides about being in the fastest quarter.""",
+    "Every candidate": "Each line is a candidate, through the values of its parameters to its time.",
+    "Best time for each pair of values": """The fastest of all candidates with both values, as a multiple of the best
+    time. A cross marks a pair with which every candidate failed.""",
+}
 
 
 def page_of(model: ReportModel) -> str:
@@ -117,19 +122,15 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
     if model.comparison is not None:
         yield from _comparison(model.comparison)
     if several and model.speedups:
-        yield tag("h2", "Gain over the default")
-        note = "How many times faster than the heuristic's configuration; the mark is the geometric mean."
+        yield tag("h2", "Gain over the heuristic")
+        note = "How many times faster than the configuration that the heuristic gives; the mark is the geometric mean."
         yield _note(note, sum(bool(g.speedups) for g in model.groups), "kernels and devices with the largest gain")
         yield from _drift(model)
         yield _wide(partial(charts.speedups, model.groups))
         yield _table("groups", "kernels and devices")
     yield from _rooflines(model, several=several)
     if several and (tuned := sum(bool(group.seconds) for group in model.groups)):
-        yield tag("h2", "Compiling and measuring")
-        note = "Compilers run in parallel with the measuring and with each other."
-        yield _note(note, tuned, "kernels and devices that took longest")
-        yield tag("div", *(tag("span", tag("i", class_=kind), name) for kind, name in charts.KEY.items()), class_="key")
-        yield _wide(partial(charts.tuning_time, model.groups))
+        yield from _time_of_tuning(model, tuned)
     if model.by_size:
         yield from _by_size(model)
     yield from _no_winner(model)
@@ -142,10 +143,23 @@ def _sections(model: ReportModel) -> Iterable[Markup]:
     yield _table("entries", "all entries")
 
 
+def _time_of_tuning(model: ReportModel, tuned: int) -> Iterable[Markup]:
+    compiled = charts.compiled(model.groups)
+    yield tag("h2", charts.time_heading(model.groups))
+    note = "Compilers run in parallel with the measuring and with each other." if compiled else ""
+    if note or tuned > charts.ROWS:
+        yield _note(note, tuned, "kernels and devices that took longest")
+    if compiled:
+        yield tag("div", *(tag("span", tag("i", class_=kind), name) for kind, name in charts.KEY.items()), class_="key")
+    yield _wide(partial(charts.tuning_time, model.groups))
+
+
 def _no_winner(model: ReportModel) -> Iterable[Markup]:
     if model.undecided:
         yield tag("h2", "No winner", id="no-winner")
-        yield _note("All candidates of these entries failed, so calls run with the default.")
+        yield _note(
+            "All candidates of these entries failed, so calls run with the configuration that the heuristic gives."
+        )
         yield _table("undecided", "entries without a winner")
     if model.interrupted:
         yield tag("h2", "Interrupted", id="interrupted")
@@ -165,18 +179,22 @@ def _alarm(model: ReportModel) -> Markup:
 def _drift(model: ReportModel) -> Iterable[Markup]:
     gains, disturbed = len(model.speedups), sum(e.disturbed and e.speedup is not None for e in model.entries)
     if disturbed:
-        were = "was" if disturbed == 1 else "were"
+        were, they, them = ("was", "It", "it") if disturbed == 1 else ("were", "They", "them")
         said = f"{disturbed:,} of {gains:,} gains {were} measured while other work disturbed the machine."
         yield tag(
             "p",
-            f"{said} They may be far off. The tables mark them; on a quiet machine, "
-            "tunebook.tune(..., again=True) measures them anew.",
+            f"{said} {they} may be far off. The tables mark {them}; on a quiet machine, "
+            f"tunebook.tune(..., again=True) measures {them} anew.",
             class_="note doubt",
         )
     many = sum(entry.drift for entry in model.entries)
     if many:
-        left_out = "1 entry is left out: its default" if many == 1 else f"{many:,} entries are left out: their default"
-        yield _note(f"{left_out} left the race early, and the machine was slower afterwards; the times do not compare.")
+        left_out = (
+            "1 entry is left out: its heuristic" if many == 1 else f"{many:,} entries are left out: their heuristic"
+        )
+        yield _note(
+            f"{left_out} was eliminated early, and the machine was slower afterwards; the times do not compare."
+        )
 
 
 def _comparison(comparison: BookComparison) -> Iterable[Markup]:
@@ -224,7 +242,7 @@ def _figures(model: ReportModel) -> Markup:
         ("entry" if entries == 1 else "entries", f"{entries:,}"),
         ("candidates tried", f"{sum(g.measured for g in groups):,}"),
         ("candidates failed", link() if failed and model.failures else f"{failed:,}" if failed else ""),
-        ("median gain over the default", ratio_text(quantile(ordered, 0.5)) if ordered else ""),
+        ("median gain over the heuristic", ratio_text(quantile(ordered, 0.5)) if ordered else ""),
         ("time of tuning", took if seconds else ""),
     ]
     return tag("dl", *(tag("div", tag("dt", n), tag("dd", v)) for n, v in found if v), class_="figures")
@@ -288,7 +306,7 @@ def _detail(number: int, detail: Detail, device: str) -> Markup:
         tag("span", f"{gain} · disturbed" if gain and entry.disturbed else gain, class_="gain"),
     )
     inside = [_about(detail, device), *map(_note, detail.notes)]
-    pictures = [tag("section", tag("h3", t), tag("figure", svg_of(c))) for t, c in of_tuning(detail)]
+    pictures = [_picture(title, tag("figure", svg_of(chart))) for title, chart in of_tuning(detail)]
     if detail.heat_maps:
         pictures.append(_heat_maps(detail))
     inside.append(tag("div", *pictures, class_="pair"))
@@ -296,6 +314,10 @@ def _detail(number: int, detail: Detail, device: str) -> Markup:
         inside.append(_note(f"{detail.left_out:,} slower candidates are not listed."))
     inside.append(_table(f"detail{number}", f"candidates of {entry.problem.op}", 12, 12))
     return tag("details", summary, tag("div", *inside, class_="inside"), open="" if number == 0 else None)
+
+
+def _picture(title: str, *content: Markup) -> Markup:
+    return tag("section", tag("h3", title), tag("p", _READING[title], class_="method"), *content)
 
 
 def _about(detail: Detail, device: str) -> Markup:
@@ -333,13 +355,13 @@ def _chosen(detail: Detail) -> dict[str, str]:
 
 def _against(entry: ReportEntry) -> str:
     if entry.drift:
-        return "; no gain is given: the default was eliminated early, and the machine was slower afterwards"
+        return "; no gain is given: the heuristic was eliminated early, and the machine was slower afterwards"
     if entry.speedup is None:
         return ""
     if abs(entry.speedup - 1) < 0.005:
-        return ", as fast as the default"
+        return ", as fast as the heuristic"
     slower = "faster" if entry.speedup > 1 else "slower"
-    return f", {ratio_text(max(entry.speedup, 1 / entry.speedup))} {slower} than the default"
+    return f", {ratio_text(max(entry.speedup, 1 / entry.speedup))} {slower} than the heuristic"
 
 
 def _commands(detail: Detail) -> dict[str, str]:
@@ -366,7 +388,7 @@ def _heat_maps(detail: Detail) -> Markup:
     steps = [tag("rect", x=10 * s, y=0, width=10, height=10, class_=f"q{s}") for s in range(STEPS)]
     ramp = tag("svg", *steps, viewBox=f"0 0 {10 * STEPS} 10", width=10 * STEPS, height=10, aria_hidden="true")
     key = tag("div", "best", ramp, f"{worst / best:.2g} {TIMES} and slower", class_="ramp")
-    return tag("section", tag("h3", "Best time for each pair of values"), key, tag("div", *maps, class_="maps"))
+    return _picture("Best time for each pair of values", key, tag("div", *maps, class_="maps"))
 
 
 def _table(name: str, label: str, rows: int = 25, printed: int = 200) -> Markup:

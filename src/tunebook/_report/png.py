@@ -64,12 +64,12 @@ def draw(model: ReportModel, path: Path) -> None:
 def _charts_of(model: ReportModel) -> Iterable[tuple[str, Chart]]:
     several = len(model.entries) > 1
     if several and model.speedups:
-        yield "Gain over the default", charts.speedups(model.groups)
+        yield "Gain over the heuristic", charts.speedups(model.groups)
     if several and any(group.seconds for group in model.groups):
-        chart = charts.tuning_time(model.groups)
-        key: list[ChartMark] = [BarMark(300 + 200 * at, -24, 12, 12, kind) for at, kind in enumerate(charts.KEY)]
-        key += [TextMark(318 + 200 * at, -14, name, "tick") for at, name in enumerate(charts.KEY.values())]
-        yield "Compiling and measuring", chart._replace(marks=[*chart.marks, *key])
+        chart, names = charts.tuning_time(model.groups), charts.KEY if charts.compiled(model.groups) else {}
+        key: list[ChartMark] = [BarMark(300 + 200 * at, -24, 12, 12, kind) for at, kind in enumerate(names)]
+        key += [TextMark(318 + 200 * at, -14, name, "tick") for at, name in enumerate(names.values())]
+        yield charts.time_heading(model.groups), chart._replace(marks=[*chart.marks, *key])
     if model.failure_kinds:
         yield "Failures", charts.failure_bars(model.failure_kinds)
     for detail in model.details[:1]:

@@ -22,7 +22,7 @@ ID_DIGITS: Final = 8  # as `tunebook ls` prints them
 NO_WINNER: Final = {NONE_WORKED: "no winner", INTERRUPTED: INTERRUPTED}
 
 Kind: TypeAlias = Literal[
-    "text", "code", "count", "time", "ratio", "part", "date", "flops", "bytes", "id", "command"
+    "text", "code", "count", "number", "time", "ratio", "part", "date", "flops", "bytes", "id", "command"
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _entries(model: ReportModel) -> list[TableColumn]:
         TableColumn("Call", "text", [e.call for e in entries], wide=True),
         TableColumn("Configuration", "code", configs, wide=True, marks=True),
         TableColumn("Time", "time", [e.best_s for e in entries], "typical time per run"),
-        TableColumn("Gain", "ratio", [e.speedup for e in entries], "times faster than the default", down=True),
+        TableColumn("Gain", "ratio", [e.speedup for e in entries], "times faster than the heuristic", down=True),
         TableColumn("Doubt", "text", [_doubt(e) for e in entries], "why a gain may be wrong or is missing"),
         TableColumn("Operations", "flops", [e.flops_per_s for e in entries], "operations per second", down=True),
         TableColumn("Bytes", "bytes", [e.bytes_per_s for e in entries], "bytes moved per second", down=True),
@@ -154,7 +154,9 @@ def _groups(model: ReportModel) -> list[TableColumn]:
         TableColumn("Kernel", "text", [g.op for g in groups]),
         *_device_column(model, [g.device for g in groups], pick=False),
         TableColumn("Entries", "count", [g.entries for g in groups], down=True),
-        TableColumn("Gain", "ratio", [g.typical_speedup for g in groups], "geometric mean over the default", down=True),
+        TableColumn(
+            "Gain", "ratio", [g.typical_speedup for g in groups], "geometric mean over the heuristic", down=True
+        ),
         TableColumn("Least", "ratio", [g.speedups[0] if g.speedups else None for g in groups]),
         TableColumn("Most", "ratio", [g.speedups[-1] if g.speedups else None for g in groups], down=True),
         TableColumn("Tried", "count", [g.measured for g in groups], "candidates, failed ones too", down=True),
@@ -183,7 +185,7 @@ def _candidates(detail: Detail) -> list[TableColumn]:
         values = [c.axes.get(name) for c in shown]
         numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
         if len(numbers) == len([v for v in values if v is not None]):
-            parameters.append(TableColumn(name, "count", [v if isinstance(v, (int, float)) else None for v in values]))
+            parameters.append(TableColumn(name, "number", [v if isinstance(v, (int, float)) else None for v in values]))
         else:
             parameters.append(TableColumn(name, "text", ["" if v is None else str(v) for v in values]))
     return [

@@ -44,14 +44,20 @@ def best_so_far(detail: Detail) -> Chart:
     marks = [
         *axis_below(x, 10, 232, "{:g}".format, "seconds of tuning"),
         *axis_beside(y, 64, HALF - 12, time_axis(y.high)),
-        *(DotMark(x(c.tried_s), y(value), "small", f"{time_text(value)}: {c.config}", 2) for c, value in tried),
+        *(
+            DotMark(x(c.tried_s), y(value), "small", f"{time_text(value)}: {c.config}", 2)
+            for c, value in tried
+            if value <= y.high
+        ),
         *(cross(x(c.tried_s), 229.5, 2.5, c.failure) for c in detail.candidates if c.value_s is None),
     ]
+    if slower := sum(value > y.high for _, value in tried):
+        marks.append(TextMark(68, 21, f"+{slower} ↑", "tick"))
     if (default_s := detail.entry.default_s) is not None:
         at = y(default_s)
         text_at = at - 5 if at > 30 else at + 13
-        marks.append(line(64, at, HALF - 12, at, "default-line"))
-        marks.append(TextMark(HALF - 14, text_at, f"default {time_text(default_s)}", "of-default", "end"))
+        marks.append(line(64, at, HALF - 12, at, "heuristic-line"))
+        marks.append(TextMark(HALF - 14, text_at, f"heuristic {time_text(default_s)}", "of-heuristic", "end"))
     steps = [(x(t), y(v)) for t, v in found]
     turns = [(later[0], earlier[1]) for earlier, later in zip(steps, [*steps[1:], (x(end), 0.0)], strict=True)]
     marks.append(StrokeMark("best-line", ([point for pair in zip(steps, turns, strict=True) for point in pair],)))
@@ -60,10 +66,10 @@ def best_so_far(detail: Detail) -> Chart:
 
 
 def samples(detail: Detail) -> Chart:
-    """Describe every sample of the finalists, of the chosen candidate and of the default."""
+    """Describe every sample of the finalists, of the chosen candidate and of the heuristic's."""
     shown = detail.finalists
     best = min(c.value_s or math.inf for c in shown)
-    # A default that is many times slower would press the others together at the left.
+    # A heuristic that is many times slower would press the others together at the left.
     low, high = samples_range([c.samples_s for c in shown if (c.value_s or 0.0) <= 2 * best])
     height = 40.0 * len(shown)
     # Room for the samples that are not shown, at the largest size of the letters; else it would lie on the last dots.
@@ -72,7 +78,7 @@ def samples(detail: Detail) -> Chart:
     marks = axis_below(x, 4, height, time_axis(x.high), "time per run")
     for index, c in enumerate(shown):
         y = 40.0 * index + 26
-        kind = c.role if c.role in ("chosen", "default") else "finalist"
+        kind = c.role if c.role in ("chosen", "heuristic") else "finalist"
         name = c.config if kind == "finalist" else f"{kind}: {c.config}"
         marks.append(TextMark(8, y - 11, name, f"small-label of-{kind}", most=HALF - 110))
         marks += _strip(c, x, y, kind)
@@ -141,7 +147,13 @@ def importance(detail: Detail) -> Chart:
                 BarMark(110.0 + 190 * at, bottom + 44, 10, 10, kind),
                 TextMark(125.0 + 190 * at, bottom + 53, name, text_kind),
             ]
-    return Chart(HALF, bottom + (60 if detail.in_quarter else 42), "importance of the parameters", marks)
+    height = bottom + (60 if detail.in_quarter else 42)
+    if all(_percent(share) in ("0%", "< 1%") for _, share in shown):
+        height += 20
+        marks.append(
+            TextMark(8, height - 6, "over all candidates, no parameter explains the differences alone", "label")
+        )
+    return Chart(HALF, height, "importance of the parameters", marks)
 
 
 def _percent(share: float) -> str:
