@@ -37,6 +37,23 @@ def events_of(kernel):
     return heard
 
 
+class TestMisspeltVariables:
+    def test_a_call_that_opens_the_book_warns_once_with_the_nearest_name(self, kernel, monkeypatch, tmp_path):
+        monkeypatch.setenv("TUNEBOOK_HOME", str(tmp_path / "another"))
+        monkeypatch.setenv("TUNEBOOK_MDOE", "frozen")
+        with pytest.warns(tb.TunebookWarning, match="'TUNEBOOK_MDOE'; did you mean 'TUNEBOOK_MODE'") as told:
+            kernel(8)
+        kernel(16)
+        assert len(told) == 1
+
+    def test_the_command_warns_too(self, tmp_path):
+        command = [sys.executable, "-m", "tunebook", "ls"]
+        environment = {"TUNEBOOK_HOME": str(tmp_path), "TUNEBOOK_HOMW": "x", "PATH": ""}
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+        assert told.startswith("tunebook: unknown variable 'TUNEBOOK_HOMW'; did you mean 'TUNEBOOK_HOME'? Valid:")
+        assert "Traceback" not in told
+
+
 class TestModes:
     def test_frozen_tunes_nothing_and_takes_the_heuristic(self, kernel, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
@@ -94,7 +111,7 @@ class TestModes:
 
     def test_an_unknown_mode_lists_the_known_ones(self, kernel, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_MODE", "cold")
-        with pytest.raises(tb.DefinitionError, match="'cold'; use one of normal, frozen, replay, off"):
+        with pytest.raises(tb.DefinitionError, match="'cold'; use one of 'normal', 'frozen', 'replay', 'off'"):
             kernel(8)
 
     @pytest.mark.parametrize("mode", ["", "normal"])
@@ -271,7 +288,8 @@ class TestMistakesInPins:
         )
         monkeypatch.setenv("TUNEBOOK_PIN", "matrix_multiply:b=1")
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        assert "TUNEBOOK_PIN had no effect: no kernel of that name was called" in ran.stderr
+        assert "TUNEBOOK_PIN had no effect, because no kernel of that name was called: unknown kernel" in ran.stderr
+        assert "env_pins.py" not in ran.stderr
         assert "unknown kernel 'matrix_multiply'" in ran.stderr
         assert "Valid: matmul" in ran.stderr
         monkeypatch.setenv("TUNEBOOK_PIN", "matmul:b=1")
@@ -324,7 +342,7 @@ class TestTuplesInPins:
         with pytest.raises(tb.DefinitionError, match=re.escape(says)):
             tiled(1)
 
-    @pytest.mark.parametrize(("written", "copy"), [("1", True), ("0", False), ("true", True), ("fals", False)])
+    @pytest.mark.parametrize(("written", "copy"), [("1", True), ("0", False), ("tru", True), ("fals", False)])
     def test_the_nearest_of_a_switch_is_the_one_that_was_meant(self, monkeypatch, written, copy):
         @tb.tunable(space=tb.Space(tile=[(64, 64)], copy=[False, True]), name="tr", store=False)
         def tr(n, *, config):

@@ -15,8 +15,9 @@ import pytest
 from cli_fixtures import OnABook, change_environment, python, stored
 
 from tunebook import Config, StoreError, _cli
+from tunebook._base.config_codec import decode
 from tunebook._base.environment_variables import SETTINGS
-from tunebook._base.record_format import Record
+from tunebook._base.record_format import Body, Record
 from tunebook._cli import EXIT_CODES, GROUPS, SUMMARIES, VERBS, load, main, parser_of
 from tunebook._cli._entries import config_text
 from tunebook.stores import open_store
@@ -65,6 +66,14 @@ class TestTheCommand(OnABook):
         )
         assert done.returncode == 0, done.stderr + done.stdout
         assert done.stdout or name == "completion"
+
+    def test_options_before_the_verb_get_the_right_order(self, run):
+        assert run("--book", "my books", "ls", "--limit", "2") == (
+            2,
+            "",
+            "tunebook: options stand after the verb: tunebook ls --book 'my books' --limit 2\n",
+        )
+        assert "options stand after the verb: tunebook ls --book ..." in run("--book", "home")[2]
 
     def test_an_unknown_verb_gets_the_nearest_suggested(self, run):
         assert run("exlpain") == (2, "", "tunebook: unknown verb 'exlpain'. Did you mean `tunebook explain`?\n")
@@ -120,7 +129,7 @@ class TestLs(OnABook):
         code, out, _ = run("ls")
         lines = out.splitlines()
         assert code == 0
-        assert lines[0].split() == ["id", "kernel", "config", "time", "call", "origin", "age"]
+        assert lines[0].split() == ["id", "kernel", "config", "time", "call", "age"]
         assert [line.split()[1] for line in lines[1:7]] == ["scale@v0"] * 5 + ["matmul@v0"]
         assert "a=float32[8,4] b=float32[4,8] causal=False" in lines[6]
         assert re.fullmatch(r"6 entries of 2 kernels on cpu:.+", lines[-2])
@@ -131,16 +140,40 @@ class TestLs(OnABook):
         head, body = record.to_fields()
         open_store(place / "home").put(Record.from_fields({**head, "device": "gpu:NVIDIA H200"}, body))
         out = run("ls")[1]
-        assert out.splitlines()[0].split() == ["id", "kernel", "config", "time", "call", "device", "origin", "age"]
+        assert out.splitlines()[0].split() == ["id", "kernel", "config", "time", "call", "device", "age"]
         assert "7 entries of 2 kernels on 2 devices" in out
 
-    def test_of_a_long_name_the_end_is_shown(self, place, run, monkeypatch):
+    def test_of_a_long_name_the_end_is_shown_with_as_much_of_its_module_as_tells_it_apart(
+        self, place, run, ids, monkeypatch
+    ):
         record = next(open_store(place / "home").items("matmul@v0"))
         head, body = record.to_fields()
         long = "a_package.with.many.modules.in_it.matmul@v0"
         open_store(place / "home").put(Record.from_fields({**head, "op": long}, body))
         monkeypatch.setenv("COLUMNS", "80")
         assert re.search(r"…\S*in_it\.matmul@v0 ", run("ls")[1])
+        run("rm", ids["matmul@v0"][0])
+        assert re.search(r"^\w+  matmul@v0 ", run("ls")[1], re.MULTILINE)
+
+    @pytest.mark.parametrize("width", [60, 80, 120])
+    def test_an_entry_that_no_tuning_finished_says_so_at_any_width(self, width, place, run, monkeypatch, ids):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert not re.search("pinned|unfinished|tuned", run("ls")[1])
+        run("pin", "matmul", "block=32")
+        record = stored(place, ids["scale@v0"][0])
+        facts = {**record.provenance, "complete": False}
+        open_store(place / "home").put(record.replace(body=replace(record.body, provenance=facts)))
+        assert re.findall(r" (pinned|unfinished|tuned)\b", run("ls")[1]) == ["unfinished", "pinned"]
+
+    def test_a_layout_that_is_not_the_usual_one_is_part_of_the_call(self, place, run):
+        record = next(open_store(place / "home").items("matmul@v0"))
+        head, body = record.to_fields()
+        open_store(place / "home").put(
+            Record.from_fields({**head, "call_key": head["call_key"].replace('"C"', '"F"', 1)}, body)
+        )
+        out = run("ls", "--kernel", "matmul")[1]
+        assert "a=float32[8,4] b=float32[4,8] causal=False" in out
+        assert "a=float32[8,4]:F b=float32[4,8] causal=False" in out
 
     def test_a_kernel_goes_by_its_name_without_version_and_module(self, place, run):
         record = next(open_store(place / "home").items("matmul@v0"))
@@ -285,7 +318,7 @@ class TestBrokenBooks(OnABook):
         (tmp_path / "x.bundle").write_text("nonsense")
         code, _, err = run("import", str(tmp_path / "x.bundle"))
         assert code == 3
-        assert "is not a bundle" in err
+        assert "x.bundle is not a bundle: it is not JSON" in err
 
     def test_a_file_that_is_not_a_book_is_wrong_usage(self, tmp_path, run):
         (tmp_path / "x.txt").write_text("")
@@ -320,7 +353,7 @@ measured DAY on HOST under VERSIONS
   on         the caller's arguments
   winner     160 us (to 160 us in 22 samples)  block=16
   runner-up  320 us (to 320 us in 22 samples)  block=32  2.00 x
-  slowest    640 us (to 640 us in 22 samples)  block=64  4.0 x
+  slowest    640 us (to 640 us in 22 samples)  block=64  4.00 x
   spread     █·······················  winner
              ·······················█  runner-up
              160 us            320 us
@@ -342,7 +375,7 @@ class TestShowAndExplain(OnABook):
     def test_show_ranks_the_candidates(self, place, run):
         code, out, _ = run("show", "matmul")
         assert code == 0
-        assert re.search(r"1 +\S+ [mu]s +1\.00 x +\d+ +block=16 +chosen", out)
+        assert re.search(r"1 +\S+ [mu]s +1\.00 x +\d+ +block=16 +chosen, heuristic", out)
         assert re.search(r"failed +block=128 +memory: ValueError: out of resource", out)
 
     def test_show_gives_no_place_to_an_eliminated_candidate_and_says_why_it_stands_below(self, place, run, ids):
@@ -356,8 +389,38 @@ class TestShowAndExplain(OnABook):
         assert "An eliminated candidate" not in shown(None)
         out = shown("block=32")
         assert re.search(r"2 +640 us +4.00 x +\d+ +block=64", out)
-        assert re.search(r"\n +320 us +2.00 x +\d+ +block=32 +eliminated", out)
-        assert "An eliminated candidate was clearly slower" in out
+        assert re.search(r"\n +out +320 us +2.00 x +\d+ +block=32\n", out), "a mark would widen the table"
+        assert "out: eliminated. An eliminated candidate was clearly slower" in out
+
+    @pytest.mark.parametrize("width", [60, 80, 120])
+    def test_show_cuts_no_configuration_and_no_reason(self, width, place, run, monkeypatch):
+        monkeypatch.setenv("COLUMNS", str(width))
+        record = next(open_store(place / "home").items("matmul@v0"))
+        head, body = record.to_fields()
+        for m in body["measurements"]:
+            m["config"] = {**decode(m["config"]), "a_long_name_of_an_axis": 1024, "another_long_name": "fast"}
+        open_store(place / "home").put(Record.from_fields(head, body))
+        out = run("show", "matmul")[1]
+        assert "…" not in out
+        assert max(map(len, out.splitlines())) <= width
+        for block in (32, 64, 128):
+            assert f"block={block}" in out
+        assert "shared memory, Required: 262144, limit: 232448" in re.sub(r"\s+", " ", out)
+
+    def test_show_names_the_state_of_an_entry_as_ls_does(self, place, run, ids):
+        record = stored(place, ids["matmul@v0"][0])
+        facts = {**record.provenance, "complete": False}
+        open_store(place / "home").put(record.replace(body=replace(record.body, provenance=facts)))
+        out = run("show", "matmul")[1]
+        assert re.search(r"^  origin +tuned .*; unfinished: the next tuning goes on$", out, re.MULTILINE)
+        assert not re.search(r"^  complete ", out, re.MULTILINE)
+        head = replace(record.head, config=None)
+        failed = tuple(m for m in record.body.measurements if m.failure is not None)
+        store = open_store(place / "home")
+        store.delete(record.problem)
+        store.put(Record(head, Body(measurements=failed, provenance={"when": record.provenance["when"]})))
+        assert re.search(r"^  origin +failed ", run("show", "matmul")[1], re.MULTILINE)
+        assert json.loads(run("show", "matmul", "--json")[1])["origin"] == "failed"
 
     def test_show_json_has_every_part_of_the_record(self, place, run, ids):
         shown, record = json.loads(run("show", "matmul", "--json")[1]), stored(place, ids["matmul@v0"][0])
@@ -420,7 +483,7 @@ class TestShowAndExplain(OnABook):
         assert run("pin", "matmul", "block=32")[0] == 0
         said = run("explain", "matmul")[1]
         assert "  pinned     by hand: block=32, measured at 2.00 x of the winner" in said
-        assert "  TUNEBOOK_PIN  not in TUNEBOOK_PIN" in said
+        assert "  pinned      not in TUNEBOOK_PIN; the entry is pinned by hand" in said
 
     def test_explain_fits_a_narrow_terminal(self, place, run, monkeypatch):
         monkeypatch.setenv("COLUMNS", "40")

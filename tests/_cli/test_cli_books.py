@@ -92,8 +92,11 @@ class TestPin(OnABook):
         assert "no working candidate has block=48: block=48 is not in the space; it has " in err
         assert "block=64" in err
         assert "block=128" not in err, "it failed"
+        assert "--force" not in err, "a program would ignore the pin"
         assert run("pin", "matmul", "block=128")[0] == 2
-        assert run("pin", "matmul", "block=48", "--force")[0] == 0
+        code, _, err = run("pin", "matmul", "block=48", "--force")
+        assert (code, err) == (0, "it was never measured; it has an effect only if it is a candidate of the kernel\n")
+        assert run("pin", "matmul", "block=64")[2] == ""
 
     @pytest.mark.parametrize("force", [(), ("--force",)])
     def test_a_misspelt_name_is_refused_with_the_nearest_one(self, place, run, force):
@@ -117,6 +120,7 @@ class TestPin(OnABook):
         code, _, err = run("pin", "mm", "b=2", "--book", str(tmp_path))
         assert code == 2
         assert "no working candidate has b=2: it raised ValueError: no room" in err
+        assert "Use --force to pin it anyway." in err
 
     def test_an_entry_without_a_choice_has_no_winner_to_compare_with(self, tmp_path, run):
         @tb.tunable(space=tb.Space(b=[1, 2, 3]), heuristic={"b": 1}, store=tmp_path, name="mm")
@@ -137,8 +141,10 @@ class TestPin(OnABook):
             return n + (config.b == 2)
 
         matmul(1)
+        assert "--force" not in run("pin", "mm", "b=2", "--book", str(tmp_path))[2]
         code, _, err = run("pin", "mm", "b=2", "--force", "--book", str(tmp_path))
         assert code == 2
+        assert "--force does not change that" in err
         assert "b=2 was rejected: wrong-result: output is 2, expected 1" in err
         assert run("pin", "mm", "b=3", "--force", "--book", str(tmp_path))[0] == 0
         matmul.selector.cache.clear()
@@ -394,10 +400,23 @@ class TestCarryingAbout(OnABook):
         assert run("export", "tuned.db", "--kernel", "scale")[:2] == (0, "wrote 5 entries to tuned.db (pack)\n")
         assert len(list(PackStore(place / "tuned.db").items())) == 5
 
-    def test_a_file_that_is_not_there_is_wrong_usage(self, place, run):
-        assert run("import", "nowhere.db")[0] == 2
-        assert run("merge", "nowhere.db")[0] == 2
-        assert run("diff", "nowhere.db")[0] == 2
+    @pytest.mark.parametrize("verb", ["import", "merge", "diff", "tune"])
+    def test_a_file_that_is_not_there_cannot_be_read(self, verb, place, run):
+        assert run(verb, "nowhere.json")[0] == 3
+
+    def test_a_preview_of_a_merge_names_the_entries_that_would_change(self, place, run, ids):
+        assert "would merge" in (out := run("merge", "other_book.json", "--dry-run")[1])
+        assert len(out.splitlines()) == 1
+        (scale, *_), (matmul,) = ids["scale@v0"], ids["matmul@v0"]
+        run("rm", scale)
+        run("pin", "matmul", "block=32")
+        run("export", "theirs.json", "--kernel", "matmul")
+        run("unpin", "matmul")
+        out = run("merge", "other_book.json", "theirs.json", "--dry-run")[1]
+        assert re.search(rf"^\+  {scale[:8]}  scale@v0 +n=\d+ +step=1$", out, re.MULTILINE)
+        assert re.search(rf"^~  {matmul[:8]}  matmul@v0 .* block=16 → block=32$", out, re.MULTILINE)
+        entries = json.loads(run("merge", "other_book.json", "theirs.json", "--dry-run", "--json")[1])["entries"]
+        assert {(each["id"], each["change"]) for each in entries} == {(scale, "added"), (matmul, "changed")}
 
     def test_entries_of_a_file_are_imported_by_the_age_of_their_measurements(self, place, run, tmp_path):
         there = ("--book", str(tmp_path / "there"))
@@ -429,8 +448,20 @@ class TestDiff(OnABook):
         first, second = ids["scale@v0"][:2]
         code, out, _ = run("diff", first, second)
         assert code == 1
-        assert "n: 128 there, 64 here" in out
+        assert f"n: 128 in {first[:8]}, 64 in {second[:8]}" in out
+        assert not re.search("there|here", out)
         assert run("diff", first, first)[:2] == (0, "the same\n")
+        other = json.loads(run("diff", first, ids["matmul@v0"][0], "--json")[1])
+        assert {
+            "what": "kernel",
+            "difference": f"scale@v0 in {first[:8]}, matmul@v0 in {ids['matmul@v0'][0][:8]}",
+        } in other
+
+    def test_one_entry_is_not_enough(self, place, run, ids):
+        for word in (ids["matmul@v0"][0][:4], "matmul"):
+            code, _, err = run("diff", word)
+            assert code == 2
+            assert f"no book at {word}; to compare two entries, name both: tunebook diff {word} ID" in err
 
 
 class TestFit(OnABook):
@@ -440,8 +471,11 @@ class TestFit(OnABook):
         scope = {}
         exec(out, scope)
         assert scope["guess"](n=8) == {"step": 1}
-        assert run("fit", "scale", "--output", str(tmp_path / "h.py"))[1] == ""
-        assert (tmp_path / "h.py").read_text().startswith("def heuristic(n):")
+        code, out, err = run("fit", "scale", "--output", str(tmp_path / "h.py"))
+        assert (code, out) == (0, "")
+        use = "from h import heuristic, and give the kernel heuristic=heuristic"
+        assert err.startswith(f"wrote {tmp_path / 'h.py'}; to use it: {use}\n")
+        assert (tmp_path / "h.py").read_text().startswith("def heuristic(*, n, **_):")
 
     def test_it_says_what_the_rule_gains_over_the_best_constant_and_its_bound(self, tmp_path, run):
         clock = FakeClock()
@@ -459,32 +493,52 @@ class TestFit(OnABook):
         book = ("--book", str(tmp_path))
         _, out, err = run("fit", "split", *book)
         said = re.search(
-            r"([\d.]+)% on held-out calls \(at most ([\d.]+)% on 95% of them\); the best single .* ([\d.]+)%", err
+            r"([\d.]+)% +on calls that it was not learnt from \(at most ([\d.]+)% on 95% of them\)\n"
+            r" +([\d.]+)% +on the same calls, with the best single configuration",
+            err,
         )
         held_out, bound, constant = map(float, said.groups())
         assert held_out < constant
         assert held_out <= bound
-        assert f"# At most {bound}% slower on 95% of held-out problems; the best constant is {constant}% slower" in out
+        assert f"# At most {bound}% slower on 95% of held-out calls. " in out
+        assert f" One configuration for all calls would be {constant}% slower on average." in out
+        err = run("fit", "split", "--depth", "0", *book)[2]
+        assert err.endswith("\n--depth 0 allows one configuration only; leave it out for a tree\n")
+        assert "no tree is better" not in err
         _, out, err = run("fit", "same", *book)
         assert "no tree is better than this one configuration" in err
         assert "if " not in out
-        assert "# At most 0.0% slower on 95% of held-out problems; no tree was better." in out
+        assert "# At most 0.0% slower on 95% of held-out calls. No tree was better than one configuration." in out
         assert json.loads(run("fit", "same", "--json", *book)[1])["bound"] == 0
 
     def test_without_enough_sizes_the_bound_is_missing_and_said_to_be(self, place, run):
-        assert "# Too few for a bound; " in run("fit", "scale")[1]
+        assert "# Too few calls to give a bound. " in run("fit", "scale")[1]
         assert json.loads(run("fit", "scale", "--json")[1])["bound"] is None
 
     def test_an_output_that_cannot_be_written_exits_with_3(self, place, run):
         code, _, err = run("fit", "scale", "--output", "nowhere/h.py")
         assert code == 3
-        assert "cannot write to nowhere/h.py" in err
+        assert err == "tunebook: --output nowhere/h.py: the directory nowhere does not exist\n"
+        assert run("fit", "scale", "--output", ".")[::2] == (3, "tunebook: --output .: Is a directory\n")
 
-    def test_too_few_or_too_many_kernels_are_wrong_usage(self, place, run):
-        assert run("fit", "matmul")[0] == 2
+    def test_too_few_calls_are_none_and_too_many_kernels_wrong_usage(self, place, run):
+        code, _, err = run("fit", "matmul")
+        assert (code, err) == (1, "tunebook: a heuristic needs at least 4 tuned problems; there is only 1\n")
+        assert run("fit", "scale", "--name", "if")[0] == 2
         code, _, err = run("fit", "*")
         assert code == 2
         assert "matches 2 kernels: matmul@v0, scale@v0; name one" in err
+
+    def test_names_stand_in_the_order_of_the_space(self, tmp_path, run):
+        clock = FakeClock()
+
+        @tb.tunable(name="tiled", space=tb.Space(tile=[1, 2], block=[3]), store=tmp_path, tuner=fake_tuner(clock))
+        def tiled(n, *, config):
+            clock.spend(config.tile * 1e-3)
+
+        for n in range(4):
+            tiled(n)
+        assert "return {'tile': 1, 'block': 3}" in run("fit", "tiled", "--book", str(tmp_path))[1]
 
 
 class TestVerify(OnABook):
@@ -521,7 +575,13 @@ class TestVerify(OnABook):
 
     def test_a_module_that_is_not_there_is_wrong_usage_and_a_broken_one_shows_itself(self, place, run):
         assert run("verify", "--import", "nowhere")[0] == 2
-        assert run("verify")[0] == 2
+        code, _, err = run("verify")
+        assert code == 2
+        assert "a book does not choose the code that runs here" in err
+        (place / "chatty.py").write_text("from mykernels import *\nprint('hello')\n")
+        done = python("-m", "tunebook", "verify", "scale", "--import", "chatty", "--json", cwd=place)
+        assert done.stderr == "hello\n"
+        assert {entry["status"] for entry in json.loads(done.stdout)} == {"holds"}
         (place / "broken.py").write_text("import surely_not_installed")
         with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
             main(["verify", "--import", "broken"])

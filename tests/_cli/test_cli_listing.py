@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,8 @@ class TestFilters:
     def test_ages_and_sizes_are_read_as_they_are_written(self, number):
         assert age_s(age_text(float(number)).replace(" ", "")) <= number + 1
         assert size_bytes(f"{number}kB") == number * 1024
+        with pytest.raises(ArgumentTypeError, match="invalid size '10': write a number and B, kB, MB or GB"):
+            size_bytes("10")
         assert size_bytes(size_text(number)) == pytest.approx(number, rel=0.06)
 
 
@@ -180,6 +183,37 @@ class TestTerminal:
             "1a2b  flash_att…  12.…",
             "3c4d  行列        1 ms",
         ]
+
+    def test_a_whole_column_goes_below_its_row_if_others_would_be_cut_to_the_same_text(self):
+        columns = (TextColumn("call", give=1), TextColumn("config", whole=True))
+        rows = [("x=float32[1000,1000]", "rows=256"), ("x=float32[1000,1000]:F", "rows=16")]
+        assert drawn(columns, rows, 29) == ["call", rows[0][0], "    rows=256", rows[1][0], "    rows=16"]
+        rows[1] = ("y=float32[1000,1000]:F", "rows=16")
+        assert drawn(columns, rows, 30) == [
+            "call                  config",
+            "x=float32[1000,1000]  rows=256",
+            "y=float32[1000,1000…  rows=16",
+        ]
+
+    def test_of_several_whole_columns_the_last_goes_below_first(self):
+        columns = (TextColumn("time"), TextColumn("config", whole=True), TextColumn("reason", whole=True))
+        rows = [("1 ms", "rows=256", ""), ("failed", "rows=16", "out of shared memory")]
+        below = ["time    config", "1 ms    rows=256", "failed  rows=16", "    out of shared memory"]
+        assert drawn(columns, rows, 30) == below
+        assert drawn(columns, rows, 12) == [
+            "time", "1 ms", "    rows=256", "failed", "    rows=16", "    out of", "    shared", "    memory",
+        ]  # fmt: skip
+
+    def test_a_dotted_name_loses_its_module_in_a_table_that_is_too_wide_if_names_stay_distinct(self):
+        columns = (TextColumn("kernel", give=1, keeps_end=True), TextColumn("config", whole=True))
+        assert drawn(columns, [("lib.add@v1.0", "rows=256")], 20)[1] == "add@v1.0  rows=256"
+        assert drawn(columns, [("lib.add@v1.0", "rows=256")], 40)[1] == "lib.add@v1.0  rows=256"
+        both = [("one.add@v0", "rows=256"), ("two.add@v0", "rows=256")]
+        assert drawn(columns, both, 12)[1::2] == ["one.add@v0", "two.add@v0"]
+        rest = [("a_long_module.softmax@v0", "rows=256")]
+        assert drawn(columns, both + rest, 20)[1:] == [
+            "one.add@v0  rows=256", "two.add@v0  rows=256", "softmax@v0  rows=256",
+        ]  # fmt: skip
 
     def test_a_column_without_values_is_left_out(self):
         assert drawn(COLUMNS, [("1a2b", "", "1 ms", "x"), ("3c4d", "", "2 ms", "")], 80)[0] == "id    much  wide"

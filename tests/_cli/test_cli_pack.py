@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +135,22 @@ class TestPack(OnABook):
         assert run("pack", PACK)[0] == 0
         change(place, ids["matmul@v0"][0], when=5.0, generation=7)
         assert check(run)[1]["outdated"] is False
+
+    @pytest.mark.parametrize("where", ["here", "on the path of Python"])
+    def test_the_doctor_finds_packs_beside_code_and_counts_their_entries(self, where, place, run, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "500")
+        # Verbs of earlier tests put their own folders on the path.
+        path = [each for each in sys.path if not each.startswith(str(place.parents[1]))]
+        monkeypatch.setattr(sys, "path", path)
+        assert "none in the book, and none beside code here or on the path of Python" in run("doctor")[1]
+        (place / "lib" / "mine" / "ops").mkdir(parents=True)
+        assert run("pack", "lib/mine/ops/__tunebook__/all.db")[0] == 0
+        monkeypatch.setattr(sys, "path", [*path, str(place / "lib")])
+        monkeypatch.chdir(place / "lib" if where == "here" else "/usr")
+        out = run("doctor")[1]
+        assert re.search(rf"^✓ pack +{place}/lib/mine/ops/__tunebook__/all.db: 6 entries$", out, re.MULTILINE)
+        assert out.count("all.db") == 1
+        assert "none in the book" not in out
 
     def test_entries_of_packs_that_the_book_is_read_with_are_not_packed_again(self, place, run, ids):
         assert run("export", "home/v1/packs/theirs.db", "--kernel", "matmul")[0] == 0

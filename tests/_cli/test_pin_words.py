@@ -45,7 +45,9 @@ class TestWords(OnABook):
     def test_values_that_fit_nothing_get_the_commands_of_the_nearest_candidates(self, conv):
         code, _, err = conv("pin", "conv", "tile=8,5", "way=j i", "align=2")
         assert code == 2
-        assert "tile=8,5 is not in the space; it has " in err
+        assert "tile=8,5 is not in the space; it has (4, 4), (8, 4), (8, 8)." in err
+        assert err.count("  tunebook pin ") == 3
+        assert "\n  and 9 more\n" in err
         nearest = next(line for line in err.splitlines() if line.startswith("  tunebook pin "))
         assert nearest.endswith(" tile=8,4 'way='\"'\"'j i'\"'\"'' align=2")
         assert conv(*shlex.split(nearest)[1:])[0] == 0
@@ -55,6 +57,12 @@ class TestWords(OnABook):
         assert code == 2
         assert "2 candidates have these values; name one:" in err
         assert sum(" tile=8,8 " in line for line in err.splitlines()) == 2
+        named = re.findall(r"tunebook pin \w+ (.*)", conv("pin", "conv", "align=1")[2])
+        assert named == [
+            "tile=4,4 way=ij align=1",
+            "tile=4,4 'way='\"'\"'j i'\"'\"'' align=1",
+            "tile=8,4 way=ij align=1",
+        ]
 
     def test_a_word_without_a_name_gets_a_hint_about_the_comma(self, conv):
         code, _, err = conv("pin", "conv", "tile=8,", "4")
@@ -68,6 +76,56 @@ class TestWords(OnABook):
         assert "tile=(4, 4), way='ij', align=1" in out
         assert "tile=(8, 4), way='ij', align=2" in out
 
+    def test_axes_are_named_in_the_order_of_the_space_and_numbers_by_size(self, conv):
+        assert "Valid: tile, way, align" in conv("pin", "conv", "tille=8,4")[2]
+        assert "align=3 is not in the space; it has 1, 2" in conv("pin", "conv", "align=3", "tile=8,8")[2]
+
+    @pytest.mark.parametrize("written", ["true", "True", "TRUE"])
+    def test_a_truth_value_may_be_written_in_any_case(self, written, tmp_path, run):
+        clock = FakeClock()
+
+        @tb.tunable(
+            name="fold", space=tb.Space(wide=[1, 2], temp=[False, True]), store=tmp_path, tuner=fake_tuner(clock)
+        )
+        def fold(n, *, config):
+            clock.spend(config.wide * 1e-3)
+
+        fold(1)
+        book = ("--book", str(tmp_path))
+        assert run("pin", "fold", f"temp={written}", "wide=2", *book)[1].startswith("pinned fold@v0")
+        assert json.loads(run("show", "fold", "--json", *book)[1])["config"] == {"temp": True, "wide": 2}
+        assert run("pin", "fold", f"temp={written}", "wide=9", "--force", *book)[0] == 0
+        assert json.loads(run("show", "fold", "--json", *book)[1])["config"] == {"temp": True, "wide": 9}
+
+    def test_what_it_says_is_wrapped_but_no_command_is(self, conv, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "40")
+        out = conv("pin", "conv", "tile=8,4,way=ij,align=2")[1]
+        assert max(map(len, out.splitlines())) <= 40
+        assert "x the\n    winner's time" in out
+        err = conv("pin", "conv", "tile=8,5")[2]
+        assert err.startswith("tunebook: no working candidate has\ntile=8,5: ")
+        commands = [line for line in err.splitlines() if line.startswith(" ")]
+        assert max(map(len, set(err.splitlines()) - set(commands))) <= 40
+        assert any(line.endswith(" tile=8,4 way=ij align=1") and len(line) > 40 for line in commands)
+
     def test_a_forced_tuple_is_a_tuple(self, conv):
         assert conv("pin", "conv", "tile=2,2", "way=ij", "align=1", "--force")[0] == 0
         assert json.loads(conv("ls", "--json")[1])[0]["config"]["tile"] == [2, 2]
+
+    def test_explain_compares_a_pin_of_the_environment_with_the_candidates(self, conv, monkeypatch):
+        monkeypatch.setenv("TUNEBOOK_PIN", "conv:tile=8,8,align=1")
+        code, out, _ = conv("explain", "conv")
+        assert code == 0
+        assert "answer: none\n" in out
+        said = "tile=8,8, align=1 fits 2 candidates: a program stops with an error; name one exactly"
+        assert f"  pinned      {said}\n" in out
+        monkeypatch.setenv("TUNEBOOK_PIN", "conv:align=1,tile=8,8,way=ij")
+        assert "answer: tile=(8, 8), way='ij', align=1 from pinned\n" in conv("explain", "conv")[1]
+        monkeypatch.setenv("TUNEBOOK_PIN", "conv:align=3")
+        assert "  pinned      align=3 is not in the space; it has 1, 2; a program stops" in conv("explain", "conv")[1]
+
+    def test_a_key_that_is_no_json_is_refused_if_the_others_are(self, conv):
+        code, _, err = conv("explain", "conv", "--key", "{a")
+        assert code == 2
+        assert "--key {a: the keys of conv@v0 are JSON, and this is not: " in err
+        assert conv("explain", "conv", "--key", '{"a": 1}')[0] == 1

@@ -56,11 +56,11 @@ class TestListings(OnABook):
     def test_facts_are_shown_as_text_and_not_as_python(self, place, run, ids):
         (identifier,) = ids["matmul@v0"]
         record = stored(place, identifier)
-        facts = {**record.provenance, "complete": True, "disturbances": ["other work ran", "the clock was slow"]}
+        facts = {**record.provenance, "quiet": True, "disturbances": ["other work ran", "the clock was slow"]}
         open_store(place / "home").put(record.replace(body=replace(record.body, provenance=facts)))
         _, out, _ = run("show", "matmul")
         assert re.search(r"^  disturbances +other work ran; the clock was slow$", out, re.MULTILINE)
-        assert re.search(r"^  complete +yes$", out, re.MULTILINE)
+        assert re.search(r"^  quiet +yes$", out, re.MULTILINE)
 
     def test_a_pin_is_not_shown_as_chosen(self, place, run):
         run("pin", "matmul", "block=32")
@@ -84,7 +84,7 @@ def test_the_demo_marks_eliminated_candidates_and_counts_those_that_it_does_not_
     out = io.StringIO()
     demo._ranking(tuned, Terminal(out=out, width=80))
     text = out.getvalue()
-    assert text.count("eliminated after 3 samples") == 4
+    assert text.count(" eliminated\n") == 4
     assert "  ... 2 more\n" in text
     assert "chosen" in text
 
@@ -117,7 +117,7 @@ class TestDoctor(OnABook):
         monkeypatch.setenv("TUNEBOOK_PINN", "matmul:block=32")
         code, out, _ = run("doctor")
         assert code == 0
-        assert re.search(r"^! setting +TUNEBOOK_PINN", out, re.MULTILINE)
+        assert re.search(r"^! setting +unknown variable 'TUNEBOOK_PINN'; did you mean", out, re.MULTILINE)
         assert "TUNEBOOK_PIN" in out.replace("TUNEBOOK_PINN", "")
         monkeypatch.delenv("TUNEBOOK_HOME")
         assert "no TUNEBOOK_* variable is set" not in run("doctor", "--book", str(place / "home"))[1]

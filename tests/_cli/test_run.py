@@ -175,7 +175,7 @@ def test_a_program_that_installs_tunebook_itself_has_its_own_options(place, run)
 def test_options_reach_the_processes(place, run):
     done = run("--mode", "frozen", "--book", "other", "--packages", "fastlib", "--", "fastlib/child.py")
     assert done.returncode == 0, done.stderr
-    assert "  guessed  1 problem: not tuned; ran with the heuristic, else the first candidate" in done.stderr
+    assert "  guessed  1 problem ran untuned, with the heuristic or the first candidate" in done.stderr
     assert not (place / "other").exists(), "frozen writes nothing"
     left = run("--packages", "another", "--budget", "10m", "--", "fastlib/child.py")
     assert left.returncode == 0, left.stderr
@@ -252,8 +252,10 @@ def test_tunable_functions_are_reported_and_recorded(place, run):
     assert done.returncode == 0, done.stderr
     calls = json.loads(Path("calls.json").read_text())["calls"]
     assert sorted((json.loads(call["problem"][2])["n"], call["count"]) for call in calls) == [(7, 2), (8, 1)]
-    assert done.stderr.splitlines()[0] == "tunebook: recorded 2 calls in calls.json"
+    assert done.stderr.splitlines()[0] == "tunebook: recorded 2 calls in calls.json; next: tunebook tune calls.json"
     assert "guessed  2 problems" in done.stderr
+    assert "tunebook ls" not in done.stderr, "the book has none of them"
+    assert max(map(len, done.stderr.splitlines())) <= 80
 
 
 def test_a_recording_has_every_kind_of_kernel_that_runs_on_tunebook_and_is_tuned_later(place, run):
@@ -358,21 +360,21 @@ def test_the_exit_code_is_that_of_the_command_and_streams_are_its_own(place, cod
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        ([], "the command is missing; e.g. tunebook run -- python train.py"),
-        (["--", "no-such-command"], "no-such-command: command not found"),
-        (["--budget", "9 trials", "--", "true"], "--budget 9 trials: write a time, e.g. 30s or 10m"),
-        (["--budget", "soon", "--", "true"], "invalid budget='soon'"),
-        (["--", "./text.txt"], "./text.txt: command not found"),
-        (["--", "./empty"], "./empty: Exec format error"),
+        ([], 2, "the command is missing; e.g. tunebook run -- python train.py"),
+        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--budget", "9 trials", "--", "true"], 2, "--budget 9 trials: write a time, e.g. 30s or 10m"),
+        (["--budget", "soon", "--", "true"], 2, "invalid budget='soon'"),
+        (["--", "./text.txt"], 127, "./text.txt: command not found"),
+        (["--", "./empty"], 126, "./empty: Exec format error"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_wrong_usage(place, run, words, said):
+def test_a_command_that_cannot_be_run_has_the_exit_code_of_a_shell(place, run, words, code, said):
     Path("text.txt").touch()
     Path("empty").touch(mode=0o755)
     done = run(*words)
-    assert done.returncode == 2
+    assert done.returncode == code
     assert done.stderr.startswith(f"tunebook: {said}")
 
 
@@ -493,7 +495,7 @@ def test_the_summary_counts_a_problem_once_over_all_processes():
         "3 kernels ran on tunebook, in 3 processes",
         "  tuned    1 problem in 3 s; slowest: a@v0 2 s",
         "  found    1 problem in the book",
-        "  guessed  1 problem: not tuned; ran with the heuristic, else the first candidate",
+        "  guessed  1 problem ran untuned, with the heuristic or the first candidate",
         "  failed   c@v0: TuningFailed: every \\x1b[2J candidate failed",
         *(f"  left     other{i}: Own overrides _bench" for i in range(3)),
         "  left     and 2 more",

@@ -430,11 +430,16 @@ def test_a_source_distribution_holds_no_results_of_benchmarks(checkout):
     assert not [name for name in names if name.startswith(("bench/results", ".ci"))]
 
 
-def test_a_python_without_a_gil_gets_a_pure_wheel_and_the_reason(monkeypatch):
+def test_a_python_without_a_gil_is_refused_with_the_reason_unless_the_pure_package_is_wanted(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     hook = pytest.importorskip("hatch_build", reason="hatchling is not installed")
     monkeypatch.setattr(hook.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
-    assert hook._obstacle() == "the accelerator needs the GIL"
+    monkeypatch.delenv("TUNEBOOK_PURE", raising=False)
+    with pytest.raises(RuntimeError, match=r"does not support free-threaded Python yet: .*TUNEBOOK_PURE=1 pip install"):
+        hook.AcceleratorHook.initialize(None, "standard", {})
+    monkeypatch.setenv("TUNEBOOK_PURE", "1")
+    hook.refuse_free_threading()
+    assert hook._obstacle() == "TUNEBOOK_PURE is set"
 
 
 def test_the_package_says_where_its_source_its_issues_and_its_documentation_are(checkout):
@@ -446,7 +451,7 @@ def test_the_package_says_where_its_source_its_issues_and_its_documentation_are(
     links = dict(link.split(", ") for link in facts.get_all("Project-URL"))
     assert set(links) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
     declared = {line.rpartition(" :: ")[2] for line in facts.get_all("Classifier") if "Python :: 3." in line}
-    assert declared == {"3.11", "3.12", "3.13"}  # no test has run on a newer one
+    assert declared == {"3.11", "3.12", "3.13", "3.14"}
     assert facts["Requires-Python"] == ">=3.11"
 
 

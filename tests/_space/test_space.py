@@ -186,8 +186,8 @@ def test_config_builds_a_member_in_the_order_of_the_axes():
         ({"m": 1}, "the axes of this space are m, n; n missing"),
         ({"m": 1, "n": 3, "k": 1}, "k unknown"),
         ({"m": 5, "n": 3}, r"m=5 is not a value of that axis; it has \[1, 2\]"),
-        ({"m": np.int64(2), "n": 3}, "2 is equal, but a int, not a int64"),
-        ({"m": True, "n": 3}, "1 is equal, but a int, not a bool"),
+        ({"m": np.int64(2), "n": 3}, "2 is equal, but of type int, not int64"),
+        ({"m": True, "n": 3}, "1 is equal, but of type int, not bool"),
         ({"m": 2, "n": 3}, r"the constraint lambda c: c.m \* c.n < 6 refuses it"),
     ],
 )

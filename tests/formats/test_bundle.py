@@ -314,7 +314,7 @@ class TestPinnedRecords:
         assert encode(tuned.config) == other
         assert len(stands.body.measurements) == 3
 
-    def test_a_pin_outside_the_space_does_not_stop_tuning(self):
+    def test_a_pin_outside_the_space_stops_no_tuning_and_stays_until_it_is_unpinned(self):
         @tb.tunable(space=tb.Space(block=[1, 2]), heuristic=lambda n: {"block": 1})
         def spender(n, *, config):
             return n
@@ -325,4 +325,6 @@ class TestPinnedRecords:
         store.put(Record(head, Body()))
         with pytest.warns(tb.TunebookWarning, match="is pinned to block=9, which is none of its candidates now"):
             spender(8)
-        assert store.get(problem).head.origin == "tuned"
+        kept = store.get(problem)
+        assert (kept.head.origin, kept.head.config) == ("pinned", head.config)
+        assert {m.config["v"]["block"] for m in kept.body.measurements} == {1, 2}

@@ -13,6 +13,8 @@ pytest.importorskip("numpy")
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "cold_path.py"
 FRAMES, FILES = 20, 40
+if sys.version_info[:2] == (3, 14):
+    FILES += 1  # `_base/locks.py` works around a defect of this Python
 
 
 def test_a_cold_call_crosses_few_frames_and_files():

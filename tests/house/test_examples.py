@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,6 +58,23 @@ def test_the_demo_shows_a_second_process_finding_the_answers(home):
     for shown in ("chosen", "default", "winner", "runner-up", "first call", "later calls"):
         assert shown in done.stdout
     assert "matmul.matmul" in done.stderr, "the progress bar"
+
+
+def test_the_ranking_of_the_demo_is_in_the_order_of_times_and_fits_into_80_columns(example, capsys):
+    names = [f"ROWS={rows} VECTORS=4 LANES=16 PACK=False" for rows in range(1, 10)]
+    configs = [tb.Config(ROWS=rows, VECTORS=4, LANES=16, PACK=False) for rows in range(1, 10)]
+    # As `Tuned.ranking` has them: finalists first, and then the candidates that left the race.
+    seconds = [3e-4, 9e-4, 2.9e-4, 4e-4, 5e-4, 6e-4, 7e-4, 8e-4, 2.75e-2]
+    tuned = SimpleNamespace(ranking=list(zip(configs, seconds, strict=True)))
+    times = example("showing").times_of(tuned)
+    example("demo").show_ranking(times, names[0], names[6])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "...", "9"]
+    assert rows[0].endswith("ROWS=3 VECTORS=4 LANES=16 PACK=False  eliminated")
+    assert rows[1].split()[1:5] == ["300", "us", "1", "x"]
+    assert rows[1].endswith("chosen")
+    assert rows[5].endswith("default")
+    assert max(map(len, rows)) <= 80
 
 
 @pytest.mark.parametrize("name", OPERANDS)

@@ -88,6 +88,13 @@ def test_a_class_name_means_one_thing():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_locks_for_blocks_survive_an_interrupt():
+    """Sessions that ask for their turn without waiting have plain locks: nobody waits for those."""
+    asked = {"_tuning/in_call_session", "_tuning/live_session", "_base/locks"}
+    plain = re.compile(r"threading\.(R?Lock\b|Condition\(\))|with self\._changed\b")
+    assert [name_of(path) for path in MODULES if name_of(path) not in asked and plain.search(path.read_text())] == []
+
+
 def test_nothing_unfinished_is_left():
     for path in MODULES:
         assert not re.search(r"TODO|FIXME|XXX|\bpass  # stub", path.read_text()), path

@@ -26,7 +26,7 @@ from tunebook.stores import DirectoryStore, open_shared, open_store
 
 pytest.importorskip("redis")
 
-SOAK_S = float(os.environ.get("TUNEBOOK_SOAK_S", "60"))
+SOAK_S = float(os.environ.get("SOAK_S", "60"))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def _some_progress(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 300)
 def test_soak_nothing_grows_and_nothing_is_lost(tmp_path):
-    """`TUNEBOOK_SOAK_S=600 pytest -m slow -k soak` runs it for ten minutes."""
+    """`SOAK_S=600 pytest -m slow -k soak` runs it for ten minutes."""
     keys = 50
     with redis_server(tmp_path / "redis") as running:
         workers = [

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, did_you_mean, not_among, warn_once
 from tunebook._base.vocabulary import Trust
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def mode() -> Mode:
     """Return the mode: how the process may use its book."""
     asked = os.environ.get("TUNEBOOK_MODE") or "normal"
     if asked not in get_args(Mode):
-        raise DefinitionError(f"invalid TUNEBOOK_MODE={asked!r}; use one of {', '.join(get_args(Mode))}")
+        raise DefinitionError(not_among("TUNEBOOK_MODE", asked, get_args(Mode)))
     return asked  # type: ignore[return-value] # one of the literals
 
 
@@ -188,7 +188,7 @@ def trust_setting() -> Trust | None:
     """Return how far an entry may be from the call that it answers, if the environment says so."""
     asked = os.environ.get("TUNEBOOK_TRUST") or None
     if asked not in (None, *get_args(Trust)):
-        raise DefinitionError(f"invalid TUNEBOOK_TRUST={asked!r}; use one of {', '.join(get_args(Trust))}")
+        raise DefinitionError(not_among("TUNEBOOK_TRUST", asked, get_args(Trust)))
     return asked  # type: ignore[return-value] # one of the literals
 
 
@@ -254,9 +254,16 @@ def settings_given() -> dict[str, str]:
 
 
 def unknown_settings() -> list[str]:
-    """Return the names of variables that begin as settings do, but are unknown."""
-    known = {setting.name for setting in SETTINGS}
-    return sorted(name for name in os.environ if name.startswith("TUNEBOOK_") and name not in known)
+    """Return a message about each variable that begins as settings do, but is unknown."""
+    known = [setting.name for setting in SETTINGS]
+    unknown = sorted(name for name in os.environ if name.startswith("TUNEBOOK_") and name not in known)
+    return [did_you_mean("variable", name, known) for name in unknown]
+
+
+def warn_of_unknown_settings() -> None:
+    """Warn once about each variable that `unknown_settings` finds: its setting would be missing in silence."""
+    for message in unknown_settings():
+        warn_once("unknown-setting", message, message)
 
 
 def book_root() -> Path | None:

@@ -9,6 +9,7 @@ TunebookError
 ├── CodecError           (ValueError)                    a value cannot be encoded, or data cannot be decoded
 ├── StoreError           (OSError)                       a store cannot be read or written
 ├── CompileError         (RuntimeError)                  a candidate did not compile
+│   └── LeftOut                                          it would compile, and could not win
 ├── Unsupported          (NotImplementedError)           this kernel does not define the operation
 ├── Disagreement         (RuntimeError)                  ranks of a job use different configurations
 └── MissingDependency    (ImportError)                   an optional package is not installed
@@ -18,11 +19,13 @@ Each error carries its facts as attributes and can be pickled, because tuning ha
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import typing
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from tunebook._base.log import log
@@ -50,8 +53,10 @@ class NoConfig(TunebookError, RuntimeError, LookupError):  # noqa: N818 - named 
             "policy_override(selector, allow_autotune=True)."
         )
         width = max((len(tier) for tier, _ in self.tried), default=0)
-        lines = [f"  {tier:<{width}}  {clean_lines(said)}" for tier, said in self.tried]
-        super().__init__("\n".join([f"no configuration for {op!r}. Asked in order:", *lines, self.remedy]))
+        below = "\n" + " " * (width + 4)
+        lines = [f"  {tier:<{width}}  {clean_lines(said).replace(chr(10), below)}" for tier, said in self.tried]
+        # By name: from Python 3.14 on, `super()` would be the class of another library that a subclass mixes in.
+        Exception.__init__(self, "\n".join([f"no configuration for {op!r}. Asked in order:", *lines, self.remedy]))
 
     def __reduce__(self) -> tuple[type[NoConfig], tuple[object, ...]]:
         return type(self), (self.op, self.tried, self.remedy)
@@ -135,6 +140,10 @@ class CompileError(TunebookError, RuntimeError):
     """A candidate did not compile; the message holds the output of the compiler."""
 
 
+class LeftOut(CompileError):  # noqa: N818 - the same
+    """A candidate was not compiled to the end, because it could not win; the message says why."""
+
+
 class Unsupported(TunebookError, NotImplementedError):  # noqa: N818 - the same
     """This kernel does not define the requested operation."""
 
@@ -188,6 +197,16 @@ def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{_nearest(name, names) or '.'} Valid: {', '.join(names)}"
 
 
+def not_among(what: str, value: object, valid: Sequence[str]) -> str:
+    """Return a message about a value that is not valid, with the valid values and the nearest one.
+
+    >>> not_among("mode", "frosen", ["normal", "frozen"])
+    "invalid mode='frosen'; use one of 'normal', 'frozen'; did you mean 'frozen'?"
+    """
+    near = _nearest(value, valid) if isinstance(value, str) else ""
+    return f"invalid {what}={value!r}; use one of {', '.join(map(repr, valid))}{near}"
+
+
 def _nearest(name: str, names: Iterable[str]) -> str:
     """Return the question about the nearest name, for the end of a message; empty if none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - 3 ms, for a mistake only
@@ -223,6 +242,9 @@ for _public in (
     _public.__module__ = "tunebook"
 
 _PACKAGE: Final = __file__.removesuffix("_base/errors.py")
+# Code that a call of the program goes through inside this package: its own, generated, and of the standard library the
+# modules through which it enters blocks and makes generic objects.
+_PASSED: Final = (_PACKAGE, "<tunebook ", contextlib.__file__, typing.__file__)
 _WARNED_LIMIT: Final = 4096  # a service that meets new paths all the time must not grow without bound
 _warned: Final[dict[tuple[str, str], object]] = {}
 
@@ -243,8 +265,10 @@ def warn_once(kind: str, where: str, message: str) -> None:
 
 def _callers_level() -> int:
     """Return how many frames of this package are above the caller's own line, which a warning is to point at."""
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - as warnings.warn itself does
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<tunebook ")):
+    level = 1
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as warnings.warn itself does
+    # At the end of a process there is no other frame; the warning then names no line.
+    while frame is not None and frame.f_code.co_filename.startswith(_PASSED):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -253,13 +277,20 @@ def hide_own_frames(error: E) -> E:
     """Return an error whose traceback has the frames of the program alone, and none of this package's."""
     shown, trace = [], error.__traceback__
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<tunebook ")):
+        if not trace.tb_frame.f_code.co_filename.startswith(_PASSED):
             shown.append(trace)
         trace = trace.tb_next
     chain: TracebackType | None = None
     for each in reversed(shown):
         chain = TracebackType(chain, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return error.with_traceback(chain)
+
+
+def is_own_fault(trace: TracebackType | None) -> bool:
+    """Whether an error was raised by a line of this package."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PASSED)
 
 
 def text_of(error: BaseException) -> str:
@@ -278,18 +309,28 @@ def text_of(error: BaseException) -> str:
 def _named(error: BaseException) -> str:
     """Return the class and the text of an error, with the nearest name of a configuration if one is misspelt."""
     near = ""
+    if isinstance(error, RememberedError):
+        return text_of(error)
     if isinstance(error, AttributeError) and isinstance(error.obj, Mapping):
         near = _nearest(error.name or "", map(str, error.obj))
     return f"{type(error).__name__}: {text_of(error)}{near}"
 
 
+# Made of a text alone. Not AttributeError, whose hint needs its object, nor OSError, whose text has a number.
+_PLAIN: Final = (ArithmeticError, AssertionError, MemoryError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+class RememberedError(RuntimeError):
+    """An error of a class that cannot be made of a text; its text begins with the name of that class."""
+
+
 def as_text(error: Exception) -> Exception:
-    """Return an error of the same text that may be kept.
+    """Return an error of the same text that may be kept, and of the same class if that is one of Python's.
 
     An error itself holds the frames that it went through, and so the arrays of the call: 400 MB for 80 MB of arguments.
     """
     if not isinstance(error, TuningFailed):
-        return RuntimeError(_named(error)[:1000])
+        return type(error)(text_of(error)[:1000]) if type(error) in _PLAIN else RememberedError(_named(error)[:1000])
     texts: list[Exception] = []
     for each in error.exceptions:
         texts.append(as_text(each))

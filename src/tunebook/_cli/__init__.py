@@ -9,6 +9,7 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from tunebook._base.environment_variables import warn_of_unknown_settings
 from tunebook._base.errors import (
     CodecError,
     DefinitionError,
@@ -156,6 +157,8 @@ def _answer(words: list[str]) -> int:
 
         terminal.line(f"tunebook {__version__}")
         return DONE
+    if words[0].startswith("-"):
+        raise UsageError(f"options stand after the verb: tunebook {_verb_first(words)}")
     if words[0] not in VERBS:
         from difflib import get_close_matches  # noqa: PLC0415 - loaded late: 3 ms
 
@@ -163,10 +166,22 @@ def _answer(words: list[str]) -> int:
         hint = f"Did you mean `tunebook {near[0]}`?" if near else f"The verbs are: {', '.join(VERBS)}."
         raise UsageError(f"unknown verb {words[0]!r}. {hint}")
     options = parser_of(words[0]).parse_args(words[1:])
-    return _run(load(words[0]), options, Terminal(json=getattr(options, "json", False)))
+    return _run(words[0], options, Terminal(json=getattr(options, "json", False)))
 
 
-def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
+def _verb_first(words: list[str]) -> str:
+    """Return a command line with its verb before its options; of one without a verb, an example."""
+    from shlex import quote  # noqa: PLC0415 - for a mistake only
+
+    verb = next((word for word in words if word in VERBS), "")
+    if not verb:
+        return f"ls {words[0]} ..."
+    words = [verb, *words]
+    del words[words.index(verb, 1)]
+    return " ".join(map(quote, words))
+
+
+def _run(name: str, options: Namespace, terminal: Terminal) -> int:
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
@@ -179,7 +194,9 @@ def _run(verb: Verb, options: Namespace, terminal: Terminal) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("always", TunebookWarning)
         warnings.showwarning = show  # type: ignore[assignment] # `rest` is passed on
-        return verb.run(options, terminal)
+        if name != "doctor":  # which lists all settings
+            warn_of_unknown_settings()
+        return load(name).run(options, terminal)
 
 
 def _guarded(terminal: Terminal, answer: Callable[[], int]) -> int:
@@ -188,7 +205,7 @@ def _guarded(terminal: Terminal, answer: Callable[[], int]) -> int:
         code = answer()
         terminal.flush()
     except (UsageError, DefinitionError, MissingDependency) as error:
-        return _complain(terminal, error, USAGE)
+        return _complain(terminal, error, error.code if isinstance(error, UsageError) else USAGE)
     except (StoreError, CodecError) as error:
         if isinstance(error, StoreError) and error.path == "standard output":
             terminal.give_up()
@@ -198,8 +215,8 @@ def _guarded(terminal: Terminal, answer: Callable[[], int]) -> int:
     except BrokenPipeError:
         terminal.give_up()  # `tunebook ls | head`: the reader has gone
         return DONE
-    except KeyboardInterrupt:
-        return _complain(terminal, "interrupted", 130)
+    except KeyboardInterrupt as error:
+        return _complain(terminal, "\n".join(["interrupted", *getattr(error, "__notes__", ())]), 130)
     return code
 
 

@@ -122,6 +122,11 @@ def config_text(config: Json, names: Sequence[str] = ()) -> str:
         return f"unreadable: {error}"
 
 
+def origin_text(record: Record) -> str:
+    """Return the origin of an entry; "failed" if all its candidates did."""
+    return origin_of(record) if record.head.decided or is_interrupted(record) else "failed"
+
+
 def decision_text(record: Record) -> str:
     """Return the configuration of a record as people write it, or why it has none."""
     return origin_of(record) if is_interrupted(record) else config_text(record.head.config, names_in(record))
@@ -152,8 +157,8 @@ def entry_json(listed: Listed, record: Record | None) -> dict[str, Any]:
     found |= {"bytes": listed.size_bytes, "where": listed.where}
     if record is not None:
         head = record.head
-        found |= {"call_key": parsed(head.problem.call_key), "config": plain(head.config), "origin": origin_of(record)}
-        found |= {"environment": parsed(head.environment), "seconds": seconds_of(record)}
+        found |= {"call_key": parsed(head.problem.call_key), "config": plain(head.config)}
+        found |= {"origin": origin_text(record), "environment": parsed(head.environment), "seconds": seconds_of(record)}
         found |= {"complete": head.decided and not is_unfinished(record)}
     return found
 

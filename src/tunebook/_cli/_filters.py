@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _AGE_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
 _NAMED: Final = 8  # kernels or devices that a message names
-_SIZE_BYTES: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_SIZE_BYTES: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 class Filters(NamedTuple):
@@ -149,10 +149,10 @@ def open_book(given: str | None) -> Store:
 
 
 def existing_book(given: str) -> Store:
-    """Open a book to read from; a missing path is a mistake on the command line."""
+    """Open a book to read from; a missing book is a `StoreError`."""
     path = Path(given).expanduser()
     if not is_address(given) and not path.exists():
-        raise UsageError(f"no book at {given}")
+        raise StoreError("io", given, f"no book at {given}")
     try:
         return _trusted(open_book(given))
     except DefinitionError as error:
@@ -203,7 +203,7 @@ def size_bytes(text: str) -> int:
     >>> size_bytes("64 MB")
     67108864
     """
-    return int(_amount(text, _SIZE_BYTES, f"invalid size {text!r}: write a number and kB, MB or GB, e.g. 64MB"))
+    return int(_amount(text, _SIZE_BYTES, f"invalid size {text!r}: write a number and B, kB, MB or GB, e.g. 64MB"))
 
 
 def _amount(text: str, units: Mapping[str, float], error: str) -> float:

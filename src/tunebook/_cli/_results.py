@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -38,7 +39,7 @@ _COLUMNS: Final = (
     TextColumn("call", give=2, from_width=70),
     TextColumn("result"),
     TextColumn("took", "right", from_width=60),
-    TextColumn("", give=2),
+    TextColumn("", whole=True),
 )
 
 
@@ -63,11 +64,12 @@ def add_import(parser: ArgumentParser, text: str) -> None:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import the modules of --import; `UsageError` if one is missing."""
+    """Import the modules of --import, whose output goes to standard error; `UsageError` if one is missing."""
     find_modules_here()
     for name in names:
         try:
-            import_module(name)
+            with redirect_stdout(sys.stderr):  # the result of the verb alone goes to pipes
+                import_module(name)
         except ModuleNotFoundError as error:
             # The command line is wrong only if this module is missing; a broken import inside it must show itself.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):

@@ -8,19 +8,22 @@ import os
 import shutil
 import sys
 import unicodedata
+from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TextIO, TypeAlias
 
 from tunebook._base.environment_variables import colour_refused
 from tunebook._base.errors import CodecError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _NARROWEST: Final = 4  # a column is never cut below this; the table is then wider than the terminal
 _USEFUL: Final = 12  # a column that is cut to less than this says little
 _GAP: Final = "  "
+_Row: TypeAlias = "Sequence[tuple[str, str]]"
 # One character for each that an ASCII or Latin-1 stream cannot show, so that tables stay aligned.
 _PLAINER: Final = {"✓": "+", "✗": "x", "…": "~", "→": ">", "µ": "u", "━": "=", "·": "."}
 _PLAINER_NAME: Final = "tunebook-plainer"
@@ -48,8 +51,9 @@ def prepare_streams() -> None:
 class TextColumn(NamedTuple):
     """A column of a table. Columns with the largest `give` lose width first; a column with `give=0` never does.
 
-    Terminals narrower than `from_width` do not show it. `keeps_end`: the last part of a dotted name says most.
-    A `whole` column is never cut: if it leaves too little room for the others, its texts stand below their rows.
+    Terminals narrower than `from_width` do not show it. `keeps_end`: the last part of a dotted name says most, and
+    stands alone in a table that would be too wide. A `whole` column is never cut: if it leaves too little room for the
+    others, its texts stand below their rows; of several, the last one goes first.
     """
 
     title: str
@@ -71,9 +75,7 @@ class Terminal:
         self.json: Final = json
         on_screen = self.out is not None and self.out.isatty()
         self.colour: Final = (on_screen and not colour_refused()) if colour is None else colour
-        # A pipe gets whole lines, unless the variable COLUMNS asks for a width.
-        fallback = (80 if on_screen else 10_000, 24)
-        self.width: Final = width or (shutil.get_terminal_size(fallback).columns)
+        self.width: Final = width or _width_of(self.out)
 
     def styled(self, text: str, style: str) -> str:
         """Return a text in a style ("bold", "red bold", ...); unchanged without colour."""
@@ -118,10 +120,14 @@ class Terminal:
         self.write("".join(f"{text}\n" for text in texts))
 
     def note(self, text: str) -> None:
-        """Write a line to stderr, if it is open: for people, not for pipes."""
+        """Write lines to stderr, if it is open: for people, not for pipes. Wraps them, but none that is indented."""
         if sys.stderr is not None:
             with suppress(OSError):
-                sys.stderr.write(f"{text}\n")
+                width = _width_of(sys.stderr)
+                for line in text.splitlines():
+                    # People copy commands, which are indented.
+                    whole = line.startswith(" ") or len(line) <= width
+                    sys.stderr.write("\n".join([line] if whole else wrapped(line, width)) + "\n")
                 sys.stderr.flush()
 
     def value(self, value: Any) -> None:
@@ -133,7 +139,8 @@ class Terminal:
             self.value(value)
             return
         for number, text in enumerate(lines):
-            self.line(text, "dim" if number else "")
+            for line in [text] if len(text) <= self.width else wrapped(text, self.width, hanging="    "):
+                self.line(line, "dim" if number else "")
 
     def values(self, items: Iterable[Any]) -> None:
         """Write a JSON list item by item, one per line, so that 100,000 items need no memory."""
@@ -160,8 +167,12 @@ class Terminal:
         cells = [[(c, s) if isinstance(c, str) else c for c, s in zip(row, styles, strict=True)] for row in rows]
         kept = [i for i, c in enumerate(columns) if c.from_width <= self.width and any(row[i][0] for row in cells)]
         room = self.width - len(indent)
-        below = [i for i in kept if columns[i].whole and not _fits([columns[k] for k in kept], cells, kept, room)]
-        kept = [i for i in kept if i not in below]
+        if sum(_natural([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])) - len(_GAP) > room:
+            cells = _without_modules(columns, cells)
+        below: list[int] = []
+        for i in [i for i in reversed(kept) if columns[i].whole]:
+            if not _fits([columns[k] for k in kept], cells, kept, room):
+                below, kept = [i, *below], [k for k in kept if k != i]
         shown, listed = [columns[i] for i in kept], [[row[i] for i in kept] for row in cells]
         widths = _widths(shown, listed, room)
         titles = [_fit(c.title, w, c._replace(keeps_end=False)) for c, w in zip(shown, widths, strict=True)]
@@ -187,6 +198,23 @@ class Terminal:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
+def _width_of(stream: TextIO | None) -> int:
+    """Return the width for a stream: a pipe gets whole lines, unless the variable COLUMNS asks for a width."""
+    fallback = (80 if stream is not None and stream.isatty() else 10_000, 24)
+    return shutil.get_terminal_size(fallback).columns
+
+
+@contextmanager
+def writing_output(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block, which writes the file of --output, into a `StoreError` that says why."""
+    try:
+        yield
+    except OSError as error:
+        missing = not path.parent.is_dir()
+        why = f"the directory {path.parent} does not exist" if missing else error.strerror or error
+        raise StoreError("io", str(path), f"--output {path}: {why}") from error
+
+
 def count_text(count: int, one: str, many: str) -> str:
     """Return a number with its noun.
 
@@ -207,16 +235,17 @@ def text_width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most this width, broken at spaces where possible.
+def wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
+    """Return a text as lines of at most this width, broken at spaces where possible; `hanging` begins further lines.
 
     >>> wrapped("block_m=64, block_n=32", 12)
     ['block_m=64,', 'block_n=32']
     """
     import textwrap  # noqa: PLC0415 - loaded late: 3 ms
 
-    # Not at hyphens: people copy names of files and devices from the output.
-    wrapper = textwrap.TextWrapper(max(width, 1), break_on_hyphens=False)
+    # Not at hyphens, as people copy names of files and devices from the output; unless a word is cut anyhow.
+    cut = any(len(word) > width for word in text.split())
+    wrapper = textwrap.TextWrapper(max(width, len(hanging) + 1), break_on_hyphens=cut, subsequent_indent=hanging)
     return [line for part in text.splitlines() for line in wrapper.wrap(part) or [""]] or [""]
 
 
@@ -235,11 +264,26 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
-def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, str]]], room: int) -> list[int]:
+def _without_modules(columns: Sequence[TextColumn], rows: Sequence[_Row]) -> list[list[tuple[str, str]]]:
+    """Return the rows with dotted names without their modules, except names that would then be the same."""
+    shown: list[dict[str, str]] = []
+    for i, column in enumerate(columns):
+        parts = [text.partition("@") for text in {row[i][0] for row in rows}] if column.keeps_end else []
+        short = {"".join(part): f"{part[0].rpartition('.')[2]}{part[1]}{part[2]}" for part in parts}
+        count = Counter(short.values())
+        shown.append({whole: name for whole, name in short.items() if count[name] == 1})
+    return [[(names.get(text, text), style) for names, (text, style) in zip(shown, row, strict=True)] for row in rows]
+
+
+def _natural(columns: Sequence[TextColumn], rows: Sequence[_Row]) -> list[int]:
+    """Return the width that each column needs, its distance to the next column included."""
+    texts = ([column.title, *(row[i][0] for row in rows)] for i, column in enumerate(columns))
+    return [max(map(text_width, each)) + len(_GAP) for each in texts]
+
+
+def _widths(columns: Sequence[TextColumn], rows: Sequence[_Row], room: int) -> list[int]:
     """Return the width of each column, reduced where the table is wider than `room`."""
-    widths = [
-        max(text_width(c.title), max((text_width(row[i][0]) for row in rows), default=0)) for i, c in enumerate(columns)
-    ]
+    widths = [width - len(_GAP) for width in _natural(columns, rows)]
     over = sum(widths) + len(_GAP) * (len(columns) - 1) - room
     for level in sorted({c.give for c in columns if c.give}, reverse=True):
         giving = [i for i, c in enumerate(columns) if c.give == level]
@@ -250,14 +294,17 @@ def _widths(columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, st
     return widths
 
 
-def _fits(
-    columns: Sequence[TextColumn], rows: Sequence[Sequence[tuple[str, str]]], at: Sequence[int], room: int
-) -> bool:
-    """Return whether a table fits with its `whole` column, and leaves a useful width to each of the others."""
+def _fits(columns: Sequence[TextColumn], rows: Sequence[_Row], at: Sequence[int], room: int) -> bool:
+    """Return whether a table fits with its `whole` columns, and the other columns still tell its rows apart."""
     picked = [[row[i] for i in at] for row in rows]
     natural, widths = _widths(columns, picked, 1 << 20), _widths(columns, picked, room)
-    useful = all(width >= min(wide, _USEFUL) for width, wide in zip(widths, natural, strict=True))
-    return useful and sum(widths) + len(_GAP) * (len(widths) - 1) <= room
+    if sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+        return False
+    for i, (column, width, wide) in enumerate(zip(columns, widths, natural, strict=True)):
+        texts = {row[i][0] for row in picked} if width < wide else set()
+        if width < min(wide, _USEFUL) or len({_fit(text, width, column) for text in texts}) < len(texts):
+            return False
+    return True
 
 
 def _fit(text: str, width: int, column: TextColumn) -> str:

@@ -37,6 +37,10 @@ class Verb(NamedTuple):
 class UsageError(Exception):
     """The command line cannot be carried out; the message says what to type instead."""
 
+    def __init__(self, message: str, code: int = USAGE) -> None:
+        super().__init__(message)
+        self.code: Final = code
+
 
 class NotFound(Exception):  # noqa: N818 - named after the event, as the other exceptions of tunebook are
     """No entry matches; the message names similar entries."""

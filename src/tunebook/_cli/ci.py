@@ -3,7 +3,7 @@
 Runs the command as `tunebook run` does, in the mode frozen, with its standard output on standard error if --json is
 given. A recording is checked without its program, and without its device: the book must have an entry for each call,
 made with the versions that are installed here. Exits with the exit code of the command if that fails, and with 1 if a
-call is missing in the book, is answered by an entry further away than --trust, or if no kernel ran.
+call is missing in the book, if its entry is further away than --trust allows, or if no kernel ran.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace, terminal: Terminal) -> int:
     if options.recording and options.command:
         raise UsageError("give a command or --recording, not both")
+    if not options.recording and not options.command:
+        raise UsageError(f"give a command, e.g. {_EXAMPLE}, or a recording: tunebook ci --recording calls.json")
     if options.recording:
         code, events = DONE, list(_events_of_recording(options))
         lines = [f"{options.recording}: {count_text(len(events), 'call', 'calls')}"]

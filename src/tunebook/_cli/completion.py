@@ -112,7 +112,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         terminal.lines(_words(options.list, options.words))  # the line so far, for its --book
         return DONE
     if len(options.words) != 1 or options.words[0] not in _SHELLS:
-        raise UsageError(f"name the shell, one of {', '.join(_SHELLS)}, as in: tunebook completion bash")
+        unknown = f"no script for {' '.join(options.words)}; " if options.words else ""
+        raise UsageError(f"{unknown}name the shell, one of {', '.join(_SHELLS)}, as in: tunebook completion bash")
     from tunebook._cli import SUMMARIES, parser_of  # noqa: PLC0415 - it loads this module
 
     known = {}

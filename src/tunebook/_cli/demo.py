@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.tunable import tunable, tune
 from tunebook._base.config_codec import readable
+from tunebook._base.durations import ratio_text
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._cli.explain import write
 from tunebook._cli.show import EARLY
-from tunebook._selection.recorded_decision import eliminated_after
 from tunebook._space.space import Space
 from tunebook._tuning.progress import progress_for, seconds_text
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from tunebook._tuning.job import Tuned
 
 LIMIT: Final = 2_000_000
-_SHOWN: Final = 6  # candidates, beside the chosen one and the default
+_SHOWN: Final = 6  # candidates, beside the chosen one and the heuristic's
 DEFAULT: Final = {"segment": 16384, "skip_even": False}
 _ABOUT: Final = (
     "A sieve in plain Python with 10 configurations: the length of its segments, and whether it skips even numbers. "
-    "Each configuration is run, checked against the default, and timed in turns."
+    "Each configuration is run, checked against the one of its heuristic, and timed in turns."
 )
 # Not `-m`: functions in `__main__` count as the user's code, functions of an installed package do not, so the second
 # process would see a changed kernel, and tune again.
@@ -111,11 +111,11 @@ def _ranking(tuned: Tuned[Any], terminal: Terminal) -> None:
         factor = ranked.value_s / ranking[0].value_s
         config = readable(ranked.measurement.config)
         notes = ["chosen"] if config == readable({**tuned.config}) else []
-        notes += [f"default, {factor:.1f} x"] if config == readable({**DEFAULT}) else []
+        notes += [f"heuristic, {ratio_text(factor)}"] if config == readable({**DEFAULT}) else []
         bar = "━" * max(1, min(round(14 / factor), 20))
         if rank <= _SHOWN or notes:
             shown = (config, "bold" if notes else "")
-            notes += [eliminated_after(ranked.measurement)] if ranked.measurement.dropped else []
+            notes += ["eliminated"] if ranked.measurement.dropped else []
             number = "" if ranked.measurement.dropped else str(rank)
             rows.append((number, seconds_text(ranked.value_s), bar, shown, ", ".join(notes)))
         else:

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +25,14 @@ from tunebook._cli._terminal import count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._hotpath.codegen import find_pack
 from tunebook._selection.env_pins import names_of, parse_pins
-from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote
+from tunebook.stores import DirectoryStore, JsonStore, LayeredStore, PackStore, open_remote, packs_beside
 from tunebook.stores._files import FileLock, distrust, maker_of, opened, write_file
+from tunebook.stores._layered import FOLDER
 from tunebook.stores._listing import Catalogue
 from tunebook.stores._remote import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tunebook.stores import Store
 
@@ -75,12 +77,7 @@ def examine(store: Store, *, full: bool) -> Iterator[Finding]:
             if (unsafe := distrust(front.where, inside="")) is not None:
                 yield Finding("bad", "book", unsafe.message)
     yield from _entries(store, full=full)
-    packs = [layer for layer in behind if isinstance(layer, PackStore)]
-    if not packs:
-        yield Finding("note", "packs", "none in the book, and none from installed packages")
-    for pack in packs:
-        count = sum(1 for _ in pack.heads())
-        yield Finding("good" if count else "warning", "pack", f"{pack.where}: {count:,} entries")
+    yield from _packs([layer for layer in behind if isinstance(layer, PackStore)])
     if isinstance(front, DirectoryStore):
         yield from _quarantine(Path(front.where, "v1", "quarantine"))
         yield from _leases(Path(front.where, "v1", "leases"))
@@ -159,6 +156,26 @@ def _entries(store: Store, *, full: bool) -> Iterator[Finding]:
         yield Finding("warning" if broken else "good", "records", said)
 
 
+def _packs(known: Sequence[PackStore]) -> Iterator[Finding]:
+    """Yield the packs of the book and of installed packages, then those beside code, which its first call asks."""
+    beside = (pack for folder in _code_with_packs() for pack in packs_beside(str(folder / "code.py"), ""))
+    packs = {pack.where: pack for pack in (*known, *beside)}
+    if not packs:
+        said = "none in the book, and none beside code here or on the path of Python"
+        yield Finding("note", "packs", f"{said}; a call finds a pack in {FOLDER}/ beside the file of its kernel")
+    for pack in packs.values():
+        count = sum(1 for _ in pack.heads())
+        said = f"{pack.where}: {count_text(count, 'entry', 'entries')}"
+        yield Finding("good" if count else "warning", "pack", said)
+
+
+def _code_with_packs() -> list[Path]:
+    """Return the folders with packs beside their code: of modules, packages, and packages inside these."""
+    places = dict.fromkeys(map(Path.absolute, map(Path, [".", *sys.path])))
+    found = (folder for place in places for depth in ("", "*/", "*/*/") for folder in place.glob(f"{depth}{FOLDER}"))
+    return sorted({folder.parent for folder in found})
+
+
 def _quarantine(place: Path) -> Iterator[Finding]:
     kept = sorted(place.glob("*"))
     if kept:
@@ -210,9 +227,8 @@ def _settings(store: Store) -> Iterator[Finding]:
             doubt = _doubtful_pins(store) if name == "TUNEBOOK_PIN" else ""
             yield Finding("warning" if doubt else "good", "setting", f"{name}={_shown(name, value)}", doubt)
     unknown = settings.unknown_settings()
-    for name in unknown:
-        said = did_you_mean("variable", name, [setting.name for setting in settings.SETTINGS])
-        yield Finding("warning", "setting", f"{name} has no effect: {said}")
+    for message in unknown:
+        yield Finding("warning", "setting", message)
     if not given and not unknown:
         yield Finding("note", "settings", "no TUNEBOOK_* variable is set")
 
@@ -225,7 +241,7 @@ def _doubtful_pins(store: Store) -> str:
         unknown = [pin for pin in parse_pins(settings.pins_text()) if pin not in known]
         plain = list(dict.fromkeys(names_of(op)[-1] for op in ops))
         said = "; ".join(did_you_mean("kernel", pin, plain) for pin in unknown if plain)
-        return f"{said}. A kernel without an entry may be pinned all the same." if said else ""
+        return f"{said}. A kernel that has no entry yet may be pinned too." if said else ""
     return ""
 
 

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from tunebook._api.explain import Explanation, explain_entry
 from tunebook._base.record_format import canonical_json
 from tunebook._base.vocabulary import Problem
-from tunebook._cli._entries import NamedEntries, find, find_newest, named, plain
+from tunebook._cli._entries import (
+    SHORT_ID,
+    NamedEntries,
+    config_text,
+    find,
+    find_newest,
+    named,
+    parsed,
+    plain,
+    record_of,
+)
 from tunebook._cli._filters import FILTERS, book_to_read, filters_of
-from tunebook._cli._terminal import wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._keys.call_key import spell_out
-from tunebook._selection.selector import Selection
+from tunebook._selection.env_pins import fits, parse_values, reason_against, values_in
+from tunebook._selection.recorded_decision import measured_for_choice, names_in
+from tunebook._selection.selector import NoSelection, Selection
 from tunebook.stores import problem_id, shipped_in
 from tunebook.stores._listing import Catalogue
 
@@ -41,6 +52,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         problem = _problem_with(options.key, find(catalogue, options.what, filters_of(options)))
         record = catalogue.store.get(problem)
         explanation = explain_entry(catalogue, problem, record, shipped_in(catalogue.store, problem))
+    explanation = replace(explanation, selection=_with_checked_pin(explanation))
     if terminal.json:
         terminal.value(_as_json(explanation))
     else:
@@ -54,26 +66,43 @@ def _problem_with(key: str, found: NamedEntries) -> Problem:
         listed = "".join(f"\n  {op} on {device}" for op, device in sorted(known))
         raise UsageError(f"--key needs one kernel on one device; choose one of these with --device:{listed}")
     ((op, device),) = known
-    # A kernel's own key builder may make keys of any form.
-    with suppress(ValueError):
+    try:
         key = canonical_json(json.loads(key))
+    except ValueError as error:
+        # A kernel's own key builder may make keys of any form.
+        (newest,) = found.newest(1)
+        if isinstance(parsed(record_of(newest).problem.call_key), dict):
+            like = f"`tunebook show {newest.id[:SHORT_ID]} --json` prints one"
+            raise UsageError(f"--key {key}: the keys of {op} are JSON, and this is not: {error}; {like}") from None
     return Problem(device, op, key)
+
+
+def _with_checked_pin(explanation: Explanation) -> Selection[Any] | NoSelection:
+    """Return the selection; a pin of TUNEBOOK_PIN is compared with the measured candidates, as a program does it."""
+    selection, record = explanation.selection, explanation.record
+    measured = () if record is None else measured_for_choice(record.body)
+    if record is None or not measured or not isinstance(selection, Selection) or selection.source != "pinned":
+        return selection
+    wanted, configs = dict(parse_values(selection.config)), {m.fingerprint: m.config for m in measured}
+    fitting = [config for config in configs.values() if fits(config, wanted)]
+    if len(fitting) == 1:
+        return selection._replace(config=config_text(fitting[0], names_in(record)))
+    if fitting:
+        said = f"{selection.config} fits {len(fitting)} candidates: a program stops with an error; name one exactly"
+        return NoSelection(selection.problem, (*selection.tried, ("pinned", said)))
+    against = reason_against(wanted, values_in(configs.values()))
+    said = f"{against}; a program stops with an error if it has no such candidate"
+    return selection._replace(tried=(*selection.tried, ("pinned", said)))
 
 
 def write(explanation: Explanation, terminal: Terminal) -> None:
     """Write an explanation, wrapped to the width of the terminal; drawings are cut."""
     for line in explanation.lines():
-        indent = "  " if line.role in ("item", "drawing") else ""
-        label, text = line.label, line.text
         style = {"title": "bold", "answer": "green"}.get(line.role, "")
-        room = terminal.width - len(indent) - len(label)
-        first, *rest = [text[:room]] if line.role == "drawing" else wrapped(text, room)
-        terminal.line(f"{indent}{terminal.styled(label, 'dim')}{terminal.styled(first, style)}")
-        # Further lines begin below the text, or near the left edge of a narrow terminal.
-        behind = len(indent) + (len(label) or 2)
-        hanging = " " * (behind if terminal.width >= 3 * behind else 4)
-        if rest:
-            terminal.lines(hanging + more for more in wrapped(" ".join(rest), terminal.width - len(hanging)))
+        first, *rest = line.wrapped(terminal.width)
+        label, text = first[: len(line.prefix)], first[len(line.prefix) :]
+        terminal.line(f"{terminal.styled(label, 'dim')}{terminal.styled(text, style)}")
+        terminal.lines(rest)
 
 
 def _as_json(explanation: Explanation) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from tunebook._api.versions import environment_here, versions_differ
 from tunebook._base.environment_variables import signing_key
+from tunebook._base.errors import StoreError
 from tunebook._cli._filters import FILTERS, filters_of
 from tunebook._cli._formats import ENGINES, add_format, format_of
-from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
 from tunebook._cli.merge import ALLOW_UNSIGNED, add_prefer, merge_records, refuse_unsigned
 from tunebook.formats import read
 from tunebook.stores import PackStore, open_store
@@ -40,7 +41,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
 
     path, filters = Path(options.file).expanduser(), filters_of(options)
     if not path.exists():
-        raise UsageError(f"no file {path}")
+        raise StoreError("io", str(path), f"no file {path}")
     # The entries of a file were not written into a book yet: their age is the age of their measurements.
     aged = [record for record in _read(path, options) if filters.takes_age(measured_s(record))]
     filters.warn_of_misses([(record.problem.op, record.problem.device) for record in aged], str(path))

@@ -10,13 +10,14 @@ from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_js
 from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
 from tunebook._cli._terminal import TextColumn, count_text, wrapped
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
-from tunebook._selection.recorded_decision import is_unfinished, origin_of
+from tunebook._selection.recorded_decision import is_unfinished
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tunebook._base.record_format import Record
     from tunebook.stores._listing import EntryGroup, Listed
 
 _SHOWN: Final = 30
@@ -25,9 +26,9 @@ _COLUMNS: Final = (
     KERNEL._replace(give=3),
     TextColumn("config", style="green", whole=True),
     TextColumn("time", "right"),
+    TextColumn("", style="yellow"),
     TextColumn("call", give=3, from_width=56),
     TextColumn("device", give=4, from_width=72),
-    TextColumn("origin", from_width=110),
     TextColumn("age", "right", from_width=90),
 )
 _SUMMARY: Final = (
@@ -60,7 +61,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         _entries(newest(groups, limit), len(devices), terminal)
         entries = f"{count_text(total, 'entry', 'entries')} of {count_text(len(kernels), 'kernel', 'kernels')}"
         on = clean(min(devices)) if len(devices) == 1 else f"{len(devices):,} devices"
-        for text in ("", *wrapped(f"{entries} on {on}", terminal.width), f"in {store.where}"):
+        first, *rest = wrapped(f"{entries} on {on}", terminal.width - 2)
+        for text in ("", first, *(f"  {more}" for more in rest), f"in {store.where}"):
             terminal.line(text, "dim")
         if total > limit:
             terminal.line(f"only the {limit} newest are shown: --limit 0 shows all, --summary counts them", "dim")
@@ -73,21 +75,23 @@ def _entries(found: Sequence[Listed], devices: int, terminal: Terminal) -> None:
     now_s = time.time()
     rows = []
     for listed in found:
-        config, took, call, origin = "unreadable", "", "", ""
+        config, took, call, state = "unreadable", "", "", ""
         if (record := listed.record()) is not None:
             seconds = seconds_of(record)
             took = "" if seconds is None else seconds_text(seconds)
-            took += ", unfinished" if record.head.decided and is_unfinished(record) else ""
-            config, call, origin = (
-                decision_text(record),
-                key_text(record.problem.call_key),
-                origin_of(record),
-            )
+            config, call, state = decision_text(record), key_text(record.problem.call_key), _state(record)
         age = age_text(now_s - listed.written_s) if listed.written_s else ""
         # The name of a device is long, and nearly every book has only one: then the line below the table names it.
         device = clean(listed.device) if devices > 1 else ""
-        rows.append((listed.id[:SHORT_ID], clean(listed.op), config, took, call, device, origin, age))
+        rows.append((listed.id[:SHORT_ID], clean(listed.op), config, took, state, call, device, age))
     terminal.table(_COLUMNS, rows)
+
+
+def _state(record: Record) -> str:
+    """Return how an entry differs from the result of a finished tuning; its configuration says if it has no winner."""
+    if not record.head.decided:
+        return ""
+    return "unfinished" if is_unfinished(record) else record.head.origin.replace("tuned", "")
 
 
 def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._base.config_codec import encode, fingerprint_of
+from tunebook._base.durations import ratio_text
 from tunebook._base.errors import StoreError, clean, did_you_mean
 from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tunebook._base.vocabulary import Json, Measurement, Problem
     from tunebook.stores import Store
 
-_NAMED: Final = 8  # candidates of a message
+_NAMED: Final = 3  # candidates of a message
 _WAIT_S: Final = 10.0  # for a process that tunes the problem right now
 DECISION: Final = ("config", "origin", "checksum", "environment")
 
@@ -45,7 +46,8 @@ def _arguments(parser: ArgumentParser) -> None:
     add_entry(parser)
     text = "the configuration, e.g. block_m=64; of a tuple without brackets: tile=4,4"
     parser.add_argument("values", metavar="NAME=VALUE", nargs="+", help=text)
-    parser.add_argument("--force", action="store_true", help="pin it even if this configuration was never measured")
+    text = "pin it even if it failed, or was never measured; calls use it only if it is a candidate of the kernel"
+    parser.add_argument("--force", action="store_true", help=text)
 
 
 def _run(options: Namespace, terminal: Terminal) -> int:
@@ -72,6 +74,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         f"  before: {_before(record, config)}",
         f"  undo with: tunebook unpin {short}",
     )
+    if config not in (m.config for m in record.body.measurements):
+        terminal.note("it was never measured; it has an effect only if it is a candidate of the kernel")
     return DONE
 
 
@@ -84,7 +88,7 @@ def _before(record: Record, config: Json) -> str:
     times = {} if verdict is None else {r.measurement.fingerprint: r.value_s for r in verdict.ranking}
     if verdict is None or (time_s := times.get(fingerprint_of(config))) is None:
         return before
-    return f"{before}; the pinned configuration takes {time_s / verdict.winner.value_s:.2f} x the winner's time"
+    return f"{before}; the pinned configuration takes {ratio_text(time_s / verdict.winner.value_s)} the winner's time"
 
 
 @contextmanager
@@ -100,12 +104,14 @@ def lock_problem(store: Store, problem: Problem) -> Iterator[Record | None]:
 
 def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     """Return the candidate with these values; with `force`, a configuration of these values if no candidate matches."""
-    latest = {m.fingerprint: m for m in sorted(record.body.measurements, key=lambda m: m.when)}
-    axes = values_in(m.config for m in latest.values())
+    verdict = verdict_of(record)
+    fastest = [] if verdict is None else [ranked.measurement for ranked in verdict.ranking]
+    latest = {m.fingerprint: m for m in (*fastest, *sorted(record.body.measurements, key=lambda m: m.when))}
+    axes = _axes(record, latest.values())
     for name in wanted if axes else ():
         if name not in axes:
             raise UsageError(did_you_mean("axis", name, axes))
-    _refuse_rejected(record, latest.values(), wanted)
+    _refuse_rejected(record, latest.values(), wanted, force=force)
     # A candidate that failed would fail every call.
     known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
@@ -115,12 +121,29 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     if fitting:
         raise UsageError(f"{len(fitting)} candidates have these values; name one:{_typed(record, fitting, wanted)}")
     if force or not latest:
-        return encode({name: _literal(value) for name, value in wanted.items()})
+        return encode({name: _value(value, axes.get(name, ())) for name, value in wanted.items()})
     asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
     failed = next((m.failure for m in latest.values() if m.failure is not None and fits(m.config, wanted)), None)
     why = f"it {failed.said}" if failed is not None else reason_against(wanted, axes)
     near = _typed(record, list(known.values()), wanted)
-    raise UsageError(f"no working candidate has {asked}: {why}. The nearest:{near}\nUse --force to pin it anyway.")
+    # A program ignores a pin of a configuration outside of its candidates.
+    in_space = all(any(fits(encode({"it": v}), {"it": t}) for v in axes.get(name, ())) for name, t in wanted.items())
+    offer = "\nUse --force to pin it anyway." if in_space else ""
+    raise UsageError(f"no working candidate has {asked}: {why}. The nearest:{near}{offer}")
+
+
+def _axes(record: Record, measured: Iterable[Measurement]) -> dict[str, Sequence[object]]:
+    """Return the values of each axis in order, the axes in the order of the space where the record knows it."""
+    found = values_in(m.config for m in measured)
+    ordered = {name: found[name] for name in names_in(record) if name in found} | found
+    return {name: _in_order(values) for name, values in ordered.items()}
+
+
+def _in_order(values: Sequence[object]) -> Sequence[object]:
+    try:
+        return sorted(values)  # type: ignore[type-var] # of one kind, if they compare
+    except TypeError:
+        return sorted(values, key=str)
 
 
 def _typed(record: Record, configs: Sequence[Json], wanted: Mapping[str, str]) -> str:
@@ -134,19 +157,26 @@ def _typed(record: Record, configs: Sequence[Json], wanted: Mapping[str, str]) -
     return lines + (f"\n  and {len(configs) - _NAMED} more" if len(configs) > _NAMED else "")
 
 
-def _refuse_rejected(record: Record, measured: Iterable[Measurement], wanted: Mapping[str, str]) -> None:
+def _refuse_rejected(
+    record: Record, measured: Iterable[Measurement], wanted: Mapping[str, str], *, force: bool
+) -> None:
     """Raise `UsageError` if these values are those of a candidate that fails on every machine."""
     fitting = [m for m in measured if fits(m.config, wanted)]
     rejected = next((m for m in fitting if m.failure is not None and m.failure.is_lasting), None)
     if rejected is not None and rejected.failure is not None and len(fitting) == 1:
+        anyway = ", and --force does not change that" if force else ""
         raise UsageError(
             f"{config_text(rejected.config, names_in(record))} was rejected: {rejected.failure.said}\n"
-            "It would fail, or give a wrong result, in every call. To try it in one run, set TUNEBOOK_PIN; if the "
-            "check is wrong, change it and call tunebook.tune(...) in the program."
+            f"It would fail, or give a wrong result, in every call{anyway}. To try it in one run, "
+            "set TUNEBOOK_PIN; if the check is wrong, change it and call tunebook.tune(...) in the program."
         )
 
 
-def _literal(text: str) -> Any:
+def _value(text: str, values: Iterable[object]) -> Any:
+    """Return a value as the axis has it; a new one as Python reads it."""
+    known = [value for value in values if fits(encode({"it": value}), {"it": text})]
+    if known:
+        return known[0]
     try:
         return literal_eval(text)
     except (ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Write a report: one HTML page with gains over the defaults, tunings in detail and a table of all entries.
+"""Write a report: one HTML page with gains over the heuristics, tunings in detail and a table of all entries.
 
 A name that ends in .png gives a picture of the main charts. With --compare or --since, two books or two dates stand
 side by side. Exits with 1, and writes nothing, if no entry matches.
@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tunebook._cli._filters import FILTERS, age_s, book_to_read, existing_book, filters_of, size_text
-from tunebook._cli._terminal import count_text
+from tunebook._cli._terminal import count_text, writing_output
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._report import report_on
-from tunebook.stores._files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,8 +58,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     path = Path(options.output).expanduser()
     if path.suffix.lower() not in {".html", ".png"}:
         raise UsageError(f"--output {options.output}: the name of a report must end in .html or .png")
-    if not path.parent.is_dir():
-        raise UsageError(f"--output {options.output}: the directory {path.parent} does not exist")
+    with writing_output(path):
+        path.parent.stat()  # before the work
     store = book_to_read(options)
     filters = filters_of(options)
     if options.compare is not None and options.since is not None:
@@ -73,7 +72,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not count:
         terminal.note(f"nothing to report on in {store.where}; tune something, or use fewer filters")
         return NO
-    with writing(str(path)):
+    with writing_output(path):
         made.save(path)
     size, entries = path.stat().st_size, count_text(count, "entry", "entries")
     terminal.result({"path": str(path), "entries": count, "bytes": size}, f"{path}: {entries}, {size_text(size)}")

@@ -5,7 +5,8 @@ book, where the next run finds them. Kernels that use tunebook on their own (tun
 Executor) are not changed: --mode, --book, --record and the summary are for them too, the other options are not. Works
 for scripts, modules, console scripts, torchrun, pytest, shell scripts, and the processes that they start; not for
 Python processes with the options -E, -I or -S, nor for programs that replace PYTHONPATH. Prints a summary to standard
-error at the end. Exits with the exit code of the command, or with 128 plus the number of the signal that ended it.
+error at the end. Exits with the exit code of the command, with 128 plus the number of the signal that ended it, or with
+127 if there is no such command.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from argparse import REMAINDER
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -40,6 +42,8 @@ STARTUP: Final = str(Path(__file__).with_name("_startup"))
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ID_DIGITS: Final = 12  # of an id that a person types
 _SHOWN: Final = 3  # lines of one kind in the summary
+_NOT_EXECUTABLE: Final = 126  # exit codes, as shells have them
+_NOT_FOUND: Final = 127
 _FROM_KEYS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 
 
@@ -71,7 +75,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
         code = execute(command, settings_under(asked, STARTUP, mode=options.mode, home=home))
         if options.record is not None:
             count = merge_recordings(sorted(folder.glob("calls-*.json")), options.record)
-            terminal.note(f"tunebook: recorded {count_text(count, 'call', 'calls')} in {options.record}")
+            then = f"; next: tunebook tune {quote(options.record)}" if count else ""
+            terminal.note(f"tunebook: recorded {count_text(count, 'call', 'calls')} in {options.record}{then}")
         if not options.quiet:
             for number, line in enumerate(summary(read_log(folder / LOG))):
                 terminal.note(line if number else f"tunebook: {line}")
@@ -105,7 +110,7 @@ def command_of(words: Sequence[str], example: str) -> list[str]:
     if shutil.which(command[0]) is None:
         if command[0] in ("-m", "-c") or command[0].endswith(".py"):
             return [sys.executable, *command]
-        raise UsageError(f"{command[0]}: command not found; e.g. {example}")
+        raise UsageError(f"{command[0]}: command not found; e.g. {example}", _NOT_FOUND)
     return command
 
 
@@ -126,7 +131,7 @@ def execute(command: Sequence[str], settings: Mapping[str, str], *, stdout: int 
         try:
             process = subprocess.Popen(command, env=environment_with(settings), stdout=stdout)  # noqa: S603 - the user's own command
         except OSError as error:
-            raise UsageError(f"{command[0]}: {error.strerror}") from error
+            raise UsageError(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE) from error
         for number in waiting:
             process.send_signal(number)
         code = process.wait()
@@ -184,14 +189,15 @@ def summary(events: Iterable[RunEvent]) -> Iterator[str]:
         trusted = ", ".join(f"{count} trusted as {rung}" for rung, count in sorted(rungs.items()) if rung)
         yield f"  found    {_problems(found)} in the book{f', {clean(trusted)}' if trusted else ''}"
     if guessed := by.get("guessed", {}).keys() - tuned:
-        yield f"  guessed  {_problems(guessed)}: not tuned; ran with the heuristic, else the first candidate"
+        yield f"  guessed  {_problems(guessed)} ran untuned, with the heuristic or the first candidate"
     for title, those in (("failed", failed), ("left", left)):
         for event in list(those.values())[:_SHOWN]:
             yield f"  {title:<8} {clean(event.kernel)}: {clean(event.why)}"
         if len(those) > _SHOWN:
             yield f"  {title:<8} and {len(those) - _SHOWN} more"
-    example = f"tunebook explain {tunings[0].problem[:_ID_DIGITS]}; " if tunings else ""
-    yield f"  more     {example}tunebook ls"
+    if tuned or found:
+        example = f"tunebook explain {tunings[0].problem[:_ID_DIGITS]}; " if tunings else ""
+        yield f"  more     {example}tunebook ls"
 
 
 def _problems(found: Collection[str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tunebook._api.versions import versions_of
+from tunebook._base.durations import ratio_text
 from tunebook._base.errors import clean
 from tunebook._base.vocabulary import MADE_UP
-from tunebook._cli._entries import config_text, decision_text, entry_json, find_newest, parsed, plain
+from tunebook._cli._entries import config_text, decision_text, entry_json, find_newest, origin_text, parsed, plain
 from tunebook._cli._filters import FILTERS, book_to_read, count_of, size_text
 from tunebook._cli._terminal import TextColumn, wrapped
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, Verb
@@ -15,12 +16,11 @@ from tunebook._keys.call_key import spell_out
 from tunebook._selection.bucket_tuning import measured_at
 from tunebook._selection.recorded_decision import (
     beside_heuristic,
-    eliminated_after,
     gain_of,
     heuristic_among,
+    is_unfinished,
     measured_for_choice,
     names_in,
-    origin_of,
     verdict_of,
 )
 from tunebook._tuning.progress import day_text, seconds_text
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 20
 EARLY: Final = (
-    "An eliminated candidate was clearly slower than the best when it had so many samples, and was not timed any more: "
-    "it stands below the candidates that were timed to the end, also if the machine became slower later."
+    "An eliminated candidate was clearly slower than the best early in the tuning, and was not timed further. Its time "
+    "is from then, so it stands below the candidates that were timed to the end, even if its number is smaller."
 )
+_OUT: Final = "out"  # in place of a rank
 _COLUMNS: Final = (
     TextColumn("#", "right", style="dim"),
     TextColumn("time", "right", style="bold"),
     TextColumn("factor", "right"),
     TextColumn("samples", "right", from_width=60),
-    TextColumn("configuration", give=2, style="green"),
-    TextColumn("", give=1),
+    TextColumn("configuration", style="green", whole=True),
+    TextColumn(""),
+    TextColumn("reason", style="red", whole=True),
 )
 
 
@@ -65,7 +67,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     pairs += [("call" if i == 0 else "", line) for i, line in enumerate(spell_out(head.problem.call_key))]
     failed = any(m.failure is not None for m in measured_for_choice(record.body))
     tuning = _tuning(facts, "tried" if failed else "measured")
-    pairs += [("config", decision_text(record)), ("origin", f"{origin_of(record)}{tuning}")]
+    going_on = "; unfinished: the next tuning goes on" if head.decided and is_unfinished(record) else ""
+    pairs += [("config", decision_text(record)), ("origin", f"{origin_text(record)}{tuning}{going_on}")]
     verdict = verdict_of(record)
     if verdict is not None and (beside := beside_heuristic(record, verdict, measured_for_choice(record.body))):
         pairs += [("heuristic", beside)]
@@ -140,6 +143,7 @@ def _tuning(facts: dict[str, Any], done: str) -> str:
         "band",
         "interrupted",
         "names",
+        "complete",
     ):
         facts.pop(shown_elsewhere, None)
     if facts.get("objective") == "typical":
@@ -164,34 +168,29 @@ def _candidates(record: Record, limit: int, terminal: Terminal) -> None:
         terminal.line(f"  and {len(rows) - limit} more; --limit 0 shows all", "dim")
     if others := len(record.body.measurements) - len(rows):
         terminal.line(f"  and {others} measured with other code, versions or arguments; --json prints them", "dim")
-    if any("eliminated" in row[-1] for row in rows[: limit or None]):
-        terminal.lines(["", *wrapped(EARLY, min(terminal.width, 90))])
+    if any(row[0] == _OUT for row in rows[: limit or None]):
+        terminal.lines(["", *wrapped(f"{_OUT}: eliminated. {EARLY}", min(terminal.width, 90))])
 
 
 def _rows(record: Record) -> Iterator[tuple[str, ...]]:
-    verdict, names = verdict_of(record), names_in(record)
+    verdict, names, heuristic = verdict_of(record), names_in(record), record.provenance.get("default")
     ranking = () if verdict is None else verdict.ranking
     for rank, ranked in enumerate(ranking, 1):
         m = ranked.measurement
         in_use = "pinned by hand" if record.head.origin == "pinned" else "chosen"
         notes = [in_use] if m.config == record.head.config else []
-        notes += [eliminated_after(m)] if m.dropped else []
-        factor = ranked.value_s / ranking[0].value_s
+        notes += ["heuristic"] if m.fingerprint == heuristic else []
+        factor = ratio_text(ranked.value_s / ranking[0].value_s)
         count = str(len(m.valid_samples_s))
         config = config_text(m.config, names)
-        yield (
-            "" if m.dropped else str(rank),
-            seconds_text(ranked.value_s),
-            f"{factor:.2f} x",
-            count,
-            config,
-            ", ".join(notes),
-        )
+        place, time = _OUT if m.dropped else str(rank), seconds_text(ranked.value_s)
+        yield place, time, factor, count, config, ", ".join(notes), ""
     for m in measured_for_choice(record.body):
         if m.failure is not None:
             said = clean(m.failure.said)
             said += "" if m.values_from == "call" else f" (on {MADE_UP.get(m.values_from, m.values_from)})"
-            yield "", "failed", "", "", config_text(m.config, names), said
+            is_heuristic = "heuristic" if m.fingerprint == heuristic else ""
+            yield "", "failed", "", "", config_text(m.config, names), is_heuristic, said
 
 
 VERB = Verb("tunebook show matmul", _run, (*FILTERS, "json"), _arguments, __doc__)

@@ -13,17 +13,23 @@ needs no GPU: it fills Triton's cache for a machine with one.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from tunebook._base.errors import DefinitionError, Unsupported, clean
 from tunebook._cli._entries import key_text, named
 from tunebook._cli._filters import Filters, open_book
 from tunebook._cli._results import add_import, find_modules_here, write_table
 from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
+from tunebook._selection.recorded_decision import is_interrupted, is_unfinished
 from tunebook._selection.recording import saved_calls
 from tunebook._tuning.progress import seconds_text
-from tunebook.fleet import FarmReport, FarmStep, compile_recording, tune_recording
+from tunebook.fleet import FarmReport, FarmResult, FarmStep, compile_recording, tune_recording
 from tunebook.stores import problem_id
+
+if TYPE_CHECKING:
+    from tunebook.stores import Store
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -56,15 +62,39 @@ def _compile(options: Namespace) -> FarmReport:
     return compile_recording(options.recording, options.target, **names)
 
 
+def _write(report: FarmReport, options: Namespace, terminal: Terminal) -> None:
+    if terminal.json:
+        listed = []
+        for r in report.results:
+            place = {"id": problem_id(r.tuned_as), "device": r.tuned_as.device, "worker": r.worker}
+            result = {"status": r.status, "detail": r.detail, "measured": r.ran, "seconds": r.seconds, "tries": r.tries}
+            listed.append({**named(r.problem), **place, **result, "complete": r.complete})
+        terminal.value(listed)
+    else:
+        # The seconds of a dry run are those of a look, not of a tuning.
+        results = [(r.problem, _status(r), 0.0 if options.dry_run else r.seconds, r.detail) for r in report.results]
+        counts = ", ".join(f"{count} {status}" for status, count in Counter(each[1] for each in results).items())
+        programs, seconds = report.compilation.programs, report.compilation.seconds
+        compiled = f"; {programs} programs compiled in {seconds_text(seconds)} of it" if programs else ""
+        if options.target:
+            compiled = f"; {programs} programs for {options.target} are in Triton's cache, and nothing was measured"
+        write_table(results, f"{counts}, in {seconds_text(report.seconds)}{compiled}", terminal)
+
+
 def _run(options: Namespace, terminal: Terminal) -> int:
+    done: list[FarmResult] = []
+
     def show(step: FarmStep) -> None:
-        if (result := step.latest) is not None:
+        if (result := step.latest) is None:
+            return
+        done.append(result)
+        if options.watch:
             call = f"{result.problem.op} {key_text(result.problem.call_key)}"
             took = f", {seconds_text(result.seconds)}" if result.seconds else ""
-            status = result.status if result.complete else "unfinished"
-            said = f"{status} {call}{took}{f': {result.detail}' if result.detail else ''}"
+            said = f"{_status(result)} {call}{took}{f': {result.detail}' if result.detail else ''}"
             terminal.note(f"[{step.done}/{step.total}] {clean(said.partition(chr(10))[0])}")
 
+    began_s = time.monotonic()
     find_modules_here()
     if options.kernel or options.device:
         there = [(call.problem.op, call.problem.device) for call in saved_calls(options.recording)]
@@ -84,32 +114,38 @@ def _run(options: Namespace, terminal: Terminal) -> int:
                 at_once=options.at_once,
                 dry_run=options.dry_run,
                 again=options.again,
-                on_step=show if options.watch else None,
+                on_step=show,
             )
         )
     except (DefinitionError, Unsupported) as error:
         raise UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        if done:
+            _write(FarmReport(tuple(done), time.monotonic() - began_s), options, terminal)
+        raise
+    if options.dry_run:
+        report = _with_begun(report, open_book(options.book))
     if not report.results:
         empty = not saved_calls(options.recording)
         terminal.note(f"{options.recording} has no calls" if empty else "no call of the recording matches")
         return NO
-    if terminal.json:
-        listed = []
-        for r in report.results:
-            place = {"id": problem_id(r.tuned_as), "device": r.tuned_as.device, "worker": r.worker}
-            result = {"status": r.status, "detail": r.detail, "measured": r.ran, "seconds": r.seconds, "tries": r.tries}
-            listed.append({**named(r.problem), **place, **result, "complete": r.complete})
-        terminal.value(listed)
-    else:
-        results = [(r.problem, r.status if r.complete else "unfinished", r.seconds, r.detail) for r in report.results]
-        counts = ", ".join(f"{count} {status}" for status, count in Counter(each[1] for each in results).items())
-        programs, seconds = report.compilation.programs, report.compilation.seconds
-        compiled = f"; {programs} programs compiled in {seconds_text(seconds)} of it" if programs else ""
-        if options.target:
-            compiled = f"; {programs} programs for {options.target} are in Triton's cache, and nothing was measured"
-        write_table(results, f"{counts}, in {seconds_text(report.seconds)}{compiled}", terminal)
-    good = {"tuned", "known", "new"} if options.dry_run else {"tuned", "known", "compiled"}
-    return DONE if report.counts.keys() <= good else NO
+    _write(report, options, terminal)
+    good = {"tuned", "known", "new", "unfinished"} if options.dry_run else {"tuned", "known", "compiled"}
+    return DONE if {_status(result) for result in report.results} <= good else NO
+
+
+def _status(result: FarmResult) -> str:
+    return result.status if result.complete else "unfinished"
+
+
+def _with_begun(report: FarmReport, store: Store) -> FarmReport:
+    """Return the report of a dry run, in which a new problem is not complete if the book has a part of its tuning."""
+    marked = []
+    for result in report.results:
+        record = store.get(result.tuned_as) if result.status == "new" else None
+        begun = record is not None and (is_unfinished(record) or is_interrupted(record))
+        marked.append(result._replace(complete=not begun))
+    return report._replace(results=tuple(marked))
 
 
 VERB = Verb("tunebook tune calls.json --budget 10m --watch", _run, ("dry-run", "book", "json"), _arguments, __doc__)

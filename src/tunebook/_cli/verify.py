@@ -58,7 +58,8 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     if not options.modules and not options.recording:
         modules = sorted({listed.op.partition("@")[0].rpartition(".")[0] for listed in entries} - {""})
         named = " ".join(f"--import {clean(module)}" for module in modules[:_NAMED] or ["mykernels"])
-        raise UsageError(f"name the module that defines the kernels, e.g. {named}")
+        why = "verifying imports the module of the kernels, and a book does not choose the code that runs here"
+        raise UsageError(f"{why}; name the module, e.g. {named}")
     import_modules(options.modules)
     calls = list(_recorded_calls(options) if store is None else _calls_of_book(store, entries))
     if not calls:

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Final
 from tunebook._base.record_format import canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tunebook._base.vocabulary import Json
 
 _ARRAY_PARTS: Final = ("library", "dtype", "shape", "layout", "device")
 
 
-def spell_out(key: str) -> list[str]:
+def spell_out(key: str, names: Sequence[str] = ()) -> list[str]:
     """Return the text of a call key, one line per argument; the key of a kernel's own key builder stands as it is.
+
+    Arguments come in the order of `names`, and after these in that of the key, which is alphabetical.
 
     >>> spell_out('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"window":{"$tuple":[128,0]}}')
     ['a: numpy float32[512, ~64] C on cpu', 'window: (128, 0)']
@@ -25,14 +27,19 @@ def spell_out(key: str) -> list[str]:
     arguments = parsed(key)
     if arguments is None:
         return [key]
-    return [f"{name}: {_spell(value)}" for name, value in arguments.items()]
+    ordered = [name for name in dict.fromkeys((*names, *arguments)) if name in arguments]
+    return [f"{name}: {_spell(arguments[name])}" for name in ordered]
 
 
 def in_short(key: str) -> str:
-    """Return a call key on one line, without libraries, layouts and platforms, which are the same in nearly all keys.
+    """Return a call key on one line, without libraries and platforms, which are the same in nearly all keys.
+
+    A layout is shown unless it is C, the usual one.
 
     >>> in_short('{"a":{"$array":["numpy","float32",[512,"~64"],"C","cpu"]},"causal":true}')
     'a=float32[512,~64] causal=True'
+    >>> in_short('{"a":{"$array":["numpy","float32",[512,64],"F","cpu"]}}')
+    'a=float32[512,64]:F'
     """
     arguments = parsed(key)
     if arguments is None:
@@ -40,8 +47,9 @@ def in_short(key: str) -> str:
     parts = []
     for name, value in arguments.items():
         match value:
-            case {"$array": [_, dtype, list(shape), *_]}:
-                parts.append(f"{name}={dtype}[{','.join(map(str, shape))}]")
+            case {"$array": [_, dtype, list(shape), layout, *_]}:
+                laid_out = "" if layout in ("", "C") else f":{layout}"
+                parts.append(f"{name}={dtype}[{','.join(map(str, shape))}]{laid_out}")
             case _:
                 parts.append(f"{name}={_spell(value)}")
     return " ".join(parts)

@@ -272,7 +272,7 @@ class Space:
             message = f"{name}={value!r} is not a value of that axis; it has {_shorten(self._axes[name])}"
             for own in self._axes[name]:
                 if isinstance(value, Number) and isinstance(own, Number) and own == value:
-                    message += f". {own!r} is equal, but a {type(own).__name__}, not a {type(value).__name__}"
+                    message += f". {own!r} is equal, but of type {type(own).__name__}, not {type(value).__name__}"
                     break
             raise DefinitionError(message)
         config = self._member(values)

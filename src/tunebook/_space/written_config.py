@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NOT_TOGETHER: Final = "no candidate has these values together"
+_WALKED: Final = 10_000  # combinations to look for a candidate in, at most: 30 ms
 _REMEMBERED: Final = 256  # checked configurations: a program that passes `config=` in a loop writes a few
 
 
@@ -38,7 +39,8 @@ class WrittenConfigs:
         self._forms: Final = {frozenset(names): names for names in forms}
         self._names: Final = tuple(dict.fromkeys(name for names in forms for name in names))
         self._checked: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)
-        self.outside = ""  # why the heuristic's last configuration is not in the space
+        self._is_empty_list = space == ()
+        self.outside = ""  # how the heuristic's last configuration is outside of the space
         self._free: BoundedDict[Config, Config] = BoundedDict(_REMEMBERED)  # with values that need not be in the space
 
     def check_heuristic(self, given: Any) -> Any:
@@ -48,8 +50,8 @@ class WrittenConfigs:
         """
         config = as_config(given)
         if not self._forms or frozenset(self._names_in("heuristic", config)) in self._forms:
-            self.outside = "" if given is config else self._why_outside(config)
-            if self.outside:
+            self.outside = self._told_of(config, free=given is config)
+            if self.outside and given is not config:
                 self._check_hashable("heuristic", config)
             return config
         raise DefinitionError(f"{self._op_id!r}: heuristic={_text(config)}: {self._missing(config)}")
@@ -57,13 +59,21 @@ class WrittenConfigs:
     def tell_of_heuristic(self, config: Any) -> Any:
         """Return the heuristic's configuration; warn once if it is not in the space, as `config=` would say."""
         if self.outside:
-            warn_once(
-                "heuristic",
-                self._op_id,
-                f"{self._op_id!r}: heuristic={_text(config)}: {self.outside}. It is used all the same: it answers "
-                "until a call is tuned, and then races with the candidates. Add it to the space, or mend the heuristic",
-            )
+            warn_once("heuristic", self._op_id, f"{self._op_id!r}: {self.outside}")
         return config
+
+    def _told_of(self, config: Any, *, free: bool) -> str:
+        """Return the warning about a heuristic's configuration; empty if it is in the space, or may be outside."""
+        if self._is_empty_list:
+            return f"the space is empty, so every call runs with heuristic={_text(config)}. Give it candidates"
+        outside = "" if free else self._why_outside(config)
+        if outside and self._space is not None and self._space.size <= _WALKED and not self._space:
+            left_out = f"`where` leaves out all {self._space.size} combinations of the space"
+            return f"{left_out}, so every call runs with heuristic={_text(config)}. Mend the constraints"
+        return outside and (
+            f"heuristic={_text(config)}: {outside}. It is used all the same: it answers until a call is tuned, and "
+            "then races with the candidates. Add it to the space, or mend the heuristic"
+        )
 
     def check_names(self, given: str, config: Any) -> None:
         """Raise `DefinitionError` if a configuration has a name that the space does not have."""

@@ -148,7 +148,7 @@ def _object(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CodecError(f"{path} is not a bundle: {error}") from error
+        raise CodecError(f"{path} is not a bundle: it is not JSON") from error
     if not isinstance(value, dict):
         raise CodecError(f"{path} is not a bundle: it has {type(value).__name__} where an object should be")
     return value
