@@ -108,7 +108,7 @@ soak: $(VENV)/ready services
 	$(RUN) -m pytest -m 'slow and not ray' --timeout 1800
 
 nightly:
-	TUNEBOOK_SOAK_S=600 $(MAKE) soak
+	SOAK_S=600 $(MAKE) soak
 
 docs: $(VENV)/ready
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

@@ -6,7 +6,15 @@ from importlib.util import find_spec
 
 _FILES = {
     "jax": ["src/tunebook/adapters/jax.py", "src/tunebook/adapters/_jax/*.py"],
-    "torch": ["src/tunebook/adapters/torch.py", "src/tunebook/adapters/_torch/*.py"],
+    "torch": [
+        "src/tunebook/adapters/torch.py",
+        "src/tunebook/adapters/_triton/launch_specs.py",
+        "src/tunebook/adapters/_triton/remote_runs.py",
+        "tests/fake_gpu.py",
+        "tests/live_package.py",
+        "tests/recorded_triton_gpu.py",
+        "tests/triton_packages.py",
+    ],
     "triton": [
         "src/tunebook/adapters/triton.py",
         "src/tunebook/adapters/_triton/*.py",

@@ -29,12 +29,22 @@ class AcceleratorHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's interface
         """Build it, and say what the wheel is good for."""
+        refuse_free_threading()
         reason = build()
         if reason is not None:
             self.app.display_warning(f"tunebook: {reason}; calls will take the pure-Python way")
             return
         build_data.update(pure_python=False, tag=f"{TAG}-{_platform()}")
         build_data["artifacts"].append(f"/{BUILT.relative_to(ROOT)}")  # git ignores it, and so would the wheel
+
+
+def refuse_free_threading() -> None:
+    """End an installation into a Python without a GIL, unless the user asks for the pure package."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED") and not _pure_is_wanted():
+        raise RuntimeError(
+            "tunebook does not support free-threaded Python yet: its tests have not run on one, and tuning while the "
+            "program runs relies on the GIL. Use a Python with a GIL; to try it untested: TUNEBOOK_PURE=1 pip install"
+        )
 
 
 def build(output: Path = BUILT) -> str | None:
@@ -57,15 +67,17 @@ def build(output: Path = BUILT) -> str | None:
 
 
 def _obstacle() -> str | None:
-    if os.environ.get("TUNEBOOK_PURE", "") not in ("", "0"):
+    if _pure_is_wanted():
         return "TUNEBOOK_PURE is set"
     if os.name != "posix" or sys.implementation.name != "cpython":
         return "the accelerator is for CPython on POSIX"
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "the accelerator needs the GIL"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h is missing (Debian: apt-get install python3-dev)"
     return "there is no C compiler" if _compiler() is None else None
+
+
+def _pure_is_wanted() -> bool:
+    return os.environ.get("TUNEBOOK_PURE", "") not in ("", "0")
 
 
 def _compiler() -> list[str] | None:
