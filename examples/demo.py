@@ -22,6 +22,7 @@ KERNELS = (
     (transpose, transpose.transpose, "1024 x 1024", transpose.operands(1024, 1024)),
 )
 SHOWN = 5
+BAR = 6  # characters: rows fit into 80 columns
 BUDGET_S = 12  # a quiet machine needs half of it; a busy one chooses among the candidates that it got to
 
 
@@ -38,8 +39,7 @@ def main():
         home = options.home or Path(temporary)
         # Before the first call: that is when the book is looked for.
         os.environ["TUNEBOOK_HOME"] = str(home)
-        what = "The book" if options.home else "A new book, so that this starts cold; thrown away afterwards"
-        print(f"{what}: {home}\n")
+        print(f"The book: {home}\n" if options.home else f"A new book, thrown away afterwards: {home}\n")
         started = time.perf_counter()
         for kernel in KERNELS:
             first_process(*kernel)
@@ -56,24 +56,26 @@ def first_process(module, function, title, arguments):
     print(f"{candidates}, for {BUDGET_S} s at most", flush=True)
     tuned = tb.tune(function, *arguments, progress=True, budget=BUDGET_S)
     print(f"\n{len(tuned.ranking)} were measured. Each was checked against numpy before it was measured:\n")
-    show_ranking(
-        showing.times_of(tuned), {showing.spelled(tuned.config): "chosen", showing.spelled(module.default): "default"}
-    )
+    show_ranking(showing.times_of(tuned), showing.spelled(tuned.config), showing.spelled(module.default))
     print(f"\nWhy this one? print({function.__name__}.explain(...)) says:\n\n{function.explain(*arguments)}\n")
 
 
-def show_ranking(times, notes):
-    """Print the fastest few, those with a note, and the slowest, with a bar as long as they are fast."""
-    names, best_s, last = list(times), min(times.values()), 0
-    for rank, name in enumerate(names, 1):
-        if rank > SHOWN and name not in notes and rank < len(names):
+def show_ranking(times, chosen, default):
+    """Print the fastest few, the chosen one, the default and the slowest, with a bar as long as they are fast."""
+    last = 0
+    for rank, (name, seconds) in enumerate(times.items(), 1):
+        factor = seconds / times[chosen]
+        # A candidate with a lower time than the chosen one was slower than it in the rounds that both ran.
+        notes = {chosen: "chosen", default: "default"}
+        note = notes.get(name, "eliminated" if factor < 1 else "")
+        if rank > SHOWN and name not in notes and rank < len(times):
             continue
         if rank > last + 1:
-            print("    ...")
+            print("   ...")
         last = rank
-        factor = times[name] / best_s
-        time_and_bar = f"{showing.duration(times[name]):>8} {showing.ratio(factor):>7}  {'#' * round(20 / factor):20}"
-        print(f"{rank:4}  {time_and_bar}  {name}  {notes.get(name, '')}".rstrip())
+        bar = "#" * min(round(BAR / factor), BAR)
+        row = f"{rank:3}  {showing.duration(seconds):>8} {showing.ratio(factor):>7}  {bar:{BAR}}  {name}  {note}"
+        print(row.rstrip())
 
 
 def second_process():
