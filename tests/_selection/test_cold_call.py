@@ -156,7 +156,7 @@ def test_a_pin_that_is_written_while_a_tuning_runs_without_a_lease_stands(tmp_pa
 
 
 def told_events():
-    """The events that are told anywhere in the source: by `tell` of a request, now or by a `partial`, and as `event=`."""
+    """The events that are told anywhere in the source: by `tell` of a request, also in a `partial`, and as `event=`."""
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
