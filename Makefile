@@ -1,5 +1,5 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Both set up what they need.
-.PHONY: demo test lint unit soak nightly bench docs ray compat compat-packages wheels clean compiler services
+.PHONY: demo test lint unit soak nightly bench docs ray compat compat-packages wheels clean compiler services opencl
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -76,6 +76,13 @@ services:
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing > /dev/null; } \
 	  || echo "could not install$$missing: tests that need them are skipped"; fi
 
+# The wheel of PoCL builds nothing on a CPU that is newer than its compiler; Debian's package does, and is asked first.
+BUILD_OPENCL := 'import pyopencl as cl; cl.Program(cl.create_some_context(False), "__kernel void nothing() {}").build()'
+opencl: $(VENV)/ready
+	@$(RUN) -c $(BUILD_OPENCL) > /dev/null 2>&1 || { echo 'installing pocl-opencl-icd'; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends pocl-opencl-icd > /dev/null; } \
+	  || echo 'could not install pocl-opencl-icd: tests of OpenCL fail on this CPU'
+
 # Only the packages that the demo runs: installed in 20 seconds, where everything else takes three minutes.
 $(DEMO)/ready: pyproject.toml $(ACCELERATOR) | compiler
 	$(NEW_ENOUGH)
@@ -96,7 +103,7 @@ lint: $(VENV)/ready
 
 # Two halves at once, because most tests keep one core busy; the output of the first half comes at the end.
 HALVES := .pytest_cache
-unit: $(VENV)/ready services
+unit: $(VENV)/ready services opencl
 	@mkdir -p $(HALVES)
 	@$(RUN) -m pytest -m 'not slow and not ray' tests/adapters > $(HALVES)/adapters.txt 2>&1 & adapters=$$!; \
 	trap 'kill $$adapters' INT TERM; \
@@ -104,7 +111,7 @@ unit: $(VENV)/ready services
 	wait $$adapters; adapters=$$?; cat $(HALVES)/adapters.txt; \
 	test $$adapters -eq 0 && test $$rest -eq 0
 
-soak: $(VENV)/ready services
+soak: $(VENV)/ready services opencl
 	$(RUN) -m pytest -m 'slow and not ray' --timeout 1800
 
 nightly:

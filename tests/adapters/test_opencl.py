@@ -91,6 +91,17 @@ def test_the_error_has_the_compilers_message_and_the_configuration(context):
         CLProgram(context, SCALE).compile({"OTHER": 1})
 
 
+def test_the_error_of_a_driver_that_is_older_than_the_cpu_names_a_newer_driver():
+    for device in (device for platform in cl.get_platforms() for device in platform.get_devices()):
+        try:
+            cl.Program(cl.Context([device]), "__kernel void nothing() {}").build()
+        except cl.RuntimeError:
+            with pytest.raises(CompileError, match=r"(?s)unknown target CPU.*apt-get install pocl-opencl-icd"):
+                CLProgram(cl.Context([device]), SCALE).compile({"FACTOR": 2})
+            return
+    pytest.skip("every driver knows this CPU")
+
+
 def test_a_value_with_a_space_cannot_be_an_option(context):
     with pytest.raises(DefinitionError, match=r"'TYPE=unsigned int' cannot be a build option"):
         CLProgram(context, SCALE).compile({"TYPE": "unsigned int"})

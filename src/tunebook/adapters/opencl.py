@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CLProgram", "OpenCLKernel", "OpenCLKernels", "QueueTimer"]
 
+# The compiler in the wheel of PoCL 3.0 is of 2022.
+_NEWER_CPU: Final = (
+    "This CPU is newer than the driver's compiler, which builds nothing on it. Install a newer driver. For Debian: "
+    "apt-get install pocl-opencl-icd"
+)
 _PROFILING: Final = cl.command_queue_properties.PROFILING_ENABLE
 # The contexts to make arrays in: a program can only use arrays of its own context.
 _contexts: Final[dict[str, tuple[Any, Any]]] = {}
@@ -94,6 +99,7 @@ class CLProgram:
         except (cl.RuntimeError, cl.LogicError) as error:
             # Without the lines about the call of the compiler.
             said = [line for line in str(error).splitlines() if not line.startswith(("clBuildProgram", "Build on"))]
+            said += [_NEWER_CPU] if "unknown target CPU" in str(error) else []
             raise CompileError(complaint("\n".join(said), f"{self._source.name} was not built", macros)) from error
         return OpenCLKernels(program, macros)
 
