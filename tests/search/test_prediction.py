@@ -1,15 +1,17 @@
 """`cache_miss_fallback="predict"`: answers for sizes that were never tuned, and tunings of a few candidates."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
 from kernels import FakeClock, fake_tuner, note_in
 
 import tunebook as tb
+from tunebook._arrays import device_families
 from tunebook._base.errors import require
 from tunebook._base.record_format import Record
-from tunebook._selection.trusted_entries import EntryGuard
+from tunebook._selection import predictions
 from tunebook.search import _size_model, predict
 from tunebook.stores import write_pack
 
@@ -155,11 +157,72 @@ def test_entries_of_other_versions_tell_nothing(book):
     assert "would tune now" in str(bench.function.explain(UNSEEN[3]))
 
 
+def other_versions(bench):
+    bench.function.kernel.environment = lambda _: "updated"
+    return bench
+
+
+def test_a_frozen_program_predicts_from_entries_of_other_versions_and_says_so(book, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    bench = other_versions(predicting(book, regret_limit=1.0))
+    with pytest.warns(tb.TunebookWarning, match="trusted as 'versions'.* made under other versions"):
+        bench.function(UNSEEN[2])
+    assert [name for name, _ in bench.events] == ["predicted", "heuristics"]
+    said = str(bench.function.explain(UNSEEN[3]))
+    assert "trusted     as 'versions': it is learnt from entries that were made under other versions" in said
+    assert f"learnt from {len(TUNED)} tuned problems" in said
+
+
+def test_a_policy_that_trusts_other_versions_predicts_from_their_entries(book):
+    bench = other_versions(predicting(book, regret_limit=1.0, trust="versions"))
+    assert "from a prediction" in str(bench.function.explain(UNSEEN[3]))
+
+
+def test_a_frozen_program_predicts_from_entries_of_other_code_and_refuses_them_if_told_so(book, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    policy = tb.AutotunePolicy(cache_miss_fallback="predict", regret_limit=1.0)
+    edited = tb.tunable(
+        lambda n, *, config: n, space=SPACE, name="blocks", store=book, policy=policy, heuristic=SPACE[0]
+    )
+    assert "trusted     as 'code'" in str(edited.explain(UNSEEN[3]))
+    monkeypatch.setenv("TUNEBOOK_TRUST", "candidates")
+    assert "from heuristics" in str(edited.explain(UNSEEN[3]))
+
+
+def on_device(book, tmp_path, device):
+    """Return a book in which the same entries were made on another device."""
+    records = Bench(book).function.selector.persistent.store.items()
+    moved = [Record(replace(r.head, problem=r.problem._replace(device=device)), r.body) for r in records]
+    write_pack(tmp_path / "other.db", moved)
+    return tmp_path / "other.db"
+
+
+def test_a_frozen_program_predicts_from_a_device_of_its_family_and_from_no_other(book, tmp_path, monkeypatch):
+    monkeypatch.setenv("TUNEBOOK_MODE", "frozen")
+    here = tb.device_fingerprint()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_families, "_alike", {})
+        tb.device_alias("ACME", here)
+        kin = predicting(on_device(book, tmp_path, "gpu:ACME"), regret_limit=1.0)
+        assert "as 'family': it is learnt from entries that were made on gpu:ACME" in str(
+            kin.function.explain(UNSEEN[3])
+        )
+    stranger = predicting(on_device(book, tmp_path, "gpu:ACME"), regret_limit=1.0)
+    assert "learnt from" not in str(stranger.function.explain(UNSEEN[3]))
+
+
+def test_after_an_update_the_old_times_say_which_candidates_are_worth_trying(book, tmp_path):
+    copied = shutil.copytree(book, tmp_path / "book")
+    bench = other_versions(predicting(copied, regret_limit=1.0))
+    bench.function(UNSEEN[4])
+    assert 8 <= len(bench.tried) <= 16
+
+
 def test_the_finalists_of_an_outdated_entry_are_measured_again_though_none_may_be_worth_a_try(tmp_path, monkeypatch):
     before = Bench(tmp_path)
     before.function.kernel.environment = lambda _: "before"
     winner = tb.tune(before.function, 100).config
-    monkeypatch.setattr(EntryGuard, "worth_trying", lambda *_: [SPACE[-1]])
+    monkeypatch.setattr(predictions, "worth_trying", lambda *_: [SPACE[-1]])
     bench = predicting(tmp_path)
     bench.function(100)
     assert tuple(winner.items()) in bench.tried

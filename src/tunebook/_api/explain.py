@@ -173,8 +173,10 @@ class Explanation:
                 yield item("code", "this is the record in the book; a program whose code has changed tunes anew", 12)
             if selection.trust is not None:
                 yield item("trusted", f"as {selection.trust[0]!r}: {selection.trust[1]}", 12)
-            elif selection.guess is not None:
-                yield item("predicted" if _is_predicted(selection) else "a guess", str(selection.guess), 12)
+            if _is_predicted(selection):
+                yield item("predicted", str(selection.guess), 12)
+            elif selection.guess is not None and selection.trust is None:
+                yield item("a guess", str(selection.guess), 12)
             if selection.exploration is not None and "autotune" not in dict(selection.tried):
                 yield item("live", str(selection.exploration), 12)
         else:

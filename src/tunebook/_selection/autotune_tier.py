@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -32,7 +31,7 @@ from tunebook._selection.tiers import (
     off,
     tell_steps,
 )
-from tunebook._selection.trusted_entries import Refused, Trusted, generation_of
+from tunebook._selection.trusted_entries import Refused, Trusted, generation_of, reach_of
 from tunebook._selection.tuning_watch import tell_of_failures, tell_of_interrupt, watched
 from tunebook._space.space import Space
 from tunebook._tuning.job import Budget, History, Job, Step, Tuned, lifetime_s
@@ -128,16 +127,20 @@ class AutotuneTier(Tier[C]):
         policy = request.policy
         if policy.cache_miss_fallback in DEFERRED:
             return self.deferred.ask(request, silent=silent)
-        sure = self._book.sure_prediction(request, policy.regret_limit) if _asks_model(request) else None
+        if not _asks_model(request):
+            return None
+        from tunebook._selection.predictions import sure_prediction  # noqa: PLC0415 - loaded late: few policies ask
+
+        sure = sure_prediction(self._book, request, reach_of(policy, request.mode), policy.regret_limit)
         return None if sure is None else Skipped("not needed: the prediction is within policy.regret_limit")
 
     def _doubt(self, request: Request[C]) -> str:
         """Return why the model of times does not answer a call, for a preview."""
-        found = self._book.predicted(request) if _asks_model(request) else None
-        if found is None:
+        if not _asks_model(request):
             return ""
-        limit = f"; policy.regret_limit is {request.policy.regret_limit:g}" if math.isfinite(found[1].bound) else ""
-        return f"; predict: {found[1]}{limit}"
+        from tunebook._selection.predictions import why_unsure  # noqa: PLC0415 - loaded late: few policies ask
+
+        return why_unsure(self._book, request, request.policy.regret_limit)
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -403,7 +406,9 @@ class AutotuneTier(Tier[C]):
             if job.search is not None:
                 job = job._replace(search=self._book.start_for(request, job.search))
             elif outdated is None and not request.on_demand and request.policy.cache_miss_fallback == "predict":
-                job = job._replace(candidates=self._book.worth_trying(request, job.candidates))
+                from tunebook._selection.predictions import worth_trying  # noqa: PLC0415 - loaded late: as above
+
+                job = job._replace(candidates=worth_trying(self._book, request, job.candidates))
             keep = self._book.stands(request, entry, job.conditions.values_from) is not None
             try:
                 if outdated is None or job.incumbent is None or not isinstance(self._tuner, Tuner):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 from tunebook._arrays.device_fingerprint import get_device_platform
 from tunebook._base.environment_variables import mode, pins_text, trust_setting
-from tunebook._base.errors import warn_once
 from tunebook._base.log import listens, log
 from tunebook._kernel.policy import AutotunePolicy
 from tunebook._memo.answer_memo import CAPACITY, BoundedDict
@@ -17,7 +16,7 @@ from tunebook._memo.context_stack import find_overlay
 from tunebook._selection.listeners import listener_failed
 from tunebook._selection.recorded_decision import why_undecided
 from tunebook._selection.recording import recordings
-from tunebook._selection.trusted_entries import Refused
+from tunebook._selection.trusted_entries import Refused, reach_of
 from tunebook._selection.tuning_watch import warn_of_rejected_pin
 from tunebook._tuning.job import Call
 
@@ -356,7 +355,7 @@ class Persistent(Tier[C]):
             return Skipped(f"no entry in {entry.where}")
         if not entry.record.head.decided:
             return Skipped(why_undecided(entry.record))
-        if entry.outdated and _reach_of(AutotunePolicy(), mode()) == "exact":
+        if entry.outdated and reach_of(AutotunePolicy(), mode()) == "exact":
             return Skipped(f"{'; '.join(entry.outdated)}: its finalists are measured again first")
         trust: tuple[Trust, str] | None = ("versions", "; ".join(entry.outdated)) if entry.outdated else None
         return Found(config=entry.record.head.config, event="cache_hit", level="persistent", remember=True, trust=trust)
@@ -367,43 +366,24 @@ def _is_verified_behind(request: Request[Any]) -> bool:
     return request.mode == "normal" and request.policy.cache_miss_fallback == "background"
 
 
-def _reach_of(policy: AutotunePolicy, mode: Mode) -> Trust:
-    """Return how far an entry may be from a call: by `TUNEBOOK_TRUST`, by the policy, or by the mode."""
-    given = trust_setting() or policy.trust
-    if given is not None:
-        return given
-    if mode in ("frozen", "replay"):
-        return "family"
-    in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental", "predict")
-    return "exact" if in_call else "code"  # the call's own entry, outdated, is a better answer than a guess
-
-
 def _trusted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
     """Return the answer of an entry that was not made for this very call here, if such an entry is trusted."""
-    reach = _reach_of(request.policy, request.mode)
+    reach = reach_of(request.policy, request.mode)
     entry = request.looks[-1][1] if request.looks else book.find(request)
     table = None if trust_setting() or request.policy.trust else request.kernel.table
     declared = () if table is None else table.declared
     if (reach == "exact" and not declared) or not isinstance(entry, Refused):
         return None
-    from tunebook._selection.trust import climb  # noqa: PLC0415 - loaded late: for misses
+    from tunebook._selection.trust import climb, warn_of_trust  # noqa: PLC0415 - loaded late: for misses
 
     found = climb(book, request, entry, reach, declared)
     if found is None:
         return None
-    op, rung = request.problem.op, found.rung
-    if not request.silent and rung not in declared:
+    if not request.silent and found.rung not in declared:
         behind = request.policy.reverify == "behind" and request.mode == "normal"
-        here = "To measure it here, run `tunebook verify` or `tunebook tune`"
-        warn_once(
-            "trust",
-            f"{op}:{rung}",
-            f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {found.reason}. "
-            f"{'It is measured behind this call' if behind else here}; to refuse such entries, set "
-            "TUNEBOOK_TRUST=exact",
-        )
+        warn_of_trust(request.problem.op, found.rung, found.reason, behind=behind)
     return Found(
-        config=found.config, event="cache_hit", level="persistent", guess=found.guess, trust=(rung, found.reason)
+        config=found.config, event="cache_hit", level="persistent", guess=found.guess, trust=(found.rung, found.reason)
     )
 
 
@@ -425,12 +405,28 @@ class Heuristics(Tier[C]):
             found, guess = near
             request.tell("nearest", cfg=found, confidence=guess.confidence, near=guess.problem.call_key)
             return Found(config=found, event="heuristics", guess=guess)
-        if asked == "predict" and (sure := book.sure_prediction(request, request.policy.regret_limit)) is not None:
-            found, told = sure
-            request.tell("predicted", cfg=found, regret=told.regret, bound=told.bound, problems=told.problems)
-            return Found(config=found, event="heuristics", guess=told)
+        if asked == "predict" and (predicted := _predicted_answer(book, request)) is not None:
+            return predicted
         config = stand_in_for(book, request)
         return Skipped("the kernel has none") if config is None else Found(config=config, event="heuristics")
+
+
+def _predicted_answer(book: EntryGuard[C], request: Request[C]) -> Found[C] | None:
+    """Return the answer of a prediction that is sure enough, and tell of it."""
+    from tunebook._selection.predictions import sure_prediction  # noqa: PLC0415 - loaded late: few policies ask
+    from tunebook._selection.trust import warn_of_trust  # noqa: PLC0415 - loaded late: as above
+
+    policy = request.policy
+    sure = sure_prediction(book, request, reach_of(policy, request.mode), policy.regret_limit)
+    if sure is None:
+        return None
+    found, told = sure.candidates[0], sure.prediction
+    request.tell("predicted", cfg=found, regret=told.regret, bound=told.bound, problems=told.problems)
+    if sure.rung == "exact":
+        return Found(config=found, event="heuristics", guess=told)
+    if not request.silent:
+        warn_of_trust(request.problem.op, sure.rung, sure.reason, behind=False)
+    return Found(config=found, event="heuristics", guess=told, trust=(sure.rung, sure.reason))
 
 
 def stand_in_for(book: EntryGuard[C], request: Request[C]) -> C | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_args
 
 from tunebook._arrays.device_families import family_of
-from tunebook._base.errors import CodecError
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.vocabulary import Trust
 from tunebook._selection.recorded_decision import has_code
 from tunebook._selection.trusted_entries import Trusted
@@ -57,6 +57,18 @@ def climb(
         if rung in rungs:
             return Climbed(config, rung, _REASONS[rung].format(**facts), facts.get("guess"))
     return None
+
+
+def warn_of_trust(op: str, rung: Trust, reason: str, *, behind: bool) -> None:
+    """Warn once for each kernel and rung that an entry answers which was not made for this very call here."""
+    here = "To measure it here, run `tunebook verify` or `tunebook tune`"
+    warn_once(
+        "trust",
+        f"{op}:{rung}",
+        f"{op}: an entry answers that is trusted as {rung!r}, not as 'exact': {reason}. "
+        f"{'It is measured behind this call' if behind else here}; to refuse such entries, set "
+        "TUNEBOOK_TRUST=exact",
+    )
 
 
 def _answers(

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
-from tunebook._base.errors import CodecError, MissingDependency, warn_once
+from tunebook._base.environment_variables import trust_setting
+from tunebook._base.errors import CodecError, warn_once
 from tunebook._base.record_format import Body, Head, Record, from_whole_tuning, identity
 from tunebook._base.vocabulary import LIVE, Problem
 from tunebook._selection.recorded_decision import (
@@ -34,10 +35,12 @@ from tunebook._tuning.plan import TOGETHER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tunebook._base.vocabulary import Json, Measurement
+    from tunebook._base.environment_variables import Mode
+    from tunebook._base.vocabulary import Json, Measurement, Trust
+    from tunebook._kernel.policy import AutotunePolicy
     from tunebook._selection.persistent_cache import PersistentCache
     from tunebook._tuning.job import Call, Tuned
-    from tunebook.search import Nearest, Prediction, Search
+    from tunebook.search import Nearest, Search
     from tunebook.stores import LeaseBoard
 
 C = TypeVar("C")
@@ -71,6 +74,17 @@ class Refused(NamedTuple, Generic[C]):
 def generation_of(entry: Trusted[Any] | Refused[Any]) -> int:
     """Return the generation of an entry's record; 0 without one."""
     return 0 if entry.record is None else entry.record.head.generation
+
+
+def reach_of(policy: AutotunePolicy, mode: Mode) -> Trust:
+    """Return how far an entry may be from a call: by `TUNEBOOK_TRUST`, by the policy, or by the mode."""
+    given = trust_setting() or policy.trust
+    if given is not None:
+        return given
+    if mode in ("frozen", "replay"):
+        return "family"
+    in_call = policy.allow_autotune and policy.cache_miss_fallback in ("autotune", "incremental", "predict")
+    return "exact" if in_call else "code"  # the call's own entry, outdated, is a better answer than a guess
 
 
 class EntryGuard(Generic[C]):
@@ -212,39 +226,6 @@ class EntryGuard(Generic[C]):
         key = fingerprint_of(found.config)
         member = self.members(call, {key: found.config}).get(key)
         return None if member is None else (member, found)
-
-    def sure_prediction(self, call: Call[C], limit: float) -> tuple[C, Prediction] | None:
-        """Return the candidate that a model of times predicts for a call, if the bound of its regret is in a limit."""
-        found = self.predicted(call)
-        return None if found is None or found[1].bound > limit else (found[0][0], found[1])
-
-    def worth_trying(self, call: Call[C], candidates: Sequence[C]) -> Sequence[C]:
-        """Return the candidates that the model of times calls worth trying; all candidates while there is no model."""
-        found = self.predicted(call)
-        return candidates if found is None else [config for config in found[0] if config in candidates] or candidates
-
-    def predicted(self, call: Call[C]) -> tuple[list[C], Prediction] | None:
-        """Return the candidates of a call that are worth trying, the likeliest first, and the prediction."""
-        from tunebook.search._prediction import predict  # noqa: PLC0415 - loaded late: few policies ask
-
-        code, environment = f"{call.kernel.code_checksum}-", call.kernel.environment(call.inv)
-        listed = [] if call.kernel.table is not None else self.records(call.problem.op)
-        records = [r for r in listed if r.head.checksum.startswith(code) and r.head.environment == environment]
-        if not records:
-            return None
-        members: dict[str, C] = {}
-
-        def among(configs: Mapping[str, Json]) -> dict[str, C]:
-            members.update(self.members(call, configs))
-            return members
-
-        try:
-            prediction = predict(records, call.problem, among)
-        except MissingDependency as error:
-            warn_once("predict", call.problem.op, f"{call.problem.op}: {error}. Its calls are tuned instead")
-            return None
-        worth = () if prediction is None else map(fingerprint_of, prediction.worth_trying)
-        return None if prediction is None else ([members[key] for key in worth], prediction)
 
     def members(self, call: Call[C], configs: Mapping[str, Json]) -> dict[str, C]:
         """Return the candidates among encoded configurations, by their fingerprints."""

@@ -1,0 +1,108 @@
+"""Answers for sizes that were never tuned, by models of times that learn from entries by degrees of trust."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, get_args
+
+from tunebook._arrays.device_families import family_of
+from tunebook._arrays.device_properties import likeness
+from tunebook._base.config_codec import fingerprint_of
+from tunebook._base.errors import MissingDependency, warn_once
+from tunebook._base.vocabulary import Trust
+from tunebook._selection.recorded_decision import has_code
+from tunebook.search._prediction import Prediction, predict
+from tunebook.search._size_model import FEWEST
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from tunebook._base.record_format import Record
+    from tunebook._base.vocabulary import Json
+    from tunebook._selection.trusted_entries import EntryGuard
+    from tunebook._tuning.job import Call
+
+C = TypeVar("C")
+
+_ORDER: Final[tuple[Trust, ...]] = get_args(Trust)
+# What is worth trying is measured before it is chosen, so that entries of other versions and devices may say so. Other
+# code may be another algorithm.
+_ALIKE: Final[frozenset[Trust]] = frozenset({"exact", "versions", "family"})
+
+
+class TrustedPrediction(NamedTuple, Generic[C]):
+    """Candidates that are worth trying, the likeliest first; the prediction, and the trust that it takes."""
+
+    candidates: list[C]
+    prediction: Prediction
+    rung: Trust
+    reason: str
+
+
+def sure_prediction(
+    book: EntryGuard[C], call: Call[C], reach: Trust, regret_limit: float
+) -> TrustedPrediction[C] | None:
+    """Return the prediction of the most trusted entries whose regret has a bound within the limit."""
+    found = _predictions(book, call, _ORDER[: _ORDER.index(reach) + 1])
+    return next((each for each in found if each.prediction.bound <= regret_limit), None)
+
+
+def why_unsure(book: EntryGuard[C], call: Call[C], regret_limit: float) -> str:
+    """Return why no prediction answers a call, as the end of a sentence; "" without entries to learn from."""
+    found = next(_predictions(book, call, _ORDER[:1]), None)
+    if found is None:
+        return ""
+    limit = f"; policy.regret_limit is {regret_limit:g}" if math.isfinite(found.prediction.bound) else ""
+    return f"; predict: {found.prediction}{limit}"
+
+
+def worth_trying(book: EntryGuard[C], call: Call[C], candidates: Sequence[C]) -> Sequence[C]:
+    """Return the candidates that a model of times calls worth trying; all candidates while there is no model."""
+    most: TrustedPrediction[C] | None = None
+    for each in _predictions(book, call, _ALIKE):
+        if most is None or each.prediction.problems > most.prediction.problems:
+            most = each
+        if most.prediction.problems >= FEWEST:
+            break
+    return candidates if most is None else [config for config in most.candidates if config in candidates] or candidates
+
+
+def _predictions(book: EntryGuard[C], call: Call[C], rungs: Collection[Trust]) -> Iterator[TrustedPrediction[C]]:
+    """Yield predictions for a call, by the most trusted entries first; none for a table of the author's."""
+    before: list[Record] = []
+    for rung, device, reason, records in _groups(book, call) if call.kernel.table is None else ():
+        if rung not in rungs or not records or records == before:
+            continue
+        before, members = records, dict[str, C]()
+
+        def among(configs: Mapping[str, Json], members: dict[str, C] = members) -> dict[str, C]:
+            members.update(book.members(call, configs))
+            return members
+
+        try:
+            found = predict(records, call.problem._replace(device=device), among)
+        except MissingDependency as error:
+            warn_once("predict", call.problem.op, f"{call.problem.op}: {error}. Its calls are tuned instead")
+            return
+        if found is not None:
+            yield TrustedPrediction(
+                [members[fingerprint_of(config)] for config in found.worth_trying], found, rung, reason
+            )
+
+
+def _groups(book: EntryGuard[C], call: Call[C]) -> Iterator[tuple[Trust, str, str, list[Record]]]:
+    """Yield entries that a model may learn from: how far to trust it, their device, the reason, and the entries."""
+    here, environment = call.problem.device, call.kernel.environment(call.inv)
+    listed = [r for r in book.records(call.problem.op) if r.head.decided]
+    same_code = [r for r in listed if has_code(r.head, call.kernel.code_checksum)]
+    own = [r for r in same_code if r.problem.device == here]
+    yield "exact", here, "", [r for r in own if r.head.environment == environment]
+    yield "versions", here, "it is learnt from entries that were made under other versions", own
+    changed = "it is learnt from entries that were made when the kernel had other code"
+    yield "code", here, changed, [r for r in listed if r.problem.device == here]
+    family = family_of(here)
+    others = {r.problem.device for r in same_code} - {here}
+    for device in sorted(others, key=lambda device: (-(likeness(device, here) or 0.0), device)):
+        if family_of(device) == family:
+            on_it = [r for r in same_code if r.problem.device == device]
+            yield "family", device, f"it is learnt from entries that were made on {device}", on_it
