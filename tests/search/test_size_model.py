@@ -63,7 +63,7 @@ def test_the_best_is_among_the_configurations_worth_trying(model):
 
 
 def test_it_finds_which_axis_is_the_block_of_which_size(model):
-    blocks = {(block.axis, block.size, block.looped) for block in model.structures[0].blocks}
+    blocks = {(block.axis, block.size, block.looped) for block in model.learnt.structures[0].blocks}
     assert {("BM", 0, False), ("BN", 1, False)} <= blocks
 
 
@@ -72,7 +72,7 @@ def test_problems_are_left_out_as_if_they_had_never_been_measured(model):
     part, data = model._parts[0], model._data
     left_out = np.arange(3, len(data.sizes), 8)
     others = np.setdiff1d(np.arange(len(data.sizes)), left_out)
-    learnt = _StructureModel(data.some(np.arange(len(model.keys)), others), part._structure, part._scales)
+    learnt = _StructureModel(data.some(np.arange(len(model.keys)), others), part.structure, part.scales)
     for found, expected in zip(part.without(left_out), learnt.predict(data.sizes[left_out]), strict=True):
         assert np.allclose(found, expected, atol=1e-3)
 

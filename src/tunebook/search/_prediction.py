@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tunebook._arrays.device_properties import cores_of
 from tunebook._base.errors import CodecError
 from tunebook._memo.answer_memo import BoundedDict
+from tunebook.search._kept_models import keep_model, kept_model, state_of_entries
 from tunebook.search._learned_heuristic import COVERED, Example, numbers_in, quantile, values_in
 from tunebook.search._size_model import SizeModel
 from tunebook.search._warm_start import distance, times_of
@@ -50,7 +51,7 @@ def _percent(part: float) -> str:
     return f"<{_TINY:.1%}" if part < _TINY else f"{part:.1%}"
 
 
-class _Learnt(NamedTuple):
+class _BookModel(NamedTuple):
     model: SizeModel | None
     configs: Mapping[str, Json]
 
@@ -60,7 +61,7 @@ _MOST_PROBLEMS: Final = 200
 _MOST_CONFIGS: Final = 100
 _TINY: Final = 0.001  # smaller parts would be printed as 0.0%
 # A model is learnt once for all calls of a process, until the book has other entries: that takes seconds.
-_LEARNT: Final[BoundedDict[object, _Learnt]] = BoundedDict(16)
+_LEARNT: Final[BoundedDict[str, _BookModel]] = BoundedDict(16)
 
 
 def predict(
@@ -73,11 +74,10 @@ def predict(
     `among` returns the fingerprints of the configurations that may be chosen. None if nothing comparable was measured.
     """
     used = [r for r in records if r.problem.device == problem.device and _is_comparable(r, problem)]
-    # By their heads: to read all measurements at every miss would take longer than the prediction.
-    state = problem.device, frozenset((r.problem.call_key, r.head.generation, str(r.head.config)) for r in used)
+    state = state_of_entries(used, cores_of(problem.device))
     learnt = _LEARNT.get(state)
     if learnt is None:
-        learnt = _LEARNT[state] = _learn(used)
+        learnt = _LEARNT[state] = _learn(used, state)
     sizes = _sizes_of(problem)
     if learnt.model is None or not all(size > 0 for size in sizes.values()):
         return None
@@ -100,7 +100,7 @@ def _is_comparable(record: Record, problem: Problem) -> bool:
     return record.head.decided and math.isfinite(distance(record.problem.call_key, problem.call_key))
 
 
-def _learn(records: Sequence[Record]) -> _Learnt:
+def _learn(records: Sequence[Record], state: str) -> _BookModel:
     examples: list[Example] = []
     configs: dict[str, Json] = {}
     failed: set[str] = set()
@@ -119,8 +119,13 @@ def _learn(records: Sequence[Record]) -> _Learnt:
     best = {key: min(_slowness(key, example) for example in examples) for key in configs if key not in failed}
     kept = sorted(best, key=best.__getitem__)[:_MOST_CONFIGS]
     values: dict[str, Mapping[str, Any]] = {key: values_in(configs[key]) for key in kept}
-    model = SizeModel(examples, values, cores=cores_of(records[0].problem.device)) if values else None
-    return _Learnt(model if model is not None and model.keys else None, configs)
+    if not values:
+        return _BookModel(None, configs)
+    known = kept_model(state)
+    model = SizeModel(examples, values, cores=cores_of(records[0].problem.device), learnt=known)
+    if known is None:
+        keep_model(state, model.learnt)
+    return _BookModel(model if model.keys else None, configs)
 
 
 def _slowness(key: str, example: Example) -> float:

@@ -73,15 +73,36 @@ class Predicted(NamedTuple):
     outside: str = ""
 
 
+class Learnt(NamedTuple):
+    """The part of a model that takes long to learn: structures with their scales, and how far to believe them.
+
+    `left_out` has the regrets on problems that a model was not learnt from.
+    """
+
+    structures: tuple[Structure, ...]
+    scales: tuple[Mapping[str, float], ...]
+    variance: float
+    usual: float = 1.0
+    factor: float = math.inf
+    gap: float = math.inf
+    left_out: tuple[float, ...] = ()
+
+
 class SizeModel:
     """Predicts how fast configurations are at sizes, from problems where they were measured.
 
     `configs` has the values of each configuration, by the keys of the examples' `seconds`. `cores` is the number of
-    blocks that the device runs side by side, or 1 if that is unknown.
+    blocks that the device runs side by side, or 1 if that is unknown. `learnt` is known from another model of the same
+    data.
     """
 
     def __init__(
-        self, examples: Sequence[Example], configs: Mapping[str, Mapping[str, Any]], *, cores: int = 1
+        self,
+        examples: Sequence[Example],
+        configs: Mapping[str, Mapping[str, Any]],
+        *,
+        cores: int = 1,
+        learnt: Learnt | None = None,
     ) -> None:
         self._np = np = require("numpy", feature="a prediction for sizes that were never tuned")
         # A configuration is predicted only if half of the problems measured it.
@@ -101,13 +122,13 @@ class SizeModel:
         self._data = data = Measured(
             np, axes, max(1, cores), sizes, np.where(np.isnan(times), np.nanmean(times), times), weights
         )
-        self.structures: Final = _best_structures(data, len(self._names))
-        self._parts = [_StructureModel(data, structure) for structure in self.structures]
-        self._variance = self._believed()
-        self.left_out: Final[list[float]] = []  # the regrets on problems that a model was not learnt from
-        self._usual, self._factor, self._gap = 1.0, math.inf, math.inf
-        if len(examples) >= FEWEST:
-            self._calibrate(np.where(np.isnan(slower), np.inf, slower))
+        if learnt is None:
+            self._parts = [_StructureModel(data, each) for each in _best_structures(data, len(self._names))]
+            self.learnt = self._learn(np.where(np.isnan(slower), np.inf, slower))
+        else:
+            known = zip(learnt.structures, learnt.scales, strict=True)
+            self._parts = [_StructureModel(data, structure, scales) for structure, scales in known]
+            self.learnt = learnt
 
     def predict(self, sizes: Mapping[str, float], candidates: Iterable[str] | None = None) -> Predicted:
         """Return a choice for these sizes among the candidates, and the ones to try if it is not sure enough."""
@@ -119,11 +140,11 @@ class SizeModel:
             logs[[key not in allowed for key in self.keys]] = np.inf
         if not np.isfinite(logs).any():
             return Predicted([], math.inf, math.inf)
-        logs, scale, top = self._ranked(logs[:, 0], variances[:, 0])
-        worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self._gap]
+        logs, scale, top = self._ranked(logs[:, 0], variances[:, 0], self.learnt.variance)
+        worth = [int(c) for rank, c in enumerate(top) if rank < FEWEST or logs[c] - logs[top[0]] <= self.learnt.gap]
         outside = self._outside(sizes)
-        bound = math.inf if outside else self._factor * scale
-        return Predicted([self.keys[c] for c in worth], self._usual * scale, bound, outside)
+        bound = math.inf if outside else self.learnt.factor * scale
+        return Predicted([self.keys[c] for c in worth], self.learnt.usual * scale, bound, outside)
 
     def _outside(self, sizes: Mapping[str, float]) -> str:
         """Return which size is beyond the tuned ones: the regrets of problems between them say nothing about it."""
@@ -132,12 +153,12 @@ class SizeModel:
                 return f"{name} is {sizes[name]:g}, and was tuned from {low:g} to {high:g}"
         return ""
 
-    def _ranked(self, logs: Any, variances: Any) -> tuple[Any, float, Any]:
+    def _ranked(self, logs: Any, variances: Any, variance: float) -> tuple[Any, float, Any]:
         """Return logarithms of times, the regret that the model believes in, and the fastest in order."""
         np = self._np
         top = [c for c in np.argsort(logs, kind="stable")[:MOST] if np.isfinite(logs[c])]
         draws = np.random.default_rng(0).standard_normal((_DRAWS, len(top)))
-        drawn = logs[top] + draws * np.sqrt(self._variance * variances[top])
+        drawn = logs[top] + draws * np.sqrt(variance * variances[top])
         return logs, float((drawn[:, 0] - drawn.min(1)).mean()) + _LEAST_SCALE, top
 
     def _believed(self) -> float:
@@ -150,22 +171,29 @@ class SizeModel:
         apart = missed - _shared(np, missed, weights)
         return float((weights * apart**2 / spreads).sum() / weights.sum())
 
-    def _calibrate(self, slower: Any) -> None:
+    def _learn(self, slower: Any) -> Learnt:
         """Learn from problems that are left out how large regrets are, beside how large they seem."""
-        np = self._np
+        np, parts = self._np, self._parts
+        learnt = Learnt(tuple(p.structure for p in parts), tuple(p.scales for p in parts), self._believed())
+        if self.problems < FEWEST:
+            return learnt
+        left_out: list[float] = []
         scales, gaps = [], []
         for fold in range(_FOLDS):
             held_out = np.arange(fold, self.problems, _FOLDS)
-            logs, variances = _average(np, [part.without(held_out) for part in self._parts])
+            logs, variances = _average(np, [part.without(held_out) for part in parts])
             logs = np.where(np.isfinite(slower[:, held_out]), logs, np.inf)  # regrets elsewhere are not known
             for place, problem in enumerate(held_out):
-                column, scale, top = self._ranked(logs[:, place], variances[:, place])
+                column, scale, top = self._ranked(logs[:, place], variances[:, place], learnt.variance)
                 scales.append(scale)
-                self.left_out.append(math.expm1(slower[top[0], problem]))
+                left_out.append(math.expm1(slower[top[0], problem]))
                 gaps.append(float(column[slower[:, problem].argmin()] - column[top[0]]))
-        self._usual = sum(self.left_out) / sum(scales)
-        self._factor = quantile([regret / scale for regret, scale in zip(self.left_out, scales, strict=True)])
-        self._gap = quantile(gaps)
+        return learnt._replace(
+            usual=sum(left_out) / sum(scales),
+            factor=quantile([regret / scale for regret, scale in zip(left_out, scales, strict=True)]),
+            gap=quantile(gaps),
+            left_out=tuple(left_out),
+        )
 
 
 class Measured(NamedTuple):
@@ -231,14 +259,14 @@ class _StructureModel:
     """The model of one structure: sums, and a Gaussian process for each configuration."""
 
     def __init__(self, data: Measured, structure: Structure, scales: Mapping[str, float] | None = None) -> None:
-        self._data, self._structure, np = data, structure, data.np
+        self._data, self.structure, np = data, structure, data.np
         products = data.products(structure, data.sizes)
         self._sums = _fit_sums(np, products, data.times, data.weights > 0)
         targets = np.log(data.times / _total(np, products, self._sums))
         self._spread = float(np.sqrt((targets[data.weights > 0] ** 2).mean())) + 1e-9
         self._inputs, self._kinds = data.inputs(structure, data.sizes)
-        self._scales = scales or self._adjusted(targets / self._spread)
-        self._inverse = self._inverted(slice(None), self._scales)
+        self.scales = scales or self._adjusted(targets / self._spread)
+        self._inverse = self._inverted(slice(None), self.scales)
         self._solved = np.einsum("cij,cj->ci", self._inverse, targets / self._spread)
         missed, self.spreads = _left_out(np, self._inverse, targets / self._spread)
         self.missed = self._spread * missed
@@ -249,7 +277,7 @@ class _StructureModel:
         The sums are fitted anew. The process is not: a part of its inverse is enough for an exact answer.
         """
         np, data = self._data.np, self._data
-        products = data.products(self._structure, data.sizes)
+        products = data.products(self.structure, data.sizes)
         kept = data.weights > 0
         kept[:, problems] = False
         targets = np.log(data.times / _total(np, products, _fit_sums(np, products, data.times, kept)))
@@ -261,10 +289,10 @@ class _StructureModel:
     def predict(self, sizes: Any) -> tuple[Any, Any]:
         """Return the logarithms of the times of all configurations at sizes, and their variances."""
         np, data = self._data.np, self._data
-        mean = np.log(_total(np, data.products(self._structure, sizes), self._sums))
-        inputs, kinds = data.inputs(self._structure, sizes)
-        near = _similar(np, inputs, self._inputs, kinds, self._scales)
-        left = 1 + self._scales["noise"] - ((near @ self._inverse) * near).sum(2)
+        mean = np.log(_total(np, data.products(self.structure, sizes), self._sums))
+        inputs, kinds = data.inputs(self.structure, sizes)
+        near = _similar(np, inputs, self._inputs, kinds, self.scales)
+        left = 1 + self.scales["noise"] - ((near @ self._inverse) * near).sum(2)
         logs = mean + self._spread * (near @ self._solved[:, :, None])[:, :, 0]
         known = (data.weights > 0).any(1)[:, None]
         return np.where(known, logs, np.inf), np.maximum(left, 0.0)
