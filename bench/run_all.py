@@ -32,6 +32,7 @@ BENCHMARKS = (
     ("jax_trace", []),
     ("jax_hot_path", ["--rounds", "51"]),
     ("ejkernel_ops", ["--rounds", "11"]),
+    ("first_prediction", ["--runs", "3"]),
     ("search", ["--quick"]),
 )
 WITH_PEERS = ("hot_path", "jax_trace", "jax_hot_path", "search")
