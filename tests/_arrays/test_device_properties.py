@@ -9,14 +9,22 @@ import pytest
 
 from tunebook._arrays import device_properties
 from tunebook._arrays.device_fingerprint import device_fingerprint
-from tunebook._arrays.device_properties import DeviceProperties, cores_of, likeness, note_properties, properties_of
+from tunebook._arrays.device_properties import (
+    DeviceProperties,
+    cores_of,
+    likeness,
+    note_properties,
+    note_recorded,
+    noted_properties,
+    properties_of,
+)
 
 A100, A4000, W6600 = "gpu:NVIDIA A100-PCIE-40GB", "gpu:NVIDIA RTX A4000", "gpu:AMD Radeon PRO W6600"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_noted(monkeypatch):
-    monkeypatch.setattr(device_properties, "_noted", {})
+    monkeypatch.setattr(device_properties, "NOTED", {})
 
 
 def test_a_device_is_like_itself_and_less_like_others_the_more_they_differ():
@@ -55,3 +63,20 @@ def test_the_driver_of_torch_is_asked_when_a_device_is_named(monkeypatch):
     found = SimpleNamespace(name="NVIDIA Z9", multi_processor_count=7, L2_cache_size=2**21)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: found)
     assert properties_of(device_fingerprint(torch.device("cuda", 0))) == DeviceProperties("nvidia", 7, l2_kb=2048)
+
+
+def test_a_record_takes_the_numbers_of_a_driver_to_machines_without_it(monkeypatch):
+    note_properties("gpu:NVIDIA Z9", DeviceProperties("nvidia", 100, l2_kb=40_000))
+    written = noted_properties("gpu:NVIDIA Z9")
+    monkeypatch.setattr(device_properties, "NOTED", {})
+    assert likeness("gpu:NVIDIA Z9", A100) is None
+    note_recorded("gpu:NVIDIA Z9", written)
+    assert likeness("gpu:NVIDIA Z9", A100) > 0.9
+    note_recorded("gpu:NVIDIA Z9", {"cores": 1})
+    assert cores_of("gpu:NVIDIA Z9") == 100
+
+
+@pytest.mark.parametrize("facts", [None, [], "cores", {}, {"cores": "7"}, {"cores": True}, {"tentacles": 8}])
+def test_numbers_of_another_form_in_a_record_are_passed_over(facts):
+    note_recorded("gpu:ACME 9000", facts)
+    assert likeness(A100, "gpu:ACME 9000") is None

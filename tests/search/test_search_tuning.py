@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from kernels import FakeClock, fake_tuner, note_in
@@ -10,8 +11,11 @@ from limits import HANG_S
 
 import tunebook as tb
 from tunebook import AutotunePolicy, Config, DefinitionError, Space, TuningFailed
+from tunebook._arrays import device_properties
+from tunebook._arrays.device_properties import DeviceProperties
 from tunebook._base.record_format import Body, Head, Record
 from tunebook._base.vocabulary import Failure, Measurement, Problem
+from tunebook._selection import trusted_entries
 from tunebook._tuning.plan import RACED_WHOLE, TRIALS
 from tunebook.search import nearest
 from tunebook.search._warm_start import choices_worth, distance, start_from, times_of
@@ -228,6 +232,20 @@ def test_devices_without_a_common_problem_are_ranked_by_their_properties():
     worse = record("gpu:NVIDIA RTX A4000", '{"n":1}', {(1, 1, 1): 5.0, (2, 2, 2): 2.0})
     start = start_from([*there, here, measured[0], worse], asked, BIG)
     assert dict(start.first[0]) == {"m": 4, "n": 4, "k": 4}  # what was measured on both counts more than properties
+
+
+def test_a_record_tells_the_properties_of_its_device_where_the_driver_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_properties, "NOTED", noted := {})
+    monkeypatch.setattr(trusted_entries, "NOTED", noted)
+    device_properties.note_properties(tb.device_fingerprint(), DeviceProperties("nvidia", 48, 1560, 448, 4096))
+    kernel = tb.tunable(lambda n, *, config: n, space=[{"a": 1}, {"a": 2}], store=tmp_path, check=False)
+    tb.tune(kernel, 1)
+    (found,) = kernel.selector.persistent.store.items()
+    noted.clear()
+    asked = Problem("gpu:NVIDIA RTX A4000", "searched@v0", '{"n":64}')
+    there = [record(device, asked.call_key, {at: 1.0}) for device, at in (("Z1", (4, 4, 4)), ("Z9", (9, 9, 8)))]
+    there[1] = Record(there[1].head, replace(there[1].body, provenance=found.body.provenance))
+    assert dict(start_from(there, asked, BIG).first[0]) == {"m": 9, "n": 9, "k": 8}
 
 
 def test_keys_are_near_by_their_sizes_and_unlike_in_anything_else():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from tunebook._base.vocabulary import Json
 
 
 class DeviceProperties(NamedTuple):
@@ -68,13 +71,29 @@ _MAKERS: Final = {
 }
 _CPU_CORES: Final = re.compile(r" (\d+) cores ")
 
-_noted: Final[dict[str, DeviceProperties]] = {}
+NOTED: Final[dict[str, DeviceProperties]] = {}  # by drivers, or in records
 
 
 def note_properties(device: str, properties: DeviceProperties | None) -> None:
     """Let the numbers of a driver count for a device, before those that are known by its name."""
     if properties is not None:
-        _noted[device] = properties
+        NOTED[device] = properties
+
+
+def noted_properties(device: str) -> dict[str, Json]:
+    """Return the numbers that are noted for a device, for the record of a tuning.
+
+    Another machine that reads the record may know the device neither by its driver nor by its name.
+    """
+    return {name: number for name, number in NOTED[device]._asdict().items() if number}
+
+
+def note_recorded(device: str, facts: Json) -> None:
+    """Let the numbers in a record count for a device whose driver is not here."""
+    if isinstance(facts, dict) and device not in NOTED:
+        kinds = DeviceProperties()._asdict()
+        known: Any = {name: found for name, found in facts.items() if type(found) is type(kinds.get(name))}
+        note_properties(device, DeviceProperties(**known) if known else None)
 
 
 def read_torch(found: object) -> DeviceProperties:
@@ -94,7 +113,7 @@ def properties_of(device: str) -> DeviceProperties:
     stated = _CPU_CORES.search(device)
     unknown = DeviceProperties(maker, int(stated[1]) if stated else 0)
     by_name = next((known for names, known in _KNOWN.items() if re.search(names, device)), unknown)
-    by_driver = _noted.get(device, by_name)
+    by_driver = NOTED.get(device, by_name)
     return by_name._replace(**{name: number for name, number in by_driver._asdict().items() if number})
 
 

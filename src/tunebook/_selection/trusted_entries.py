@@ -10,6 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
+from tunebook._arrays.device_properties import NOTED, noted_properties
 from tunebook._base.config_codec import TAG, encode, fingerprint_of, readable
 from tunebook._base.environment_variables import trust_setting
 from tunebook._base.errors import CodecError, warn_once
@@ -429,6 +430,8 @@ def _provenance(tuned: Tuned[Any], now_s: float) -> dict[str, Json]:
         known = {name: amount for name, amount in amounts.items() if amount is not None and math.isfinite(amount)}
         facts["roofline"] = {name: float(amount) for name, amount in known.items()}  # it may be a number of numpy's
     facts |= {"live": True} if _is_live(tuned) else {}
+    if tuned.problem is not None and tuned.problem.device in NOTED:
+        facts["device"] = noted_properties(tuned.problem.device)
     if tuned.left_out:
         facts["not_tried"] = [encode(tuned.configs[name]) for name in tuned.left_out]
         facts["why_not_tried"] = next(iter(tuned.left_out.values()))

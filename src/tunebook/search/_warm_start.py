@@ -8,7 +8,7 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._arrays.device_properties import likeness
+from tunebook._arrays.device_properties import likeness, note_recorded
 from tunebook._base.config_codec import fingerprint_of
 from tunebook._base.errors import CodecError
 from tunebook._keys.call_key import spell_out
@@ -146,6 +146,7 @@ def rank_records(records: Iterable[Record], problem: Problem) -> list[tuple[Time
             continue  # its second line is damaged: the first still answers calls
         if times.seconds or times.failed:
             by_device[times.problem.device].append(times)
+            note_recorded(times.problem.device, record.body.provenance.get("device"))
     here = by_device.get(problem.device, [])
     found = []
     for device, all_times in by_device.items():
