@@ -68,7 +68,7 @@ def test_of_so_many_calls_at_most_one_stands_still(moments):
     for calls, work in moments:
         share.count(calls)
         now += calls
-        if work == "choices" or share.may_stall(1000):
+        if work == "choices" or share.may_stall(1000, share):
             share.spend(1e-3, work)
             stalls += [now] if work != "choices" else []
     assert all(later - sooner >= 1000 for sooner, later in pairwise(stalls))
@@ -91,3 +91,26 @@ def test_another_clock_begins_with_nothing_owed():
     assert share.allows()
     own.now_s = 0.5
     assert share.allows()
+
+
+def test_work_that_takes_no_time_is_not_a_call_that_stands_still():
+    share = HostShare(1e9, Clock())
+    share.spend(20e-6, "steps of loading")  # of a program that is in memory
+    assert share.stalls == 0
+    assert share.may_stall(1000, share)
+    share.spend(2e-3, "steps of loading")
+    assert not share.may_stall(1000, share)
+
+
+def test_one_session_at_a_time_has_the_calls_that_may_stand_still_until_it_forgoes_one():
+    share, first, second = HostShare(1e9, Clock()), Clock(), Clock()
+    assert share.may_stall(1000, first)
+    assert share.may_stall(0, second)  # where nobody counts, all may
+    share.spend(2e-3, "forks")
+    share.count(1000)
+    assert not share.may_stall(1000, second)
+    assert share.may_stall(1000, first)
+    share.count(500)
+    assert share.may_stall(1000, second)
+    share.has_prepared(second)
+    assert share.may_stall(1000, first)

@@ -221,9 +221,9 @@ class Builds:
     def arrange(self, names):
         self.todo = list(names)
 
-    def poll(self, call):
+    def poll(self, call, *, may_fork=True):
         self.polled += 1
-        if not self.todo or self.polled % self.polls:
+        if not may_fork or not self.todo or self.polled % self.polls:
             return []
         self.forks += 1
         self.runs.work[self.runs.calls] += 1
@@ -279,8 +279,8 @@ def test_candidates_that_cannot_be_compiled_hold_up_nothing():
     costs = tiles(6)
 
     class Failing(Builds):
-        def poll(self, call):
-            return [build._replace(failure=Failure("compile", "no")) for build in super().poll(call)]
+        def poll(self, call, *, may_fork=True):
+            return [build._replace(failure=Failure("compile", "no")) for build in super().poll(call, may_fork=may_fork)]
 
     runs = Pretend(costs, builds=Failing)
     session, found = session_of(runs, costs, middle_of(costs))
@@ -361,7 +361,7 @@ class Compilers:
         self.begun.add(name)
         self.busy[fork] = name, self.runs.host_clock.now_s
 
-    def poll(self, call):
+    def poll(self, call, *, may_fork=True):
         now_s, done = self.runs.host_clock.now_s, []
         for fork, (name, began_s) in [*self.busy.items()]:
             if now_s - began_s >= 0.5:
@@ -372,7 +372,7 @@ class Compilers:
                 else:
                     self.runs.host_clock.forks -= 1
         wants = not self.busy or (len(self.busy) == 1 and len(self.begun) > 1 and len(self.todo) >= 6)
-        if self.todo and not done and wants and self.runs.host_clock.forks < 8:
+        if may_fork and self.todo and not done and wants and self.runs.host_clock.forks < 8:
             self.runs.host_clock.now_s += FORK_S
             self.runs.host_clock.forks += 1
             self.forks += 1

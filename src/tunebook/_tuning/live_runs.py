@@ -25,11 +25,15 @@ class LaunchWindow(Protocol):
 
 
 class Build(NamedTuple):
-    """The end of a compilation beside the program: equal programs have equal products."""
+    """The end of a compilation beside the program: equal programs have equal products.
+
+    `in_memory`: a launch of other sizes has loaded the program, so that nothing is to be loaded.
+    """
 
     name: str
     product: Hashable = None
     failure: Failure | None = None
+    in_memory: bool = False
 
 
 class Builds(Protocol):
@@ -40,8 +44,11 @@ class Builds(Protocol):
     def arrange(self, names: Sequence[str]) -> None:
         """Compile these next, in this order, and no others."""
 
-    def poll(self, call: Any) -> Iterable[Build]:
-        """Return the compilations that have ended since the last time, without waiting; start others, of this call."""
+    def poll(self, call: Any, *, may_fork: bool = True) -> Iterable[Build]:
+        """Return the compilations that have ended since the last time, without waiting; start others, of this call.
+
+        Without `may_fork`, no process is made: this call must not stand still.
+        """
 
     def close(self) -> None:
         """Stop compiling."""

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -23,24 +22,21 @@ from tunebook._statistics.slowdown_account import SlowdownAccount
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY
 from tunebook._tuning.host_share import HOST
 from tunebook._tuning.job import CandidateSet, Conditions
+from tunebook._tuning.live_preparation import LivePreparation
 from tunebook._tuning.pause import is_paused
-from tunebook.search._outlook import outlook_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from tunebook._statistics.live_rounds import Turn
-    from tunebook._tuning.host_share import HostShare, HostWork
+    from tunebook._tuning.host_share import HostShare
     from tunebook._tuning.job import Call, Tuned
-    from tunebook._tuning.live_runs import Builds, LaunchWindow, LiveRuns
+    from tunebook._tuning.live_runs import LaunchWindow, LiveRuns
 
 C = TypeVar("C")
 
-_POLL_EVERY: Final = 8  # calls: asking whether a compiler is done takes a microsecond
 _TELL_EVERY: Final = 1024  # calls
 _NEAR, _LIKELY = 1.1, 4  # candidates this near the leader are tried first at other sizes, so many at most
-# Candidates that are loaded and have not run yet, at most, where times decide which others are worth loading.
-_AHEAD: Final = 4
 _LONGEST_REST: Final = 4096  # calls, while the host has spent its share
 _EARNED: Final = 0.5  # of the device's time that a better leader saves, where the program waits for the device
 
@@ -89,7 +85,7 @@ class LiveSession(Generic[C]):
         `others` are sessions of the same kernel at other sizes: the candidates that are fast there are tried first.
         """
         self._call, self._runs, self._outcome = call, runs, outcome
-        self._host, self._calls_per_stall, self._counted = HOST if host is None else host, calls_per_stall, (0, 0)
+        self._host, self._counted = HOST if host is None else host, (0, 0)
         conditions = Conditions(call.kernel.code_checksum, call.kernel.environment(call.inv))
         self._candidates = CandidateSet(conditions, f"{runs.clock}{LIVE}/forward", configs[0])
         for config in configs[1:]:
@@ -99,27 +95,23 @@ class LiveSession(Generic[C]):
         self.race: Final = LiveRace(self._incumbent, account, self._candidates.shuffler())
         self.config: C = configs[0]
         self.candidates: Final = len(self._candidates.configs)
-        known = self._candidates.configs
         likely = dict.fromkeys(name for other in others if isinstance(other, LiveSession) for name in other.fast)
-        self._outlook = outlook_for(known, list(likely))
-        order = list(known) if self._outlook is None else self._outlook.worth_trying(known, {})
-        rest = {name: known[name] for name in order if name != self._incumbent}
-        self._builds = runs.builds(rest)
-        self._to_build = list(rest) if self._builds is not None else []
-        self._to_load = [] if self._builds is not None else list(rest)
-        self._loading: str | None = None
-        self._news: tuple[int, ...] | None = None  # about which the outlook was asked last
-        self.not_tried: dict[str, str] = {}  # why, by name
-        self._products: dict[Hashable, str] = {}
-        self._same: dict[str, str] = {}
-        self._unseen = set(rest)
+        self._preparation: Final = LivePreparation(
+            self._candidates.configs,
+            runs,
+            self.race,
+            self._host,
+            likely=list(likely),
+            calls_per_stall=calls_per_stall,
+            failed=self._fail,
+        )
+        self._unseen = set(self._preparation.names)
         self._waiting: deque[tuple[Turn, LaunchWindow]] = deque()
         self._found: Tuned[C] | None = None
         self._handed_over = self._again = False
         self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
-        self.rollbacks = self.loads = 0
-        self._poll_at = 0  # calls
+        self.rollbacks = 0
         self._asked = 0, self._host.clock_s()  # calls, and the time then
         self._earned, self._late = 0, True  # calls up to here have earned; whether the device waits for the host
         self.rest = 0  # calls that the leader serves before the session is asked again; a hot path may count them down
@@ -144,7 +136,7 @@ class LiveSession(Generic[C]):
             return (
                 f"watching the winner, which was found after {race.decided_after} calls{back}{self._left_out}; {cost}"
             )
-        left = len(self._to_build) + len(self._to_load) + (self._loading is not None)
+        left = self._preparation.left
         built = f", {left} are still to be compiled or loaded" if left else ""
         kept = race.left + left
         left_to_try = f"{kept} of {self.candidates} are left{built}{self._left_out}"
@@ -157,6 +149,21 @@ class LiveSession(Generic[C]):
             if self.not_tried
             else ""
         )
+
+    @property
+    def not_tried(self) -> Mapping[str, str]:
+        """The candidates that are predicted to be slow and are not tried, and the reason, by name."""
+        return self._preparation.not_tried
+
+    @property
+    def loads(self) -> int:
+        """How many candidates were loaded."""
+        return self._preparation.loads
+
+    @property
+    def to_prepare(self) -> tuple[int, int]:
+        """How many candidates are to be compiled, and how many are compiled and to be loaded."""
+        return len(self._preparation.to_build), len(self._preparation.to_load)
 
     @property
     def fast(self) -> list[str]:
@@ -199,9 +206,9 @@ class LiveSession(Generic[C]):
             self._read_events()
             began_s = began_s if self._found is None else self._host.clock_s()  # a decision is noted by itself
         if self._found is None:
-            if may_begin and self._may_stall and self._has_to_prepare:
+            if may_begin and self._preparation.is_due:
                 self._host.spend(self._host.clock_s() - began_s, "choices")
-                worked = self._prepare(args, kwargs)
+                worked = self._preparation.step(args, kwargs)
                 began_s = self._host.clock_s()
         elif not self._handed_over:
             self._handed_over = self._outcome.found(self._found, self._again)
@@ -210,22 +217,12 @@ class LiveSession(Generic[C]):
         turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin and not worked)
         # A call that has loaded begins no round, and the next one may.
         if (self._found is None or self._handed_over) and not (worked and self._host.allows()):
-            self.rest = race.rest(turn, self._host.patience(race.unit_s), self._calls_until_paid(began_s))
+            patience = 1 if self._preparation.has_turn else self._host.patience(race.unit_s)
+            self.rest = race.rest(turn, patience, self._calls_until_paid(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
         if not turn.is_timed:
             return self._runs.run(self.config, args, kwargs)
         return self._launch(turn, args, kwargs)
-
-    @property
-    def _has_to_prepare(self) -> bool:
-        """Whether candidates are to be compiled or loaded; or left out, because the account has held them up."""
-        race = self.race
-        waiting = self._to_build or self._to_load or self._loading is not None
-        return bool(waiting) or (race.is_pressed and race.phase == "screening")
-
-    @property
-    def _may_stall(self) -> bool:
-        return self._host.may_stall(self._calls_per_stall)
 
     def _calls_until_paid(self, now_s: float) -> int:
         """Return about how many calls pass until the host may do more: asking takes a part of its share too."""
@@ -326,107 +323,13 @@ class LiveSession(Generic[C]):
         """Serve the calls with the leader of the race, decide when it is over, and roll back a winner that lost."""
         race = self.race
         if race.phase == "decided" and self._found is None:
-            if self._may_stall:
-                with self._working("decisions"):
-                    self._decide()
+            with self._host.working("decisions"):
+                self._decide()
         elif self._found is not None and race.phase == "decided":
             beaten = race.leader
             if race.beaten_by() is not None:
                 self._roll_back(beaten)
         self.config = self._candidates.configs[race.leader]
-
-    # ------------------------------------------------------------------------------------------------------ preparing
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Take over programs that were compiled beside, or load one: a call makes a fork or loads, and never both.
-
-        Return whether it did.
-        """
-        calls, forked = self.race.account.calls, False
-        if self._builds is not None and calls >= self._poll_at:
-            self._poll_at = calls + _POLL_EVERY
-            forked = self._take_builds(self._builds, args)
-        loading = None if forked else self._loading or self._next_to_load()
-        if loading is not None:
-            self._loading = loading
-            with self._working("steps of loading"):
-                self._load(loading, args, kwargs)
-        if not self._to_build and not self._to_load and self._loading is None:
-            if self._builds is not None:
-                self._builds.close()
-                self._builds = None
-            self.race.complete()
-        return forked or loading is not None
-
-    @contextmanager
-    def _working(self, work: HostWork) -> Iterator[None]:
-        began_s = self._host.clock_s()
-        yield
-        self._host.spend(self._host.clock_s() - began_s, work)
-
-    def _take_builds(self, builds: Builds, args: tuple[Any, ...]) -> bool:
-        """Take over the compiled candidates; return whether this call has made a fork to compile others."""
-        forks, began_s = builds.forks, self._host.clock_s()
-        for build in builds.poll(args):
-            if build.name not in self._to_build:
-                continue
-            self._to_build.remove(build.name)
-            if build.failure is not None:
-                self._fail(build.name, Trial(failure=build.failure))
-            elif build.product is not None and build.product in self._products:
-                self._same[build.name] = self._products[build.product]  # an equal program is not loaded twice
-            else:
-                if build.product is not None:
-                    self._products[build.product] = build.name
-                self._to_load.append(build.name)
-        forked = builds.forks > forks
-        self._host.spend(self._host.clock_s() - began_s, "forks" if forked else "choices")
-        return forked
-
-    def _next_to_load(self) -> str | None:
-        """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
-        if self._outlook is None:
-            return self._to_load.pop(0) if self._to_load else None
-        race, untried, known = self.race, self.race.untried, self.race.known
-        news = len(untried), len(known), len(self._to_load), len(self._to_build), race.is_pressed
-        full = len(untried) >= _AHEAD and not race.is_pressed
-        if full or race.phase != "screening" or news == self._news:
-            return None  # asking the model again takes as long as several launches
-        self._news = news
-        with self._working("outlooks"):
-            waiting = [*self._to_load, *self._to_build]
-            worth = self._outlook.worth_trying([*waiting, *untried], known, pressed=race.is_pressed)
-            if race.is_pressed:
-                self._leave_out([name for name in untried if name not in worth])
-            if not any(name in worth for name in waiting) and not race.untried:
-                self._leave_out(waiting)
-            if self._builds is not None:
-                self._builds.arrange([name for name in worth if name in self._to_build])
-        name = next((name for name in worth if name in self._to_load), None)
-        if name is not None and len(race.untried) < _AHEAD:
-            self._to_load.remove(name)
-            return name
-        return None
-
-    def _leave_out(self, names: Sequence[str]) -> None:
-        """Try no candidates that the outlook calls slow."""
-        times = {} if self._outlook is None else self._outlook.predicted
-        for name in filter(self.race.withdraw, names):
-            self.not_tried[name] = f"not tried: predicted to take {times[name]:.2g} times as long as the best"
-        self._to_load = [name for name in self._to_load if name not in self.not_tried]
-        self._to_build = [name for name in self._to_build if name not in self.not_tried]
-
-    def _load(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        done = True
-        with Attempt() as attempt:
-            done = self._runs.load(self._candidates.configs[name], args, kwargs)
-            if done:
-                self.race.admit(name)
-        if done:
-            self._loading = None
-            self.loads += 1
-        if attempt.trial.failure is not None:
-            self._fail(name, attempt.trial)
 
     def _fail(self, name: str, trial: Trial) -> None:
         self._unseen.discard(name)
@@ -437,9 +340,7 @@ class LiveSession(Generic[C]):
         self._turn = threading.Lock()  # a thread of the parent may have the turn
         self._waiting.clear()
         self._look = None
-        self._to_build.clear()
-        self._to_load.clear()
-        self._builds = self._loading = None
+        self._preparation.forget()
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -449,12 +350,14 @@ class LiveSession(Generic[C]):
             candidates.results = {n: m for n, m in candidates.results.items() if n not in race.contenders}
         unit_s = race.unit_s
         finalists = {lane.name for lane in race.finalists}
-        for name in [name for name in candidates.configs if name not in candidates.results and name not in self._same]:
+        for name in [
+            name for name in candidates.configs if name not in candidates.results and name not in self._preparation.same
+        ]:
             if name in race.contenders:
                 candidates.record(name, Trial(), samples_s=race.samples_s(name), dropped=name not in finalists)
             elif screened := race.screened(name):
                 candidates.record(name, Trial(), samples_s=[each * unit_s for each in screened], dropped=True)
-        for name, original in self._same.items():
+        for name, original in self._preparation.same.items():
             if original in candidates.results and name not in candidates.results:
                 candidates.copy(original, name, None)
         self._found = tuned = candidates.decide(
@@ -465,7 +368,7 @@ class LiveSession(Generic[C]):
             left_out=self.not_tried,
         )
         ranking = [] if tuned.verdict is None else [r.measurement.fingerprint for r in tuned.verdict.ranking]
-        names = {name: original for name, original in self._same.items() if name not in race.contenders}
+        names = {name: original for name, original in self._preparation.same.items() if name not in race.contenders}
         winner = next(name for name, config in candidates.configs.items() if config is tuned.config)
         order = list(dict.fromkeys(names.get(name, name) for name in ranking if name not in self._unseen))
         race.adopt(names.get(winner, winner), order)

@@ -100,7 +100,7 @@ class CompileBeside:
         """Compile these next, in this order, and no others."""
         self._todo = [at for name in names if (at := self._places[name]) not in self._begun]
 
-    def poll(self, call: Any) -> list[Build]:
+    def poll(self, call: Any, *, may_fork: bool = True) -> list[Build]:
         """Return the compilations that have ended, and start others; forks get a copy of the call's arguments."""
         done: list[Build] = []
         for worker, (index, began_s) in list(self._busy.items()):
@@ -113,7 +113,7 @@ class CompileBeside:
         if not self._busy:
             done += self._from_memory(call)
         if self._todo and not done:
-            if self._forks and self._wants_fork() and len(_running) < _most():
+            if may_fork and self._forks and self._wants_fork() and len(_running) < _most():
                 self._fork(call)
             if not self._forks and not self._busy:  # the program compiles the rest itself, within its share
                 done += [Build(self._names[index]) for index in self._todo]
@@ -129,7 +129,7 @@ class CompileBeside:
             if made is None:
                 break
             self._begun.add(self._todo[0])
-            done.append(Build(self._names[self._todo.pop(0)], _digest(made)))
+            done.append(Build(self._names[self._todo.pop(0)], _digest(made), in_memory=True))
         return done
 
     def _wants_fork(self) -> bool:
