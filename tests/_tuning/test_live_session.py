@@ -190,6 +190,19 @@ def test_a_limit_that_has_no_room_for_more_tries_ends_the_race_and_says_what_was
     assert runs.worst_window(best, 2000) <= 1.05 * 40
 
 
+@pytest.mark.parametrize("count", SPACES)
+def test_a_first_launch_that_overdraws_the_account_ends_the_race_within_a_window_of_calls(count):
+    # It takes 2,200 calls to pay off, and the model of the others is not asked before eight of them have run.
+    costs = tiles(3, **SPACES[count])
+    best = min(costs, key=costs.__getitem__)
+    costs = {config: 24 * costs[best] if config != best else seconds for config, seconds in costs.items()}
+    runs = Served(costs)
+    session, found = session_of(runs, costs, best)
+    assert call_until_found(session, 4000) <= 2000
+    assert len(session.not_tried) == count - len(set(runs.served))
+    assert any("no room" in reason for reason in found[0].left_out.values())
+
+
 def test_candidates_that_were_not_tried_are_named():
     costs = tiles(1)
     session, found = session_of(Pretend(costs), costs, middle_of(costs))

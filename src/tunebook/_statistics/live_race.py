@@ -115,7 +115,8 @@ class LiveRace:
         return self._held_up >= _HELD_UP * self.account.window
 
     @property
-    def _is_overdue(self) -> bool:
+    def is_overdue(self) -> bool:
+        """Whether the account has held up rounds for so long that the race ends with the candidates that have run."""
         return self._held_up >= _ENDS * self.account.window
 
     @property
@@ -228,7 +229,7 @@ class LiveRace:
         return self._begin([self.leader, self.watch.runner_up], sizes, is_duel=True)
 
     def _plan_final(self, sizes: Callable[[], Hashable]) -> Round | None:
-        if self._is_overdue:
+        if self.is_overdue:
             self.finalists = [lane for lane in self.finalists if self._is_promising(lane)]
         if self.finalists and self._started < self._most_rounds():
             return self._begin([lane.name for lane in self.finalists], sizes)
@@ -267,7 +268,7 @@ class LiveRace:
 
     def _is_promising(self, lane: Lane) -> bool:
         led = self._values[self.leader]
-        return self._values[lane.name] <= led * (1.0 if self._is_overdue else _PROMISING)
+        return self._values[lane.name] <= led * (1.0 if self.is_overdue else _PROMISING)
 
     def _is_screened(self, lane: Lane) -> bool:
         return len(lane.samples_s) >= _SCREENED

@@ -127,6 +127,9 @@ class LivePreparation(Generic[C]):
         """Return the candidate to load; none while others are to run first. Leave out those that are surely slow."""
         if self._loading is not None:
             return self._loading if may_stall else None
+        if self._race.is_overdue and self._race.phase == "screening":
+            self._leave_out([*self.to_load, *self.to_build, *self._race.untried])
+            return None
         loadable = self.to_load if may_stall else [name for name in self.to_load if name in self._ready]
         if self._outlook is None:
             name = next(iter(loadable), None)
@@ -161,10 +164,11 @@ class LivePreparation(Generic[C]):
         return worth if len(race.untried) < _AHEAD else []
 
     def _leave_out(self, names: Sequence[str]) -> None:
-        """Try no candidates that the outlook calls slow."""
+        """Try no candidates that the outlook calls slow, or for which the limit on the slow-down has no room."""
         times = {} if self._outlook is None else self._outlook.predicted
         for name in filter(self._race.withdraw, names):
-            self.not_tried[name] = f"not tried: predicted to take {times[name]:.2g} times as long as the best"
+            slow = f"predicted to take {times[name]:.2g} times as long as the best" if name in times else ""
+            self.not_tried[name] = f"not tried: {slow or 'the limit on the slow-down had no room for it'}"
         self.to_load = [name for name in self.to_load if name not in self.not_tried]
         self.to_build = [name for name in self.to_build if name not in self.not_tried]
 

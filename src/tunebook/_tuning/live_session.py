@@ -145,7 +145,7 @@ class LiveSession(Generic[C]):
     @property
     def _left_out(self) -> str:
         return (
-            f", {len(self.not_tried)} not tried: predicted to be slower by the times of others"
+            f", {len(self.not_tried)} not tried: predicted to be slower, or too slow for the limit"
             if self.not_tried
             else ""
         )
