@@ -188,7 +188,7 @@ class Server:
             SimpleNamespace(kernel=kernel, inv=None),
             [first := self.firsts[shape], *(config for config in device.costs if config != first)],
             device,
-            LiveOutcome(lambda *_: True, lambda *_: None, lambda **_: None),
+            LiveOutcome(lambda decide, _again: bool(decide()), lambda *_: None, lambda **_: None),
             slowdown=1.02,
             window=2000,
             calls_per_stall=calls_per_stall,
@@ -218,3 +218,53 @@ class Server:
 
 def p99(values):
     return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+def alike(count):
+    """Return candidates that no race tells apart: their final has the most launches, and its statistics take long."""
+    configs = [
+        Config(BLOCK=2 ** (4 + i % 6), num_warps=2 ** (i // 6 % 3), num_stages=1 + i // 18) for i in range(count)
+    ]
+    return {config: 1e-4 * (1 + 5e-4 * place) for place, config in enumerate(configs)}
+
+
+class Waves(LiveRuns):
+    """Calls on a device whose clock changes; events are read one call late, and nothing else takes any time."""
+
+    clock = "device-events"
+
+    def __init__(self, costs, seed):
+        self._pick, self._costs, self.calls, self._level = random.Random(seed), costs, 0, 1.0
+
+    def may_try(self, args, kwargs):
+        return True
+
+    def sizes(self, args, kwargs):
+        return 0
+
+    def run(self, config, args, kwargs):
+        self.calls += 1
+        if self._pick.random() < 0.1:
+            self._level = self._pick.choice((0.9, 1.0, 1.1))
+        return self._costs[config] * self._level * math.exp(self._pick.gauss(0, 0.01))
+
+    def timed(self, config, args, kwargs):
+        seconds, at = self.run(config, args, kwargs), self.calls
+        return seconds, SimpleNamespace(late=False, host_s=0.0, seconds=lambda: seconds if self.calls > at else None)
+
+    def detached(self, inv):
+        return inv
+
+
+def session_on(costs, seed, aside):
+    """Return a session on such a device; `aside(work)` does long work, now or later."""
+    kernel = SimpleNamespace(code_checksum="", environment=lambda _inv: "", objective="typical")
+    return LiveSession(
+        SimpleNamespace(kernel=kernel, inv=None),
+        list(costs),
+        Waves(costs, seed),
+        LiveOutcome(lambda decide, _again: aside(decide) or True, lambda *_: None, lambda **_: None, aside),
+        slowdown=1.02,
+        window=2000,
+        host=HostShare(1e9),
+    )

@@ -92,7 +92,7 @@ def session_of(runs, costs, incumbent, share=1e9, others=(), host=None, calls_pe
         SimpleNamespace(kernel=kernel, inv=None),
         [incumbent, *(config for config in costs if config != incumbent)],
         runs,
-        LiveOutcome(lambda tuned, _again: found.append(tuned) or True, lambda *_: None, lambda **_: None),
+        LiveOutcome(lambda decide, _again: found.append(decide()) or True, lambda *_: None, lambda **_: None),
         slowdown=1.02,
         window=2000,
         calls_per_stall=calls_per_stall,

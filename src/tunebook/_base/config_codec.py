@@ -417,3 +417,11 @@ def annotations_of(annotated: type | Callable[..., Any]) -> dict[str, object]:
         return typing.get_type_hints(annotated)
     except (NameError, TypeError, AttributeError):
         return {}
+
+
+def is_same_config(config: object, other: object) -> bool:
+    """Whether two configurations are written alike; those that cannot be written, whether they are one object."""
+    try:
+        return fingerprint_of(encode(config)) == fingerprint_of(encode(other))
+    except CodecError:
+        return config is other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from contextvars import Context
@@ -12,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from tunebook._base.config_codec import encode, fingerprint_of
-from tunebook._base.errors import CodecError, TuningFailed, text_of, warn_once
+from tunebook._base.config_codec import is_same_config
+from tunebook._base.errors import TuningFailed, text_of, warn_once
 from tunebook._base.locks import InterruptSafeLock
 from tunebook._kernel.measure import measure_of
 from tunebook._measure.stopwatch import Stopwatch
@@ -27,11 +28,11 @@ from tunebook._selection.recording import (
     values_in,
 )
 from tunebook._selection.tiers import Found, Memory, Parts, Request, Skipped, key_of, stand_in_for
-from tunebook._tuning.plan import candidates_to_try, is_forward_only, search_for
+from tunebook._tuning.plan import first_group, is_forward_only
 from tunebook._tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
     from tunebook._base.vocabulary import Problem
     from tunebook._kernel.kernel import Invocation
@@ -51,7 +52,7 @@ _GRACE_S: Final = 1.0
 # An exploration holds no arrays, about 20 kB for 60 candidates. Beyond this many, the oldest is given up: a program
 # with ever new shapes does not come back to it.
 _EXPLORATIONS: Final = 256
-_SEARCHED_IN_CALLS: Final = 64
+_LETS_GO_S: Final = 2e-4  # until the program is awake; with 0, this thread would have the interpreter again before
 # Finds the configuration of a request, in the background.
 Find: TypeAlias = "Callable[[Request[C]], Found[C] | Skipped]"
 State: TypeAlias = Literal["running", "waiting for its turn"]
@@ -69,6 +70,11 @@ class TunesNow(Protocol[C]):
     def adopt(self, request: Request[C], tuned: Tuned[C], *, again: bool = False) -> Found[C] | Skipped: ...
 
     def remember_failure(self, request: Request[C], error: Exception) -> Skipped: ...
+
+
+def _let_program_run() -> None:
+    """Let go of the interpreter: a thread that computes would hold up each launch of the program for 5 ms."""
+    time.sleep(_LETS_GO_S)
 
 
 class _QueuedJob(NamedTuple):
@@ -119,6 +125,16 @@ class Background:
             self._left += 1
             self._fresh.append(_QueuedJob(key, attempt, ended))
             return True
+
+    def aside(self, work: Callable[..., object]) -> None:
+        """Do work beside the program if a thread can: it calls its argument now and then, to let the program go on."""
+
+        def attempt(*, patient: bool) -> bool:  # noqa: ARG001 - nobody else does this
+            work(_let_program_run)
+            return True
+
+        if not self.submit(object(), attempt, lambda: None):
+            work()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no job is left; False if the time is up before, or if a job itself asks."""
@@ -248,8 +264,7 @@ class DeferredTuning(Generic[C]):
 
     def reverify(self, request: Request[C], stand_in: C) -> str:
         """Tune behind a call that an entry answers which was not made for it here; return how far that is."""
-        key = self._key(request)
-        if (state := self.queue.state(key)) is not None:
+        if (state := self.queue.state(self._key(request))) is not None:
             return f"{state} in the background"
         known = self._autotune.failed_before(request, made_up=True) or self._autotune.known(request)
         later = _detach(request)
@@ -295,7 +310,7 @@ class DeferredTuning(Generic[C]):
         for oldest in list(self.explorations)[: 1 - _EXPLORATIONS]:
             self.explorations.pop(oldest, None)
         try:
-            return [stand_in, *_first_group(request)]
+            return [stand_in, *first_group(request.kernel, request.inv, request.strategy)]
         except TuningFailed as error:
             return self._autotune.remember_failure(request, error)
 
@@ -328,8 +343,8 @@ class DeferredTuning(Generic[C]):
         # The functions below hold this one, and not the request: the caller's arrays must not be kept.
         later = replace(request, inv=runs.detached(request.inv), policy=policy, looks=[])
 
-        def found(tuned: Tuned[C], again: bool) -> bool:  # noqa: FBT001 - a callback
-            find = partial(self._adopt_live, mine, tuned, again=again)
+        def found(decide: Callable[..., Tuned[C]], again: bool) -> bool:  # noqa: FBT001 - a callback
+            find = partial(self._adopt_live, mine, decide, again=again)
             return self._submit(later, stand_in, find, fresh=again)
 
         def rolled_back(beaten: C, better: C) -> None:
@@ -340,7 +355,7 @@ class DeferredTuning(Generic[C]):
             later,
             configs,
             runs,
-            LiveOutcome(found, rolled_back, partial(later.tell, "live_progress")),
+            LiveOutcome(found, rolled_back, partial(later.tell, "live_progress"), self.queue.aside),
             slowdown=policy.slowdown,
             window=policy.slowdown_window,
             calls_per_stall=policy.calls_per_stall,
@@ -368,11 +383,12 @@ class DeferredTuning(Generic[C]):
         EPOCH.advance()
 
     def _adopt_live(
-        self, session: LiveSession[C], tuned: Tuned[C], request: Request[C], *, again: bool
+        self, session: LiveSession[C], decide: Callable[..., Tuned[C]], request: Request[C], *, again: bool
     ) -> Found[C] | Skipped:
+        tuned = decide(_let_program_run)
         answer = self._autotune.adopt(request, tuned, again=again)
         # An offline tuning may have been faster: its choice stands, and is not watched.
-        if isinstance(answer, Found) and _is_same(answer.config, tuned.config):
+        if isinstance(answer, Found) and is_same_config(answer.config, tuned.config):
             self._parts.watched[request.problem] = session, answer.config
         return answer
 
@@ -401,7 +417,7 @@ class DeferredTuning(Generic[C]):
             if isinstance(answer, Found) and answer.remember:
                 self._memory.remember(request, answer.config)
                 request.tell(answer.event, cfg=answer.config, level=answer.level, called=False)
-            if isinstance(answer, Found) and not _is_same(answer.config, stand_in):
+            if isinstance(answer, Found) and not is_same_config(answer.config, stand_in):
                 EPOCH.advance()
         except Exception as error:  # an author's functions may raise anything, and nothing in this thread catches it
             if isinstance(error, RuntimeError) and "shutdown" in text_of(error):
@@ -482,19 +498,3 @@ def _obstacle(request: Request[Any]) -> Skipped | None:
 
     reason = why_not_in_calls(arguments)
     return None if reason is None else Skipped(reason)
-
-
-def _first_group(request: Request[C]) -> Sequence[C]:
-    """Return the candidates to try: a later group is for when nothing before it is valid, and the heuristic is."""
-    kernel, inv = request.kernel, request.inv
-    search = search_for(kernel, inv, request.strategy)
-    # Of a space too big to race, calls try as many as a strategy that knows nothing proposes at first.
-    candidates = candidates_to_try(kernel, inv) if search is None else search.first(_SEARCHED_IN_CALLS)
-    first = min((kernel.cfg_group(inv, config) for config in candidates), default=0)
-    return [config for config in candidates if kernel.cfg_group(inv, config) == first]
-
-
-def _is_same(config: object, other: object) -> bool:
-    with suppress(CodecError):
-        return fingerprint_of(encode(config)) == fingerprint_of(encode(other))
-    return config is other

@@ -12,7 +12,9 @@ from tunebook._code.checksum import code_checksum
 from tunebook._statistics.race import (
     ENOUGH,
     Objective,
+    Pause,
     median_s,
+    no_pause,
     paired,
     pooled_uncertainty,
     typical_s,
@@ -119,6 +121,7 @@ def decide(
     incumbent: str | None = None,
     heuristic: str | None = None,
     objective: Objective = typical_s,
+    pause: Pause = no_pause,
 ) -> Verdict | None:
     """Choose among measurements; return None if all failed.
 
@@ -134,8 +137,8 @@ def decide(
         return None
     finalists = [r for r in ranking if r.measurement.dropped is ranking[0].measurement.dropped]
     others = ranking[len(finalists) :]
-    finalists, error = _compare(finalists, objective)
-    alike, as_good = _bands(finalists, objective, error)
+    finalists, error = _compare(finalists, objective, pause)
+    alike, as_good = _bands(finalists, objective, error, pause)
     tied = [r for r in finalists if _behind(r, finalists[0]) <= alike]
     good = [r for r in tied if _behind(r, finalists[0]) <= as_good]
     winner, rule = (good[0], "fastest") if len(good) == 1 else (min(good, key=_text), "tie, first alphabetically")
@@ -147,7 +150,7 @@ def decide(
     return Verdict(winner, rule, alike, tuple(tied), (*finalists, *others), objective_name(objective))
 
 
-def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ranked], float | None]:
+def _compare(finalists: Sequence[Ranked], objective: Objective, pause: Pause) -> tuple[list[Ranked], float | None]:
     """Return the finalists with times relative to their neighbours, and the error of these, if that is more certain."""
     # The race sampled in rounds: the i-th samples of all finalists are neighbours in time.
     # Candidates that compile to the same program share their samples, which say nothing about each other.
@@ -156,7 +159,7 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     found = None
     if objective is typical_s and len(counts) == 1 and min(counts) >= ENOUGH:
         rounds = list(zip(*distinct, strict=True))[WARMING:]
-        found = paired([run for taken in rounds for run in enumerate(taken)], range(len(distinct)))
+        found = paired([run for taken in rounds for run in enumerate(taken)], range(len(distinct)), pause)
     if found is None:
         return list(finalists), None
     # The finalist with the fastest samples keeps its time, and the others get times on its scale.
@@ -166,14 +169,14 @@ def _compare(finalists: Sequence[Ranked], objective: Objective) -> tuple[list[Ra
     return sorted(compared, key=lambda r: (r.value_s, _text(r))), found.error
 
 
-def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None) -> tuple[float, float]:
+def _bands(ranking: Sequence[Ranked], objective: Objective, error: float | None, pause: Pause) -> tuple[float, float]:
     """Return how far behind the fastest a candidate may be to be not told apart from it, and to be surely as good."""
     behind = [gap for r in ranking if (gap := _behind(r, ranking[0])) <= TIE_CEILING]
     samples = [r.measurement.valid_samples_s for r in ranking[: len(behind)]]
     by_device = ranking[0].measurement.policy.startswith(DEVICE_CLOCKS)
     equal = min((TICKS_S if by_device else PLACEMENT_S) / typical_s(samples[0]), TIE_CEILING)
     # Of a difference, hence the square root.
-    error = math.sqrt(2) * (pooled_uncertainty(samples, objective) if error is None else error)
+    error = math.sqrt(2) * (pooled_uncertainty(samples, objective, pause) if error is None else error)
     alike = min(max(TIE, 2 * error, equal), TIE_CEILING)
     if min(map(len, samples)) < ENOUGH:
         # Too few samples to tell noise: nearly as fast counts as equally good.

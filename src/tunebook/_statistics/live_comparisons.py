@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tunebook._statistics.race import RaceStage, median_s, typical_s
+from tunebook._statistics.race import (
+    Lane,
+    RaceStage,
+    median_s,
+    no_pause,
+    paired,
+    pooled_uncertainty,
+    survivors,
+    typical_s,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from tunebook._statistics.race import Pause
+
+# Does a piece of work, now or beside the program; the work takes a `Pause`.
+Aside: TypeAlias = "Callable[[Callable[..., object]], object]"
 
 # A candidate leads if it is faster by so many standard errors, and by this fraction in all but this part of its rounds.
 _SURELY, FASTER, _DISTURBED = 2.5, 0.02, 0.2
@@ -25,6 +39,89 @@ FINAL: Final = (
     RaceStage(96, 1.02),
     RaceStage(192, 1.015),
 )
+
+
+# With the times of more launches, a comparison takes longer than handing it to a thread (0.1 ms), and is made beside
+# the program.
+_MANY: Final = 64
+_SETTLED, _SETTLED_AFTER = 0.001, 48
+_LOOK_EVERY: Final = 16  # rounds: working out the uncertainty takes as long as several launches
+
+
+class FinalComparison:
+    """The comparison of finalists after some rounds, by copies of their samples: another thread may `run` it.
+
+    `left` has the names of the finalists that stay, the fastest first; `is_settled`: more rounds would change nothing
+    that matters. Neither is known until it `is_done`.
+    """
+
+    def __init__(
+        self, runs: Sequence[tuple[Hashable, float]], lanes: Sequence[Lane], stage: RaceStage | None, entrants: int
+    ) -> None:
+        """After a `stage`, slow ones leave; None: nobody does. `entrants`: how many began the final."""
+        self._runs, self._stage, self._entrants = list(runs), stage, entrants
+        self._lanes = [lane.copy() for lane in lanes]
+        self.is_done = self.is_settled = False
+        self.left: list[str] | None = None
+
+    def run(self, pause: Pause = no_pause) -> None:
+        """Compare; `pause` is called after each candidate's share."""
+        lanes = self._lanes
+        if self._stage is not None:
+            found = paired(self._runs, [lane.name for lane in lanes], pause)
+            relative = None if found is None else found.times
+            lanes = survivors(lanes, self._stage, self._entrants, times=relative, pause=pause)
+            self.left = [lane.name for lane in lanes]
+        if _is_look(min(len(lane.samples_s) for lane in lanes)):
+            self.is_settled = pooled_uncertainty((lane.samples_s for lane in lanes), pause=pause) <= _SETTLED
+        self.is_done = True
+
+
+class FinalComparisons:
+    """The launches of a final, and its comparisons, one at a time; `aside` does long ones."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with another final; a comparison that is under way counts no more."""
+        self._runs: list[tuple[Hashable, float]] = []
+        self._compared = 0  # rounds
+        self._under_way: FinalComparison | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a comparison is under way, or has not been taken yet."""
+        return self._under_way is not None
+
+    def add(self, name: str, seconds: float) -> None:
+        """Note the time of a launch."""
+        self._runs.append((name, seconds))
+
+    def compare(self, lanes: Sequence[Lane], rounds: int, entrants: int) -> None:
+        """Compare the finalists, if it is time for it after so many rounds, and no comparison is under way."""
+        stage = next((stage for stage in reversed(FINAL) if self._compared < stage.samples <= rounds), None)
+        if self.is_under_way or (stage is None and not _is_look(rounds)):
+            return
+        self._compared = rounds
+        self._under_way = begun = FinalComparison(self._runs, lanes, stage, entrants)
+        if len(self._runs) > _MANY:
+            self._aside(begun.run)
+        else:
+            begun.run()
+
+    def take(self) -> FinalComparison | None:
+        """Return a comparison that is done, once."""
+        if self._under_way is None or not self._under_way.is_done:
+            return None
+        done, self._under_way = self._under_way, None
+        return done
+
+
+def _is_look(rounds: int) -> bool:
+    """Whether it is asked after so many final rounds if the times are settled."""
+    return rounds >= _SETTLED_AFTER and rounds % _LOOK_EVERY == 0
 
 
 def surely_below(samples: Sequence[float], bound: float) -> float | None:

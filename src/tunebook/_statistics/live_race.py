@@ -13,18 +13,15 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from tunebook._statistics.live_comparisons import FASTER, FINAL, finalists_of, surely_below, times_as_long
-from tunebook._statistics.live_rounds import Round, Turn, WinnerLook
-from tunebook._statistics.race import (
-    ENOUGH,
-    HOPELESS,
-    Lane,
-    is_time,
-    median_s,
-    paired,
-    pooled_uncertainty,
-    survivors,
+from tunebook._statistics.live_comparisons import (
+    FASTER,
+    FinalComparisons,
+    finalists_of,
+    surely_below,
+    times_as_long,
 )
+from tunebook._statistics.live_rounds import Round, Turn, WinnerLook
+from tunebook._statistics.race import ENOUGH, HOPELESS, Lane, is_time, median_s
 from tunebook._statistics.slowdown_account import DisturbedLaunches
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY, WinnerWatch
 
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from tunebook._statistics.live_comparisons import Aside
     from tunebook._statistics.slowdown_account import SlowdownAccount
 
 Phase: TypeAlias = Literal["screening", "final", "decided"]
@@ -47,9 +45,8 @@ _SCREENED: Final = _SCREENING[-1][0]
 # Samples of finalists cost the program next to nothing, so there are more of them than in a race that it waits for:
 # with 24 rounds, noise chose between equal candidates in 4 of 80 races, and with these in none or one.
 _LEAST_ROUNDS, _MOST_ROUNDS, _FINAL_SAMPLES = 96, 240, 720
+_MOST_SAMPLES: Final = 1152  # so that 36 candidates that are alike are decided within 2,000 calls, and not 4,100
 _PRESSED_ROUNDS: Final = 32  # while the account holds up the race
-_SETTLED, _SETTLED_AFTER = 0.001, 48
-_LOOK_EVERY: Final = 16  # rounds: working out the uncertainty takes as long as several launches
 # If the account has held up the race for the first part of its window, candidates that seem this much slower leave;
 # after the second, all that seem slower: then no more launches cost anything.
 _HELD_UP, _ENDS, _PROMISING = 0.5, 0.7, 1.1
@@ -69,7 +66,10 @@ class LiveRace:
     Candidates take part from `admit` on, when they can run without a wait. `complete` says that all are admitted.
     """
 
-    def __init__(self, incumbent: str, account: SlowdownAccount, rng: random.Random) -> None:
+    def __init__(
+        self, incumbent: str, account: SlowdownAccount, rng: random.Random, aside: Aside = lambda work: work()
+    ) -> None:
+        """`aside` does long computations, now or beside the program: the race goes on meanwhile."""
         self._incumbent, self.account, self._rng = incumbent, account, rng
         self.leader = incumbent
         self.phase: Phase = "screening"
@@ -78,7 +78,7 @@ class LiveRace:
         self._lanes: dict[str, Lane] = {}  # in the screening
         self.finalists: list[Lane] = []
         self._started = 0  # final rounds
-        self._runs: list[tuple[Hashable, float]] = []
+        self._comparisons: Final = FinalComparisons(aside)
         self._final: dict[str, Lane] = {}
         self._latest: dict[Hashable, dict[str, float]] = {}  # the last final round of each sizes
         self._complete = False
@@ -146,6 +146,7 @@ class LiveRace:
             due = self.watch.begins_look(self.account.calls)
             turn = WinnerLook(self.leader, sizes()) if due else Turn(self.leader)
         else:
+            self._take_comparison()
             found = self._continued(sizes)
             self._refused = False
             if found is None and may_begin and self._open is None and self._under_way < _UNDER_WAY:
@@ -190,8 +191,7 @@ class LiveRace:
 
     def _continued(self, sizes: Callable[[], Hashable]) -> Turn | None:
         """Return the next launch of the open round, if it is of these sizes."""
-        opened = self._open
-        if opened is None:
+        if (opened := self._open) is None:
             return None
         if opened.sizes != sizes():
             opened.strangers += 1
@@ -233,7 +233,7 @@ class LiveRace:
             self.finalists = [lane for lane in self.finalists if self._is_promising(lane)]
         if self.finalists and self._started < self._most_rounds():
             return self._begin([lane.name for lane in self.finalists], sizes)
-        if not self._under_way:
+        if not self._under_way and not self._comparisons.is_under_way:
             self._end()
         return None
 
@@ -253,7 +253,7 @@ class LiveRace:
             return None
         self._rng.shuffle(waiting)
         lane = min(waiting, key=self._urgency)
-        return self._begin(self._shuffled([self.leader, lane.name]), sizes)
+        return self._begin([self.leader, lane.name], sizes)
 
     def _urgency(self, lane: Lane) -> tuple[bool, int, float]:
         """Return a sort key: candidates that seem faster than the leader first, then those that ran least, cheap first.
@@ -267,15 +267,10 @@ class LiveRace:
         return value >= (1 - FASTER) * self._values[self.leader], self.runs[lane.name], value
 
     def _is_promising(self, lane: Lane) -> bool:
-        led = self._values[self.leader]
-        return self._values[lane.name] <= led * (1.0 if self.is_overdue else _PROMISING)
+        return self._values[lane.name] <= self._values[self.leader] * (1.0 if self.is_overdue else _PROMISING)
 
     def _is_screened(self, lane: Lane) -> bool:
         return len(lane.samples_s) >= _SCREENED
-
-    def _shuffled(self, names: list[str]) -> list[str]:
-        self._rng.shuffle(names)
-        return names
 
     def _begin(self, names: Sequence[str], sizes: Callable[[], Hashable], *, is_duel: bool = False) -> Round | None:
         """Return a round, if the account allows its launches."""
@@ -347,8 +342,7 @@ class LiveRace:
 
     def _charge(self, closed: Round, seconds: dict[str, float | None]) -> None:
         """Charge the extra time of a round's launches, by the time of the leader beside them."""
-        led_s = seconds.get(self.leader)
-        if led_s is not None:
+        if (led_s := seconds.get(self.leader)) is not None:
             self.unit_s = led_s / self._values[self.leader]
         for place, (name, each) in enumerate(seconds.items()):
             if name == self.leader:
@@ -410,7 +404,8 @@ class LiveRace:
     def _most_rounds(self) -> int:
         if self.is_pressed:
             return _PRESSED_ROUNDS
-        return min(max(_FINAL_SAMPLES // max(len(self.finalists), 1), _LEAST_ROUNDS), _MOST_ROUNDS)
+        count = max(len(self.finalists), 1)
+        return min(max(_FINAL_SAMPLES // count, _LEAST_ROUNDS), _MOST_SAMPLES // count, _MOST_ROUNDS)
 
     def _compare_finalists(self, sizes: Hashable, times: dict[str, float]) -> None:
         if any(lane.name not in times for lane in self.finalists):
@@ -418,22 +413,26 @@ class LiveRace:
         self._latest = {**self._latest, sizes: times} if len(self._latest) < _MOST_SIZES else {sizes: times}
         for lane in self.finalists:
             lane.samples_s.append(times[lane.name])
-            self._runs.append((lane.name, times[lane.name]))
-        rounds = min((len(lane.samples_s) for lane in self.finalists), default=0)
-        stage = next((stage for stage in FINAL if stage.samples == rounds), None)
-        if stage is not None:
-            found = paired(self._runs, [lane.name for lane in self.finalists])
-            relative = None if found is None else found.times
-            self.finalists = survivors(self.finalists, stage, len(self._final), times=relative)
-            self._lead_by_final()
-        alone = len(self.finalists) <= 1 and rounds >= ENOUGH
-        if alone or self._is_settled(rounds) or rounds >= self._most_rounds():
-            self._end()
+            self._comparisons.add(lane.name, times[lane.name])
+        self._comparisons.compare(self.finalists, self._rounds, len(self._final))
+        self._take_comparison()
 
-    def _is_settled(self, rounds: int) -> bool:
-        if rounds < _SETTLED_AFTER or rounds % _LOOK_EVERY:
-            return False
-        return pooled_uncertainty(lane.samples_s for lane in self.finalists) <= _SETTLED
+    @property
+    def _rounds(self) -> int:
+        return min((len(lane.samples_s) for lane in self.finalists), default=0)
+
+    def _take_comparison(self) -> None:
+        """Let the finalists leave that a comparison calls slow, and end the race if it is clear."""
+        compared = self._comparisons.take()
+        if self.phase != "final" or self._comparisons.is_under_way:
+            return
+        if compared is not None and compared.left is not None:
+            lanes = {lane.name: lane for lane in self.finalists}
+            self.finalists = [lanes[name] for name in compared.left if name in lanes]
+            self._lead_by_final()
+        alone = len(self.finalists) <= 1 and self._rounds >= ENOUGH
+        if alone or (compared is not None and compared.is_settled) or self._rounds >= self._most_rounds():
+            self._end()
 
     def _lead_by_final(self) -> None:
         """Let the fastest finalist lead, if the leader is surely slower or out."""
@@ -446,8 +445,7 @@ class LiveRace:
     def _take_lead(self, name: str) -> None:
         """Let a finalist lead; its time is that beside the incumbent in the final, or else beside the last leader."""
         for other in (self._incumbent, self.leader):
-            found = times_as_long(self.samples_s(name), self.samples_s(other))
-            if found is not None:
+            if (found := times_as_long(self.samples_s(name), self.samples_s(other))) is not None:
                 self._values[name] = self._values[other] * found
                 break
         self._led = self._values.setdefault(name, self._values.get(self.leader, 1.0))
@@ -493,7 +491,7 @@ class LiveRace:
     def race_again(self, names: Iterable[str]) -> None:
         """Race these again from the final on, for example after a duel that the winner has lost."""
         self._line_up(names)
-        self._runs.clear()
+        self._comparisons.clear()
         self._latest.clear()
         self._started = 0
         for name in self._final:

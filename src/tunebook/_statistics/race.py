@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 
 Objective: TypeAlias = "Callable[[Sequence[float]], float]"
+# Called after the share of each candidate in a long computation: a thread beside a program lets the program go on.
+Pause: TypeAlias = "Callable[[], object]"
+
+
+def no_pause() -> None:
+    """Go on at once."""
 
 
 class RaceStage(NamedTuple):
@@ -150,9 +156,11 @@ def uncertainty(samples: Sequence[float], objective: Objective = typical_s) -> f
     return spread / math.sqrt(count) / abs(mean) if mean else math.inf
 
 
-def pooled_uncertainty(lanes: Iterable[Sequence[float]], objective: Objective = typical_s) -> float:
+def pooled_uncertainty(
+    lanes: Iterable[Sequence[float]], objective: Objective = typical_s, pause: Pause = no_pause
+) -> float:
     """Return the standard error of times, from the samples of several candidates: one alone tells too little."""
-    squares = [uncertainty(samples, objective) ** 2 for samples in lanes]
+    squares = [_after(pause, uncertainty(samples, objective)) ** 2 for samples in lanes]
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
@@ -163,7 +171,7 @@ class Paired(NamedTuple):
     error: float
 
 
-def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable]) -> Paired | None:
+def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable], pause: Pause = no_pause) -> Paired | None:
     """Compare candidates by each run's time relative to its neighbours in time; return None if that is less certain.
 
     `runs` has the runs of all candidates, by name, in the order in which they were taken. When a device changes its
@@ -178,8 +186,9 @@ def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable]) ->
         places.setdefault(name, []).append(place)
     samples = {name: [runs[place][1] for place in own] for name, own in places.items()}
     times = {name: _lower(own) for name, own in samples.items()}
-    if len(names) < 2 or any(name not in times for name in names) or not _in_waves(runs, times):
+    if len(names) < 2 or any(name not in times for name in names) or not _in_waves(runs, times, pause):
         return None
+    pause()
     slowness = [(name, seconds / times[name]) for name, seconds in runs]
     besides: dict[Hashable, list[float]] = {}
     # One candidate after the other, relative to the estimates of the others so far; twice, as the first ones are rough.
@@ -188,19 +197,29 @@ def paired(runs: Sequence[tuple[Hashable, float]], names: Sequence[Hashable]) ->
         besides[name], times[name] = beside, _lower(beside)
         for place in own:
             slowness[place] = name, runs[place][1] / times[name]
+        pause()
     # Medians: with few samples, a candidate that was disturbed twice in a row looks far too uncertain. The error is of
     # the value a third of the way up: 1.30 standard deviations of a normal distribution, which has its median deviation
     # at 0.6745.
     error = median_s(standard_error(besides[name], 1.30 / 0.6745) for name in names)
-    by_samples = median_s(uncertainty(samples[name]) for name in names)
+    pause()
+    by_samples = median_s(_after(pause, uncertainty(samples[name])) for name in names)
     # Below SETTLED the pairing stays though samples agree better: one candidate's may all miss the fastest clock.
     return Paired(times, error) if error < max(CLEARLY * by_samples, SETTLED) else None
 
 
-def _in_waves(runs: Sequence[tuple[Hashable, float]], times: Mapping[Hashable, float]) -> bool:
+def _after(pause: Pause, value: float) -> float:
+    pause()
+    return value
+
+
+def _in_waves(runs: Sequence[tuple[Hashable, float]], times: Mapping[Hashable, float], pause: Pause) -> bool:
     """Whether neighbours in time are slow together, or fast, more than by chance: Bartels' test, of ranks."""
     count = len(runs)
-    ordered = sorted(range(count), key=lambda place: runs[place][1] / times[runs[place][0]])
+    pause()
+    relative = [seconds / times[name] for name, seconds in runs]
+    ordered = sorted(range(count), key=relative.__getitem__)
+    pause()
     rank = {place: position for position, place in enumerate(ordered)}
     steps = sum((rank[place + 1] - rank[place]) ** 2 for place in range(count - 1))
     by_chance = count * (count**2 - 1) / 6  # with a standard deviation that is smaller by the square root of the count
@@ -236,6 +255,12 @@ class Lane:
         self.name, self._take, self.first_s, self.wins_ties = name, take, first_s, wins_ties
         self.samples_s: list[float] = []
 
+    def copy(self) -> Lane:
+        """Return a lane with the samples so far."""
+        other = Lane(self.name, self._take, self.first_s, wins_ties=self.wins_ties)
+        other.samples_s = list(self.samples_s)
+        return other
+
     @property
     def value_s(self) -> float:
         """Its typical time so far."""
@@ -259,6 +284,7 @@ def survivors(
     candidates: int,
     objective: Objective = typical_s,
     times: Mapping[Hashable, float] | None = None,
+    pause: Pause = no_pause,
 ) -> list[L]:
     """Return the lanes that stay in the race after a stage, fastest first; `candidates` is their number at its start.
 
@@ -272,7 +298,7 @@ def survivors(
     # the best time is one that its lane has reached twice.
     few = {lane: sorted((*lane.samples_s, lane.first_s)) for lane in running if len(lane.samples_s) < _FEW}
     best = min(max(value[lane], few[lane][1]) if lane in few else value[lane] for lane in running)
-    noise = 0.0 if few else pooled_uncertainty((lane.samples_s for lane in running), objective)
+    noise = 0.0 if few else pooled_uncertainty((lane.samples_s for lane in running), objective, pause)
     limit = best + abs(best) * max(stage.keep - 1, BEHIND * noise)
     close = sorted((lane for lane in running if value[lane] <= limit), key=value.__getitem__)
     room = stage.room(candidates)

@@ -19,7 +19,7 @@ from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, hid
 from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
-from tunebook._statistics.race import typical_s
+from tunebook._statistics.race import Objective, Pause, no_pause, typical_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tunebook._measure.compile_pool import Compiled
     from tunebook._measure.stopwatch import Runner, Stopwatch, Trial
     from tunebook._statistics.decide import Verdict
-    from tunebook._statistics.race import Objective
     from tunebook._statistics.roofline import Roofline
     from tunebook.search._by_name import Search
 
@@ -354,8 +353,7 @@ class Tuned(NamedTuple, Generic[Cfg]):
 
     def _repr_html_(self) -> str:
         # By name, because reports stand above tuning: only a notebook that shows a result needs them.
-        shown: str = import_module("tunebook._report").report(self)._repr_html_()
-        return shown
+        return str(import_module("tunebook._report").report(self)._repr_html_())
 
 
 def lifetime_s(failures: Iterable[Failure | None]) -> float:
@@ -465,16 +463,19 @@ class CandidateSet(Generic[Cfg]):
         self.results[name] = m._replace(config=self._encoded[name], fingerprint=name, compile_s=compile_s, extra=extra)
         return self.results[name]
 
-    def decide(self, incumbent: str | None = None, objective: Objective = typical_s, **outcome: Any) -> Tuned[Cfg]:
+    def decide(
+        self, incumbent: str | None = None, objective: Objective = typical_s, pause: Pause = no_pause, **outcome: Any
+    ) -> Tuned[Cfg]:
         """Return the result of the tuning. If every candidate failed, it is the heuristic, without a verdict."""
-        verdict = decide(self.results.values(), incumbent=incumbent, heuristic=self.heuristic, objective=objective)
+        known = self.results.values()
+        verdict = decide(known, incumbent=incumbent, heuristic=self.heuristic, objective=objective, pause=pause)
         winner = self.heuristic if verdict is None else verdict.winner.measurement.fingerprint
         if winner is None:
             raise self.failure()
         return Tuned(
             config=self.configs[winner],
             verdict=verdict,
-            measurements=tuple(self.results.values()),
+            measurements=tuple(known),
             configs=self.configs,
             when=self._now_s(),
             default=self.heuristic,
@@ -490,11 +491,10 @@ class CandidateSet(Generic[Cfg]):
                 found.append(self._errors[name])
             elif failure is not None:
                 found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
-        measured = tuple(self.results.values())
-        said = "the only candidate failed" if len(measured) == 1 else f"all {len(measured)} candidates failed"
+        said = "the only candidate failed" if len(self.results) == 1 else f"all {len(self.results)} candidates failed"
         if len(found) > 1 and len({(type(error), text_of(error)) for error in found}) == 1:
             first, own = found[0], f"candidate {next(iter(self.configs.values()))!r}"
             first.__notes__ = [note for note in getattr(first, "__notes__", ()) if note != own]
             said, found = f"{said} alike", [first]
         errors = [*map(hide_own_frames, found)] or [ValueError("no candidate gave a valid time")]
-        return TuningFailed(said, errors, measured)
+        return TuningFailed(said, errors, tuple(self.results.values()))

@@ -18,6 +18,7 @@ from tunebook._base.vocabulary import LIVE
 from tunebook._measure.stopwatch import Attempt, Trial
 from tunebook._statistics.decide import objective_for
 from tunebook._statistics.live_race import LiveRace
+from tunebook._statistics.race import no_pause
 from tunebook._statistics.slowdown_account import SlowdownAccount
 from tunebook._statistics.winner_watch import AWAITING, WATCH_EVERY
 from tunebook._tuning.host_share import HOST
@@ -28,7 +29,9 @@ from tunebook._tuning.pause import is_paused
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from tunebook._statistics.live_comparisons import Aside
     from tunebook._statistics.live_rounds import Turn
+    from tunebook._statistics.race import Pause
     from tunebook._tuning.host_share import HostShare
     from tunebook._tuning.job import Call, Tuned
     from tunebook._tuning.live_runs import LaunchWindow, LiveRuns
@@ -54,11 +57,16 @@ os.register_at_fork(after_in_child=_forget_parents)
 
 
 class LiveOutcome(NamedTuple, Generic[C]):
-    """Where a session reports. `found(tuned, again)` returns False if it must be told again; `progress` gets data."""
+    """Where a session reports. `progress` gets data.
 
-    found: Callable[[Tuned[C], bool], bool]
+    `found(decide, again)` is told that the race is over; `decide(pause)` returns the result, takes milliseconds, and is
+    called once, by any thread. It returns False if it must be told again. `aside` does work of such a length.
+    """
+
+    found: Callable[[Callable[..., Tuned[C]], bool], bool]
     rolled_back: Callable[[C, C], object]
     progress: Callable[..., object]
+    aside: Aside = lambda work: work()
 
 
 class LiveSession(Generic[C]):
@@ -92,7 +100,7 @@ class LiveSession(Generic[C]):
             self._candidates.admit(config)
         self._incumbent = next(iter(self._candidates.configs))
         account = SlowdownAccount(slowdown, window)
-        self.race: Final = LiveRace(self._incumbent, account, self._candidates.shuffler())
+        self.race: Final = LiveRace(self._incumbent, account, self._candidates.shuffler(), outcome.aside)
         self.config: C = configs[0]
         self.candidates: Final = len(self._candidates.configs)
         likely = dict.fromkeys(name for other in others if isinstance(other, LiveSession) for name in other.fast)
@@ -109,6 +117,7 @@ class LiveSession(Generic[C]):
         self._waiting: deque[tuple[Turn, LaunchWindow]] = deque()
         self._found: Tuned[C] | None = None
         self._handed_over = self._again = False
+        self._decision: tuple[Tuned[C], str, list[str]] | None = None  # of another thread: see `_settle`
         self._began_s, self._calls = time.monotonic(), 0
         self._told = 0, 0.0  # calls and extra seconds
         self.rollbacks = 0
@@ -186,7 +195,7 @@ class LiveSession(Generic[C]):
                 if self._is_calm:
                     return self._glance(args, kwargs)
                 if not is_paused() and self._runs.may_try(args, kwargs):
-                    return self._watch(args, kwargs) if self._handed_over else self._take_turn(args, kwargs)
+                    return self._take_turn(args, kwargs) if self._found is None else self._watch(args, kwargs)
             finally:
                 lock.release()
         return self._runs.run(self.config, args, kwargs)
@@ -204,19 +213,16 @@ class LiveSession(Generic[C]):
         may_begin, worked, began_s = self._host.allows(), False, self._host.clock_s()
         if self._waiting or race.phase == "decided":
             self._read_events()
-            began_s = began_s if self._found is None else self._host.clock_s()  # a decision is noted by itself
-        if self._found is None:
-            if may_begin and self._preparation.is_due:
-                self._host.spend(self._host.clock_s() - began_s, "choices")
-                worked = self._preparation.step(args, kwargs)
-                began_s = self._host.clock_s()
-        elif not self._handed_over:
-            self._handed_over = self._outcome.found(self._found, self._again)
+            began_s = self._host.clock_s() if race.phase == "decided" else began_s  # a decision is noted by itself
+        if self._found is None and may_begin and self._preparation.is_due:
+            self._host.spend(self._host.clock_s() - began_s, "choices")
+            worked = self._preparation.step(args, kwargs)
+            began_s = self._host.clock_s()
         if race.account.calls - self._told[0] >= _TELL_EVERY:
             self.tell_progress()
         turn = race.next(lambda: self._runs.sizes(args, kwargs), may_begin=may_begin and not worked)
         # A call that has loaded begins no round, and the next one may.
-        if (self._found is None or self._handed_over) and not (worked and self._host.allows()):
+        if not (worked and self._host.allows()):
             patience = 1 if self._preparation.has_turn else self._host.patience(race.unit_s)
             self.rest = race.rest(turn, patience, self._calls_until_paid(began_s))
         self._host.spend(self._host.clock_s() - began_s, "choices")
@@ -302,7 +308,7 @@ class LiveSession(Generic[C]):
         return self._launched(turn, *tried)
 
     def _launched(self, turn: Turn, result: Any, window: LaunchWindow) -> Any:
-        if not self._handed_over:
+        if self._found is None:
             self._host.spend(window.host_s, "timed launches")
         self._waiting.append((turn, window))
         return result
@@ -323,8 +329,7 @@ class LiveSession(Generic[C]):
         """Serve the calls with the leader of the race, decide when it is over, and roll back a winner that lost."""
         race = self.race
         if race.phase == "decided" and self._found is None:
-            with self._host.working("decisions"):
-                self._decide()
+            self._settle()
         elif self._found is not None and race.phase == "decided":
             beaten = race.leader
             if race.beaten_by() is not None:
@@ -340,11 +345,26 @@ class LiveSession(Generic[C]):
         self._turn = threading.Lock()  # a thread of the parent may have the turn
         self._waiting.clear()
         self._look = None
+        self._handed_over = self._found is not None  # the parent's thread does not decide for this process
         self._preparation.forget()
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _decide(self) -> None:
+    def _settle(self) -> None:
+        """Have the race decided beside the program, and adopt the decision in the first call that finds it.
+
+        The statistics over all samples take up to 20 ms: too long for one call.
+        """
+        if not self._handed_over:
+            with self._host.working("decisions"):
+                self._handed_over = self._outcome.found(self._decide, self._again)
+        if self._decision is not None:
+            (self._found, winner, ranking), self._decision = self._decision, None
+            self.race.adopt(winner, ranking)
+            self.tell_progress()
+
+    def _decide(self, pause: Pause = no_pause) -> Tuned[C]:
+        """Return the result of the race. Another thread may call it: the race is over, and its samples stay."""
         candidates, race = self._candidates, self.race
         if self._again:
             candidates.results = {n: m for n, m in candidates.results.items() if n not in race.contenders}
@@ -360,8 +380,9 @@ class LiveSession(Generic[C]):
         for name, original in self._preparation.same.items():
             if original in candidates.results and name not in candidates.results:
                 candidates.copy(original, name, None)
-        self._found = tuned = candidates.decide(
+        tuned = candidates.decide(
             objective=objective_for(self._call.kernel.objective),
+            pause=pause,
             ran=len(candidates.results),
             complete=True,
             seconds=time.monotonic() - self._began_s,
@@ -371,16 +392,15 @@ class LiveSession(Generic[C]):
         names = {name: original for name, original in self._preparation.same.items() if name not in race.contenders}
         winner = next(name for name, config in candidates.configs.items() if config is tuned.config)
         order = list(dict.fromkeys(names.get(name, name) for name in ranking if name not in self._unseen))
-        race.adopt(names.get(winner, winner), order)
-        self.tell_progress()
-        self._handed_over = self._outcome.found(tuned, self._again)
+        self._decision = tuned, names.get(winner, winner), order
+        return tuned
 
     def _roll_back(self, beaten: str) -> None:
         race, configs = self.race, self._candidates.configs
         self.rollbacks += 1
         self.config = configs[race.leader]
         self._outcome.rolled_back(configs[beaten], self.config)
-        self._found, self._handed_over, self._again = None, False, True
+        self._found, self._decision, self._handed_over, self._again = None, None, False, True
         race.race_again([race.leader, beaten, *race.contenders])
 
     def _count_glances(self) -> None:

@@ -39,6 +39,7 @@ R = TypeVar("R")
 # A race of 480 Triton kernels takes half a minute; a search is within 1 % of the best after a few hundred of 10,000.
 RACED_WHOLE: Final = 1000
 TRIALS: Final = 300
+_SEARCHED_IN_CALLS: Final = 64
 REFERENCE: Final = "the reference"  # as `by_author` names it
 REFERENCE_FAILED: Final = f"{REFERENCE} failed"
 TOGETHER: Final = "/together="  # in the policy of measurements: times of several problems
@@ -306,3 +307,14 @@ def best_s(tuned: Tuned[Any]) -> float:
     if not 0.0 < best_s < math.inf:
         raise DefinitionError(f'combine="max" and "relative" need a positive time for each call, not {best_s!r}')
     return best_s
+
+
+def first_group(kernel: Kernel[C, Any], inv: Invocation[C, Any], strategy: StrategyLike | None) -> list[C]:
+    """Return the candidates to try in calls: a later group is for when nothing before it is valid.
+
+    Of a space too big to race, calls try as many as a strategy that knows nothing proposes at first.
+    """
+    search = search_for(kernel, inv, strategy)
+    candidates = candidates_to_try(kernel, inv) if search is None else search.first(_SEARCHED_IN_CALLS)
+    first = min((kernel.cfg_group(inv, config) for config in candidates), default=0)
+    return [config for config in candidates if kernel.cfg_group(inv, config) == first]
