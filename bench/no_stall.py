@@ -4,7 +4,7 @@ Needs a GPU, and fla-core in a folder: `make compat-packages` fills `.compat-pac
 
     python bench/no_stall.py --packages .compat-packages       everything: about 20 minutes, 12 of them Triton's tuner
     python bench/no_stall.py --only training --sides fixed,live,offline        six minutes, without Triton's tuner
-    python bench/no_stall.py --only server                     the server alone: three minutes, without any package
+    python bench/no_stall.py --only server                     the server alone: six minutes, without any package
     python bench/no_stall.py --collect --out FOLDER            the numbers of a run that was killed
     python bench/no_stall.py --dry-run                         on a GPU that does not exist: shows that the script runs
 
@@ -13,8 +13,9 @@ process of its own with empty caches. "fixed" has the first configuration of eac
 is measured. The processes take turns of a second, because the speed of a machine moves by 10 % within a minute; a
 process counts the time of its own turns alone, and its compilers stop in between. Triton's tuner runs by itself.
 
-Server: requests that arrive at their own times, with changing shapes, in one process that switches between a fixed
-configuration and live tuning every few requests.
+Server: requests of eight shapes that arrive at their own times, in bursts, whether the last one is answered or not; the
+shapes take turns in being popular. A process with a fixed configuration and one with live tuning get the same requests,
+and take turns as above.
 
 Each process writes a row after each second to FOLDER/no_stall-SIDE.jsonl: steps, how long the host and the GPU take for
 one, how many candidates are compiled, loaded, compared and decided, and on what the host has worked. So a run that is
@@ -27,11 +28,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import mmap
 import operator
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ import tables
 import torch
 import triton
 import triton.language as tl
-from no_stall_numbers import compare_serving, compare_training, limited_by, read_numbers, read_rows
+from no_stall_numbers import arrivals, collect_serving, compare_training, limited_by, read_numbers, read_rows
 from triton.runtime.autotuner import Autotuner
 
 import tunebook as tb
@@ -57,12 +58,16 @@ from tunebook.adapters.triton import autotune, install
 HERE = Path(__file__).parent
 SLICE_S = 1.0
 SIDES = ("fixed", "live", "offline", "triton")
+SERVERS = ("server-fixed", "server-live")
+ROWS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)  # of the tensors of requests
 TARGETS = {
     "training: first step, beside fixed": "<= 1.3",
     "training: steps in the worst 5 s, beside fixed": ">= 0.95",
     "training: steps in the last 20 s, beside offline": ">= 0.99",
     "server: p99, beside fixed": "<= 1.01",
     "server: slow requests in 1,000": "<= 1",
+    "server: requests in 1,000 that stood still": "<= 1",
+    "server: calls until the last shape was decided": "<= 2000",
 }
 LIVE = tb.AutotunePolicy(cache_miss_fallback="incremental")
 SERVER = tb.AutotunePolicy(cache_miss_fallback="incremental", calls_per_stall=1000)
@@ -73,7 +78,7 @@ GPU_TIMED_EVERY = 8  # steps: an event takes a microsecond
 
 
 @triton.jit
-def normalise(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+def normalise(x_ptr, out_ptr, columns, count, BLOCK: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
@@ -91,14 +96,6 @@ CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (256, 1
 
 def rows(meta):
     return (meta["x_ptr"].shape[0],)
-
-
-def requests(device, seed=0):
-    """Yield the tensors of requests, of four shapes that come in any order."""
-    pick = random.Random(seed)
-    made = [torch.randn(count, 4096, device=device) for count in (64, 256, 1024, 4096)]
-    while True:
-        yield pick.choice(made)
 
 
 # -------------------------------------------------------------------------------------------------------- the training
@@ -124,7 +121,7 @@ def steps_of(options, device):
 
     def step(columns):
         x = torch.randn(8, columns, device=device)
-        kernel[rows](x, torch.empty_like(x), columns)
+        kernel[rows](x, torch.empty_like(x), columns, x.shape[0])
 
     return [partial(step, columns) for columns in (256, 512, 1024)]
 
@@ -200,6 +197,7 @@ def tuning():
         "to compare": sum(each.race.left - 1 for each in sessions if not each.is_finished),
         "launches timed": HOST.spent["timed launches"][0],
         "duels": sum(each.duels for each in watches),
+        "calls until decided": max([each.race.decided_after or 0 for each in sessions], default=0),
         "rollbacks": sum(each.rollbacks for each in sessions),
         "host": {work: round(seconds, 4) for work, (_, seconds) in HOST.spent.items()},
     }
@@ -292,35 +290,50 @@ def steps_in_turn(side, turns, options, device, wait):
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
-def serve(options, device, wait):
-    """Answer requests of both sides in turn, and write rows: latencies by side, and why requests stood still."""
-    live = autotune(CONFIGS, key=["columns"], bucket=None, policy=SERVER, store=False)(normalise)
-    first = CONFIGS[0].all_kwargs()
+def answers(side, device, wait):
+    """Return a function that answers a request of a shape, by its number, and waits for the device."""
+    live = autotune(CONFIGS, key=["columns", "count"], bucket=None, policy=SERVER, store=False)(normalise)
+    made, first = [torch.randn(count, 4096, device=device) for count in ROWS], CONFIGS[0].all_kwargs()
 
-    def answer(side, x):
+    def answer(shape):
+        x = made[shape]
         out = torch.empty_like(x)
-        if side == "live":
-            live[rows](x, out, x.shape[1])
+        if side == "server-live":
+            live[rows](x, out, x.shape[1], x.shape[0])
         else:
-            normalise[(x.shape[0],)](x, out, x.shape[1], **first)
+            normalise[(x.shape[0],)](x, out, x.shape[1], x.shape[0], **first)
         wait()
 
-    pick, began_s = random.Random(1), time.perf_counter()
-    due_s, written = 0.0, Rows(options.rows, lambda: time.perf_counter() - began_s)
-    for number, x in enumerate(requests(device)):
-        now_s = time.perf_counter() - began_s
-        if now_s > options.server_seconds or number >= options.requests:
-            break
-        due_s += pick.expovariate(options.rate)  # at its own time, whether the last request is answered or not
-        if due_s > now_s:
-            time.sleep(due_s - now_s)
-        side = ("fixed", "live")[number // options.block % 2]
-        stalls = HOST.stalls
-        answer(side, x)
-        latency_s = time.perf_counter() - began_s - due_s
-        written.add(**{side if now_s >= options.settle else f"{side}-at-first": latency_s})
-        if HOST.stalls > stalls:
-            written.add(stalled=latency_s)
+    return answer
+
+
+def serve(side, options, device, wait):
+    """Answer the requests of one side in this process, and write rows: latencies, and why requests stood still."""
+    path, _, place = options.turns.rpartition(":")
+    with contextlib.closing(Turns(path, int(place))) as turns:
+        requests_in_turn(turns, options, answers(side, device, wait))
+
+
+def requests_in_turn(turns, options, answer):
+    HOST.use_clock(turns.own_s)
+    written = Rows(options.rows, turns.own_s)
+    coming = itertools.islice(arrivals(len(ROWS), options.rate), options.requests)
+    following = next(coming, None)
+    while following is not None and following[0] < options.server_seconds:
+        with turns.turn():
+            until_s = turns.own_s() + SLICE_S
+            while following is not None and turns.own_s() < until_s:
+                due_s, shape = following
+                if due_s > turns.own_s():  # it comes at its own time, whether the last request is answered or not
+                    time.sleep(min(due_s, until_s) - turns.own_s() if until_s > turns.own_s() else 0.0)
+                    continue
+                stalls = HOST.stalls
+                answer(shape)
+                latency_s = turns.own_s() - due_s
+                written.add(**{"latency" if due_s >= options.settle else "latency-at-first": latency_s})
+                if HOST.stalls > stalls:
+                    written.add(stalled=latency_s)
+                following = next(coming, None)
     written.write(states=list(map(str, live_session._sessions)))
 
 
@@ -344,8 +357,8 @@ def work(options):
     """Do the part of one process."""
     with contextlib.ExitStack() as patches:
         device, wait = device_of(options, patches)
-        if options.side == "server":
-            serve(options, device, wait)
+        if options.side in SERVERS:
+            serve(options.side, options, device, wait)
         else:
             train(options.side, options, device, wait)
 
@@ -398,8 +411,7 @@ def parse(arguments):
     parser.add_argument("--settle", type=float, default=60.0, help="seconds of the server that are not counted")
     parser.add_argument("--requests", type=int, default=10**9, help="of the server, at most")
     parser.add_argument("--rate", type=float, default=2000.0, help="requests per second")
-    parser.add_argument("--block", type=int, default=50, help="requests after which the server switches sides")
-    parser.add_argument("--side", choices=(*SIDES, "server"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, *SERVERS), help=argparse.SUPPRESS)
     parser.add_argument("--turns", help=argparse.SUPPRESS)
     parser.add_argument("--rows", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -425,14 +437,12 @@ def publish(found, raw, facts, options):
 
 def collect(options):
     """Take all numbers from the rows in a folder, also of sides that did not end; return the exit status."""
-    rows = {side: read_rows(rows_of(side, options)) for side in (*SIDES, "server")}
+    rows = {side: read_rows(rows_of(side, options)) for side in (*SIDES, *SERVERS)}
     facts = next((each.pop(0)["facts"] for each in rows.values() if each), {})
     rows = {side: [row for row in each if "facts" not in row] for side, each in rows.items()}
     ends = {side: read_numbers(rows_of(side, options), "ends") for side in SIDES}
     found = compare_training({side: each for side, each in ends.items() if len(each) > 1})
-    latencies = {side: read_numbers(rows_of("server", options), side) for side in ("fixed", "live")}
-    if all(latencies.values()):
-        found |= compare_serving(latencies)
+    found |= collect_serving({side: rows_of(side, options) for side in SERVERS}, rows["server-live"])
     raw = {}
     for side in (side for side, each in rows.items() if each):
         raw |= {f"seconds, {side}": rows[side], f"held up, {side}": limited_by(rows[side])}
@@ -464,7 +474,7 @@ def main(arguments):
         if together and not options.collect:
             failed |= run_sides(together, options)
     if options.only != "training" and not options.collect:
-        failed |= run_side("server", options)
+        failed |= run_sides(SERVERS, options)
     return collect(options) or int(failed)
 
 

@@ -6,12 +6,16 @@ A process writes a row, a line of JSON, after each second. So a run that is kill
 from __future__ import annotations
 
 import json
+import math
+import random
 import statistics
 from array import array
 from collections import Counter
 from pathlib import Path
 
 SLOW = 2.0  # times the fixed side's p99
+BURSTS, BURST_S, BURST_FACTOR = 0.1, 0.05, 3.0  # part of the time, seconds, and times as many requests
+TURN_S = 40.0  # in which each shape is popular once
 
 
 def read_rows(path):
@@ -89,6 +93,40 @@ def compare_training(ends):
     if fixed and theirs:
         found["training: first step of triton.autotune, beside fixed"] = theirs[0] / fixed[0]
     return found
+
+
+def arrivals(shapes, rate, seed=1):
+    """Yield when requests arrive and the number of the shape of each: in bursts, and each shape is popular in turn.
+
+    Poisson with `rate` requests per second on average; a tenth of the time has three times as many.
+    """
+    pick = random.Random(seed)
+    usual, now_s, burst, changes_s = rate / (1 + BURSTS * (BURST_FACTOR - 1)), 0.0, True, 0.0
+    while True:
+        if now_s >= changes_s:
+            burst = not burst
+            changes_s = now_s + pick.expovariate(1 / (BURST_S if burst else BURST_S * (1 / BURSTS - 1)))
+        now_s += pick.expovariate(usual * (BURST_FACTOR if burst else 1))
+        turn = 2 * math.pi * now_s / TURN_S
+        weights = [math.exp(1.5 * math.sin(turn + 2 * math.pi * shape / shapes)) for shape in range(shapes)]
+        yield now_s, pick.choices(range(shapes), weights)[0]
+
+
+def collect_serving(paths, rows):
+    """Return the numbers of a server from the files of its sides, and from the rows of the live one."""
+    settled = {side: read_numbers(path, "latency") for side, path in paths.items()}
+    fixed, live = settled["server-fixed"], settled["server-live"]
+    if not (fixed and live and rows):
+        return {}
+    before = read_numbers(paths["server-live"], "latency-at-first")
+    stalled = read_numbers(paths["server-live"], "stalled")
+    tuning = rows[-1]["tuning"]
+    is_decided = tuning["decided"] == tuning["sessions"]
+    return {
+        **compare_serving({"fixed": fixed, "live": live}),
+        "server: requests in 1,000 that stood still": 1000 * len(stalled) / (len(before) + len(live)),
+        "server: calls until the last shape was decided": tuning["calls until decided"] if is_decided else math.inf,
+    }
 
 
 def compare_serving(latencies):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,7 @@ def test_a_dry_run_shows_every_number(bench, tmp_path):
     # The host may work in the turns of its own process: by a clock that it shares with nobody.
     spent = re.findall(r"^live: the host spent ([\d.]+) s on (?:forks|steps of loading)$", done.stdout, re.MULTILINE)
     assert sum(map(float, spent)) > 0, done.stdout
-    for side in ("live", "server"):
+    for side in ("live", "server-live"):
         for what in ("candidates", "not tried", "duels", "to load", "choices", "timed launches", "undecided for, s"):
             assert re.search(rf"^{side}: .*{what}\b", done.stdout, re.MULTILINE), (side, what, done.stdout)
     # A run that was killed: the last row of one side is cut short, and another side has none.
@@ -140,6 +142,18 @@ def test_live_training_is_compared_with_the_fixed_configuration_and_with_offline
     assert found["training: steps in the last 20 s, beside fixed"] == pytest.approx(1.25, rel=0.01)
     assert found["training: steps in the worst 5 s, beside fixed"] == pytest.approx(1.25, rel=0.03)
     assert found["training: first step of triton.autotune, beside fixed"] == pytest.approx(9.9)
+
+
+def test_requests_arrive_in_bursts_at_a_rate_and_shapes_take_turns(numbers):
+    found = list(itertools.islice(numbers.arrivals(8, 1000.0), 40_000))
+    assert found == list(itertools.islice(numbers.arrivals(8, 1000.0), 40_000))  # the same for both sides
+    times = [at_s for at_s, _ in found]
+    assert len(times) / times[-1] == pytest.approx(1000, rel=0.1)
+    busy = Counter(int(at_s * 20) for at_s in times)
+    assert max(busy.values()) > 2 * sum(busy.values()) / len(busy)
+    first, last = Counter(s for at_s, s in found if at_s < 5), Counter(s for at_s, s in found if 20 <= at_s < 25)
+    assert first.keys() == last.keys() == set(range(8))
+    assert first.most_common(1)[0][0] != last.most_common(1)[0][0]
 
 
 def test_slow_requests_are_counted_beside_the_fixed_sides_p99(numbers):
