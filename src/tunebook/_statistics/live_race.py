@@ -49,7 +49,7 @@ _MOST_SAMPLES: Final = 1152  # so that 36 candidates that are alike are decided 
 _PRESSED_ROUNDS: Final = 32  # while the account holds up the race
 # If the account has held up the race for the first part of its window, candidates that seem this much slower leave;
 # after the second, all that seem slower: then no more launches cost anything.
-_HELD_UP, _ENDS, _PROMISING = 0.5, 0.7, 1.1
+_HELD_UP, _ENDS, _PROMISING = 0.5, 0.8, 1.1
 _UNDER_WAY: Final = 4  # rounds whose times are not known yet
 # So many calls of other sizes in a row give up a round that waits for calls of its own.
 _PATIENCE: Final = 8
