@@ -751,8 +751,12 @@ def test_a_call_is_served_though_the_queue_is_full_and_asks_again_later():
     [
         ({"cache_miss_fallback": "backgrund"}, "did you mean 'background'"),
         ({"cache_miss_fallback": "behind"}, "use one of 'autotune', 'heuristics', 'background', 'incremental'"),
-        ({"incremental_slowdown": 1.0}, "must be more than 1: 1.5 lets calls take half as long again"),
-        ({"incremental_slowdown": float("nan")}, "incremental_slowdown=nan must be more than 1"),
+        ({"incremental_slowdown": 1.0}, "must be a number, more than 1: 1.5 lets calls take half as long again"),
+        ({"incremental_slowdown": float("nan")}, "incremental_slowdown=nan must be a number, more than 1"),
+        ({"slowdown": "fast"}, "slowdown='fast' must be a number, more than 1"),
+        ({"candidate_timeout_s": "5s"}, "candidate_timeout_s='5s' must be a number, more than 0: 60.0 is a minute"),
+        ({"strict": "no"}, "strict='no' must be True or False"),
+        ({"allow_autotune": "background"}, "must be True or False; did you mean cache_miss_fallback='background'"),
         ({"cache_miss_fallback": "incremental", "isolate": "always"}, "use cache_miss_fallback='background'"),
     ],
 )

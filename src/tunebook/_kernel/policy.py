@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsFloat, get_args
 
 from tunebook._base.errors import DefinitionError, did_you_mean, not_among
 from tunebook._base.vocabulary import Trust
@@ -18,6 +18,14 @@ MissFallback = Literal["autotune", "heuristics", "background", "incremental", "n
 WhileTuning = Literal["wait", "heuristics"]
 Isolate = Literal["never", "auto", "always"]
 Reverify = Literal["never", "tuning", "behind"]
+_SWITCHES: Final = ("allow_autotune", "allow_heuristics", "validate_backward", "strict")
+# Amounts must be more than the first number, and at most the second.
+_AMOUNTS: Final = {
+    "candidate_timeout_s": (0, math.inf, "60.0 is a minute"),
+    "regret_limit": (0, math.inf, "0.03 is 3 % slower than the best"),
+    "incremental_slowdown": (1, 1e9, "1.5 lets calls take half as long again while candidates are tried"),
+    "slowdown": (1, 1e9, "1.02 lets calls take 2 % longer"),
+}
 _LEAST_WINDOW: Final = 100  # calls: a shorter one is over before a candidate is compared
 
 
@@ -97,16 +105,7 @@ class AutotunePolicy:
             if (value := getattr(self, name)) not in get_args(valid):
                 raise DefinitionError(not_among(name, value, get_args(valid)))
         check_measure(self.measure)
-        least = {"candidate_timeout_s": "0 seconds", "regret_limit": "0: 0.03 is 3 % slower than the best"}
-        for name in (name for name in least if not getattr(self, name) > 0):
-            raise DefinitionError(f"{name}={getattr(self, name)!r} must be more than {least[name]}")
-        if not 1 < self.incremental_slowdown < math.inf:
-            raise DefinitionError(
-                f"incremental_slowdown={self.incremental_slowdown!r} must be more than 1: 1.5 lets calls take half as "
-                "long again while candidates are tried"
-            )
-        if not 1 < self.slowdown < math.inf:
-            raise DefinitionError(f"slowdown={self.slowdown!r} must be more than 1: 1.02 lets calls take 2 % longer")
+        self._check_types()
         fewest = {"slowdown_window": _LEAST_WINDOW, "calls_per_stall": 0}
         for name in (name for name in fewest if not _is_count(getattr(self, name), fewest[name])):
             raise DefinitionError(f"{name}={getattr(self, name)!r} must be a number of calls, at least {fewest[name]}")
@@ -121,6 +120,16 @@ class AutotunePolicy:
                 "change; use cache_miss_fallback='background'"
             )
         object.__setattr__(self, "_assignable", True)
+
+    def _check_types(self) -> None:
+        for name in _SWITCHES:
+            if (value := getattr(self, name)) not in (True, False):
+                meant = f"; did you mean cache_miss_fallback={value!r}?" if value in get_args(MissFallback) else ""
+                raise DefinitionError(f"{name}={value!r} must be True or False{meant}")
+        for name, (above, most, example) in _AMOUNTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, SupportsFloat) or not above < float(value) <= most:
+                raise DefinitionError(f"{name}={value!r} must be a number, more than {above}: {example}")
 
     if not TYPE_CHECKING:  # a type checker would take this for leave to assign any name
 

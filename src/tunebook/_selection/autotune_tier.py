@@ -117,7 +117,8 @@ class AutotuneTier(Tier[C]):
         return self.ask(request, budget, beside) if is_without_data(request, error_of) else answer
 
     def preview(self, request: Request[C]) -> Found[C] | Skipped:
-        return self.at_once(request, silent=True) or Skipped(f"{WOULD_TUNE}{self._doubt(request)}")
+        answer = self.at_once(request, silent=True) or Skipped(WOULD_TUNE)
+        return answer._replace(reason=answer.reason + self._doubt(request)) if isinstance(answer, Skipped) else answer
 
     def at_once(self, request: Request[C], *, silent: bool = False) -> Found[C] | Skipped | None:
         """Return the answer that the caller does not wait for; None if the call has to be tuned now."""
@@ -136,11 +137,12 @@ class AutotuneTier(Tier[C]):
 
     def _doubt(self, request: Request[C]) -> str:
         """Return why the model of times does not answer a call, for a preview."""
-        if not _asks_model(request):
+        if not _asks_model(request, "normal", "frozen"):
             return ""
         from tunebook._selection.predictions import why_unsure  # noqa: PLC0415 - loaded late: few policies ask
 
-        return why_unsure(self._book, request, request.policy.regret_limit)
+        policy = request.policy
+        return why_unsure(self._book, request, reach_of(policy, request.mode), policy.regret_limit)
 
     @classmethod
     def ask_offline(cls, entry: OfflineEntry) -> Found[Any] | Skipped:
@@ -489,9 +491,9 @@ def _why_tuned(entry: Trusted[Any] | Refused[Any]) -> str:
     return entry.reason
 
 
-def _asks_model(request: Request[Any]) -> bool:
+def _asks_model(request: Request[Any], *modes: str) -> bool:
     policy = request.policy
-    return policy.cache_miss_fallback == "predict" and policy.allow_heuristics and request.mode == "normal"
+    return policy.cache_miss_fallback == "predict" and policy.allow_heuristics and request.mode in (modes or ["normal"])
 
 
 def _may_guess(request: Request[Any]) -> bool:

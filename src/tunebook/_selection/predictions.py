@@ -47,13 +47,14 @@ def sure_prediction(
     return next((each for each in found if each.prediction.bound <= regret_limit), None)
 
 
-def why_unsure(book: EntryGuard[C], call: Call[C], regret_limit: float) -> str:
-    """Return why no prediction answers a call, as the end of a sentence; "" without entries to learn from."""
-    found = next(_predictions(book, call, _ORDER[:1]), None)
-    if found is None:
+def why_unsure(book: EntryGuard[C], call: Call[C], reach: Trust, regret_limit: float) -> str:
+    """Return why no prediction answers a call, as the end of a sentence; "" if one does, or nothing can be learnt."""
+    found = list(_predictions(book, call, _ORDER[: _ORDER.index(reach) + 1]))
+    if not found or any(each.prediction.bound <= regret_limit for each in found):
         return ""
-    limit = f"; policy.regret_limit is {regret_limit:g}" if math.isfinite(found.prediction.bound) else ""
-    return f"; predict: {found.prediction}{limit}"
+    said = found[0].prediction
+    limit = f"; policy.regret_limit is {regret_limit:g}" if math.isfinite(said.bound) else ""
+    return f"; predict: {said}{limit}"
 
 
 def worth_trying(book: EntryGuard[C], call: Call[C], candidates: Sequence[C]) -> Sequence[C]:

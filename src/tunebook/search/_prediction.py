@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
             few = f"{self.problems} tuned sizes, a bound needs {needed}" if self.problems < needed else ""
             return few or f"no bound: {self.outside}"
         most = f"{'' if self.bound < _TINY else 'at most '}{_percent(self.bound)} in {COVERED:.0%} of such calls"
-        expected = f"{_percent(self.regret)} slower than the best expected"
+        expected = f"expected to be {_percent(self.regret)} slower than the best"
         return f"{expected}, {most}; learnt from {self.problems} tuned problems"
 
 
