@@ -174,8 +174,8 @@ def test_a_heuristic_inside_the_space_is_no_news():
     [
         ({"spcae": SPACE}, "unknown option 'spcae'; did you mean 'space'"),
         ({"heuristics": {}}, "unknown option 'heuristics'; did you mean 'heuristic'"),
-        ({"policy": "backgruond"}, "policy='backgruond': give an AutotunePolicy.*'background'"),
-        ({"policy": 3}, "policy=3: give an AutotunePolicy"),
+        ({"policy": "backgruond"}, "policy='backgruond'; use one of .* an AutotunePolicy.*did you mean 'background'"),
+        ({"policy": 3}, "policy=3; use one of .* or an AutotunePolicy"),
         ({"name": ""}, "name='': give a text that is not empty"),
         ({"version": 3}, 'version=3: give a text, as version="2"'),
         ({"compile": "gcc"}, "compile='gcc': give a function"),
@@ -222,3 +222,12 @@ def test_a_slip_in_an_option_of_a_tuning_names_the_option(verb):
         verb(matmul, m=1)
     with pytest.raises(TypeError, match="missing a required argument: 'n'"):
         verb(matmul)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [({"policy": "backgroud"}, "background"), ({"strategy": "gided"}, "guided"), ({"objective": "p59"}, "p95")],
+)
+def test_a_misspelt_value_of_an_option_is_an_error_with_the_nearest_value(option, meant):
+    with pytest.raises(tb.DefinitionError, match=f"; did you mean '{meant}'"):
+        tb.tunable(lambda n, *, config: n, space=[{"n": 1}], **option)

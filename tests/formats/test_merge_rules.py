@@ -136,7 +136,7 @@ def test_an_own_choice_stays_at_its_generation_and_only_gets_measurements():
 
 
 def test_an_unknown_rule_is_an_error():
-    with pytest.raises(tb.DefinitionError, match="prefer='best': choose one of 'generation', 'newer', 'faster'"):
+    with pytest.raises(tb.DefinitionError, match="prefer='best'; use one of 'generation', 'newer', 'faster'"):
         merge_into(MemoryStore(), [], prefer="best")
 
 

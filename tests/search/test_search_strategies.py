@@ -406,7 +406,7 @@ def test_without_numpy_the_default_is_local_search_and_guided_search_names_the_r
 
 
 def test_an_unknown_strategy_is_an_error_that_lists_the_names():
-    with pytest.raises(DefinitionError, match=r"unknown strategy='annealing'; choose one of 'auto', 'guided'"):
+    with pytest.raises(DefinitionError, match=r"invalid strategy='annealing'; use one of 'auto', 'guided'"):
         check_strategy("annealing")
     assert check_strategy("local") == "local"
     assert isinstance(Search(tiles(), Local, 10).begin(), Local)

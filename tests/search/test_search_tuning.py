@@ -117,7 +117,7 @@ def test_failures_are_data_and_all_failing_is_an_error_with_each(tmp_path):
 
 
 def test_an_unknown_strategy_is_an_error_where_the_kernel_is_defined(tmp_path):
-    with pytest.raises(DefinitionError, match="unknown strategy='best'; choose one of"):
+    with pytest.raises(DefinitionError, match="invalid strategy='best'; use one of"):
         Bench(tmp_path, strategy="best")
 
 

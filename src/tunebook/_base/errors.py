@@ -197,14 +197,15 @@ def did_you_mean(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{_nearest(name, names) or '.'} Valid: {', '.join(names)}"
 
 
-def not_among(what: str, value: object, valid: Sequence[str]) -> str:
-    """Return a message about a value that is not valid, with the valid values and the nearest one.
+def not_among(what: str, value: object, valid: Iterable[str], other: str = "") -> str:
+    """Return a message about a value that is not valid, with the valid values, other kinds of values, and the nearest.
 
     >>> not_among("mode", "frosen", ["normal", "frozen"])
     "invalid mode='frosen'; use one of 'normal', 'frozen'; did you mean 'frozen'?"
     """
-    near = _nearest(value, valid) if isinstance(value, str) else ""
-    return f"invalid {what}={value!r}; use one of {', '.join(map(repr, valid))}{near}"
+    names = list(valid)
+    near = _nearest(value, names) if isinstance(value, str) else ""
+    return f"invalid {what}={value!r}; use one of {', '.join(map(repr, names))}{other and f', or {other}'}{near}"
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

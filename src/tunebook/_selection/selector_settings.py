@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
-from tunebook._base.errors import DefinitionError, did_you_mean
+from tunebook._base.errors import DefinitionError, did_you_mean, not_among
 from tunebook._kernel.policy import AutotunePolicy, MissFallback
 from tunebook._memo.answer_memo import MEMO
 from tunebook._selection.tiers import AnyTuner, Memory, Parts
@@ -40,8 +40,7 @@ def as_policy(policy: AutotunePolicy | str) -> AutotunePolicy:
     if isinstance(policy, AutotunePolicy):
         return policy
     if policy not in get_args(MissFallback):
-        names = ", ".join(map(repr, get_args(MissFallback)))
-        raise DefinitionError(f"invalid policy={policy!r}: give an AutotunePolicy(...), or one of {names}")
+        raise DefinitionError(not_among("policy", policy, get_args(MissFallback), "an AutotunePolicy(...)"))
     return AutotunePolicy(cache_miss_fallback=policy)  # type: ignore[arg-type] # one of the literals
 
 

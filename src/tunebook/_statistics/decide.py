@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tunebook._base.durations import seconds_text
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, not_among
 from tunebook._base.record_format import canonical_json
 from tunebook._code.checksum import code_checksum
 from tunebook._statistics.race import (
@@ -79,9 +79,7 @@ def objective_for(asked: str | Callable[[Sequence[float]], float]) -> Objective:
         checked.given = function  # type: ignore[attr-defined] # for `objective_name`
         return checked
     if asked not in OBJECTIVES:
-        raise DefinitionError(
-            f"objective={asked!r}: choose one of {', '.join(map(repr, OBJECTIVES))}, or give a function of samples"
-        )
+        raise DefinitionError(not_among("objective", asked, OBJECTIVES, "a function of samples"))
     return OBJECTIVES[asked]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from tunebook._base.config_codec import fingerprint_of
-from tunebook._base.errors import CodecError, DefinitionError, StoreError
+from tunebook._base.errors import CodecError, DefinitionError, StoreError, not_among
 from tunebook._base.record_format import Record, canonical_json, merge, precedence
 from tunebook._selection.recorded_decision import winner_of
 from tunebook._selection.single_flight import Lease, acquire
@@ -179,7 +179,7 @@ def merge_into(
     Each problem is merged under its lease, so that no tuning is lost; problems that are being tuned come last.
     """
     if prefer not in get_args(Prefer):
-        raise DefinitionError(f"prefer={prefer!r}: choose one of {', '.join(map(repr, get_args(Prefer)))}")
+        raise DefinitionError(not_among("prefer", prefer, get_args(Prefer)))
     found: dict[str, list[Problem]] = {name: [] for name in Merged._fields}
     by_id: dict[str, list[Record]] = {}
     for record in records:

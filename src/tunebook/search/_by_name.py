@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tunebook._base.errors import DefinitionError
+from tunebook._base.errors import DefinitionError, not_among
 from tunebook._space.space import Config, Space
 from tunebook.search._guided import Guided
 from tunebook.search._simple import Evolution, Exhaustive, Local, Random
@@ -74,10 +74,8 @@ def check_strategy(strategy: object) -> StrategyLike | None:
     """Return a strategy as it was given; a `DefinitionError` for an unknown name lists the names."""
     if strategy is None or callable(strategy) or (isinstance(strategy, str) and strategy in _NAMED):
         return strategy
-    raise DefinitionError(
-        f"unknown strategy={strategy!r}; choose one of {', '.join(map(repr, _NAMED))}, or pass a class that is called "
-        "as Strategy(space, seed=0, start=Start())"
-    )
+    other = "a class that is called as Strategy(space, seed=0, start=Start())"
+    raise DefinitionError(not_among("strategy", strategy, _NAMED, other))
 
 
 class Search(NamedTuple):
