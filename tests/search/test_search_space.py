@@ -72,6 +72,14 @@ def test_axes_of_sizes_tell_how_round_each_value_is_and_others_do_not():
         assert roundness(nothing_new) is None
 
 
+def test_values_are_moved_to_a_power_of_two_of_the_axis_within_a_factor_of_the_root_of_two():
+    (axis,) = Space(a=range(32, 1024, 96)).grid
+    moved = [axis.values[at] for at in axis.nearest_powers_of_two()]
+    assert moved == [32, 128, 224, 320, 512, 512, 512, 512, 800, 896, 992]
+    assert Space(a=[1, 3, 5, 6]).grid[0].nearest_powers_of_two() == [0, 1, 2, 3]
+    assert Space(a=["x", "y", "z"]).grid[0].nearest_powers_of_two() == [0, 1, 2]
+
+
 @given(sizes=st.lists(st.integers(1, 4096), min_size=1, max_size=12, unique=True))
 def test_how_round_values_are_is_never_further_apart_than_one(sizes):
     found = Space(a=sizes).grid[0].roundness() or [(0.0,)]

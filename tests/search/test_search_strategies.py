@@ -196,6 +196,33 @@ def test_on_a_small_flat_space_a_search_is_not_worse_than_random_from_the_first_
     assert all(sum(each) / len(each) < 1 for each in zip(*ratios, strict=True)), ratios
 
 
+def sizes_up_to_960():
+    """Return a space with many values above its largest power of two; a model without products is made sooner."""
+    space = Space(block=range(64, 1024, 64), tile=[1, 2, 4, 6, 8, 10, 12], unroll=range(1, 8))
+    return space.typed(block="ordered", tile="ordered", unroll="ordered")
+
+
+@pytest.mark.parametrize("best", [0.0, 0.5, 1.0])
+def test_the_first_points_are_not_worse_than_random_wherever_the_best_is(best):
+    space = sizes_up_to_960()
+    away = {c: sum(abs(at / last - best) for at, last in zip(space.point(c), (14, 6, 6), strict=True)) for c in space}
+    rank = {config: place for place, config in enumerate(sorted(away, key=away.__getitem__))}
+    runs = [
+        [rank[c] for c in searched(Guided(space, seed=seed), 8, 1, lambda c: 1 + 0.3 * away[c])] for seed in range(100)
+    ]
+    for n in (1, 2, 4, 8):
+        mean = sum(min(ranks[:n]) + 1 for ranks in runs) / len(runs)
+        assert mean * (n + 1) / len(rank) < 1.2, n  # of random search it is 1, give or take 0.08
+
+
+def test_the_first_points_of_a_flat_space_come_from_all_parts_of_an_axis():
+    space = sizes_up_to_960()
+    first = [c for seed in range(20) for c in searched(Guided(space, seed=seed), 8, 1, lambda _config: 1.0)]
+    for name, values in space.axes.items():
+        upper = sum(c[name] > sorted(values)[len(values) // 2] for c in first) / len(first)
+        assert 0.35 < upper < 0.6, name
+
+
 def drawn_at_random(strategy, time_of, count):
     """Return how many of so many proposals were drawn at random."""
     draw, drawn = strategy._history.random_point, []
@@ -268,12 +295,22 @@ class TestTimesElsewhere:
         first = [space.point(Guided(space, seed=seed).propose(1)[0]) for seed in range(20)]
         assert all(0 < p[0] < 4 or 0 < p[1] < 4 for p in first)
 
-    def test_the_first_two_points_are_round_and_far_from_each_other(self):
+    def test_the_first_two_points_are_round_and_in_different_regions(self):
         space = Space(x=[16, 24, 32, 40, 48, 56, 64], y=[1, 2, 3, 4, 5, 6], f=["a", "b"], g=[0, 1])
         pairs = [searched(Guided(space, seed=seed), 2, seconds_of=lambda c: c.x) for seed in range(20)]
         sizes = [size for pair in pairs for c in pair for size in (c.x, c.y)]
         assert sum(size.bit_count() == 1 for size in sizes) > 0.8 * len(sizes)  # of random ones, 0.46 are
-        assert all(sum(one[name] != other[name] for name in one) >= 3 for one, other in pairs)
+        assert sum(one[name] != other[name] for one, other in pairs for name in "xyfg") >= 3 * len(pairs)
+
+    def test_sizes_are_round_as_long_as_times_differ_and_as_drawn_where_they_are_alike(self):
+        space = Space(x=range(16, 257, 16), y=range(16, 257, 16))
+
+        def powers(seconds_of):
+            first = [c for seed in range(20) for c in searched(Guided(space, seed=seed), 8, 1, seconds_of)[2:]]
+            return sum(size.bit_count() == 1 for c in first for size in c.values()) / (2 * len(first))
+
+        assert powers(lambda c: c.x**2 + c.y) > 0.9
+        assert powers(lambda _config: 1.0) < 0.5  # of random sizes, 0.31 are
 
     def test_times_here_are_expected_to_differ_along_the_axes_on_which_devices_differ(self):
         space = Space(a=range(1, 9), b=range(1, 9))

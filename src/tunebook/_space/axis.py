@@ -93,6 +93,14 @@ class Axis(NamedTuple):
         powers = [float(v.bit_count() == 1) for v in self.values]
         return powers if len(set(powers)) > 1 else None
 
+    def nearest_powers_of_two(self) -> list[int]:
+        """Return the position of the power of two for each value; its own, where none is within a factor of 1.42."""
+        powers = [at for at, is_power in enumerate(self.powers_of_two() or []) if is_power]
+        if not powers:
+            return list(range(len(self.values)))
+        away = [[abs(math.log2(self.values[to] / value)) for to in powers] for value in self.values]
+        return [powers[each.index(min(each))] if min(each) <= 0.5 else at for at, each in enumerate(away)]
+
     def _has_counts(self) -> bool:
         return self.is_ordered and all(type(v) is int and v > 0 for v in self.values)
 

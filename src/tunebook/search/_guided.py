@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from tunebook._space.space import Config, Point, Space
     from tunebook.search._strategy import Observation
 
-# Points before the model is asked. All are among the `_ROUNDEST` of some random points, by their powers of two, which
-# divide most problems without a rest: of a filter on a W6600, half of the points with powers of two alone are 3 times
-# slower than the best, and half of all points 32 times; on NVIDIA's GPUs it makes little difference. The first has
-# sizes near the middle: an extreme size can be 100 times slower than the best, and cost the time of ten other points.
-# Other numbers may stand for methods, which have no middle: there, every search would begin with the same method. Each
-# other point differs from the ones before on as many axes as possible. With two points, the model knows nothing about
-# the axes, and stays near the faster one, which made a search worse than random on spaces of two sizes and two methods.
-# Where launches share a program two are enough: each of these points is compiled, and launches of it tell the rest.
+# Points before the model is asked. With two, the model knows nothing about the axes, and stays near the faster one,
+# which made a search worse than random on spaces of two sizes and two methods. Each axis is cut into as many regions,
+# and a point is drawn where the others are not, so that every value is as likely as in random search: points that are
+# all powers of two, as different as possible, left out the upper half of block sizes of 32, 64, ... 992, and had up to
+# twice the rank of random points. Where launches share a program two are enough: each of these points is compiled, and
+# launches of it tell the rest.
 _BLIND: Final = 8
 _BLIND_WITH_LAUNCHES: Final = 2
-_ROUNDEST: Final = 8
+# The first point is the nearest to the middle of this many random points: an extreme size can be 100 times slower than
+# the best, and cost the time of ten other points. Of 60, all searches would begin at nearly the same point.
+_FOR_MIDDLE: Final = 8
+# The sizes of these points are moved to the nearest powers of two, which divide most problems without a rest: of a
+# filter on a W6600, half of the points with powers of two alone are 6 times slower than the best, and half of all
+# points 32 times. If two times or more are within this factor, nothing is that much slower, and sizes stay as drawn.
+_FLAT: Final = 2.0
+_MOVED: Final = 8  # of the best points drawn, the first that constraints accept with powers of two is taken
 # Variations of this many of the fastest are candidates; with one alone a search stays in its valley. Where more are as
 # good as the fastest, in logarithms, they take turns.
 _TOP: Final = 3
@@ -103,6 +108,8 @@ class Guided:
         self._walker = Walker(self._history, beginnings=0)
         self._walked: set[Point] = set()
         self._hedged: set[Point] = set()
+        self._powers_of_two = [axis.nearest_powers_of_two() for axis in self._history.axes]
+        self._drawn_as: dict[Point, Point] = {}  # points before their sizes were moved to powers of two
         self._queue: list[Point] = []
         self._turn = 0
         self._found_at = 0  # how many times were known when the fastest was found
@@ -144,7 +151,7 @@ class Guided:
         return self._queue.pop(0) if self._queue else self._history.random_point()
 
     def _blind_point(self) -> Point | None:
-        """Return a point to begin with: the fastest by the prior, else a round point in the middle or far from it."""
+        """Return a point to begin with: the fastest by the prior, else one in the middle or in other regions."""
         if promising := self._prior.promising(1, self._history.is_open):
             return promising[0]
         return (len(self._history.taken) < self._blind and self._different_point()) or self._history.random_point()
@@ -159,18 +166,29 @@ class Guided:
         return True
 
     def _different_point(self) -> Point | None:
-        """Return a round point far from the points before it; the first is in the middle."""
-        drawn = self._history.random_points(_ANYWHERE)
+        """Return a point in other regions than the points before it; the first is near the middle."""
+        history = self._history
+        drawn = history.random_points(_ANYWHERE)
         if not drawn:
             return None
-        powers = [(at, flags) for at, axis in enumerate(self._history.axes) if (flags := axis.powers_of_two())]
-        counts = [sum(flags[point[at]] for at, flags in powers) for point in drawn]
-        least = sorted(counts, reverse=True)[:_ROUNDEST][-1]
-        round_ = [point for point, count in zip(drawn, counts, strict=True) if count >= least]
-        if not self._history.taken:
-            return self._model.middle(round_)
-        # The point that differs from the nearest taken one on most axes.
-        return max(round_, key=lambda point: min(sum(map(operator.ne, point, t)) for t in self._history.taken))
+        before = [self._regions(self._drawn_as.get(point, point)) for point in history.taken]
+        if before:
+            drawn.sort(key=lambda point: sum(sum(map(operator.eq, self._regions(point), each)) ** 2 for each in before))
+        else:
+            drawn = [self._model.middle(drawn[:_FOR_MIDDLE])]
+        times = [time for time, _ in history.ranked]
+        is_flat = len(times) > 1 and times[-1] - times[0] < math.log(_FLAT)
+        for point in drawn[: 0 if is_flat else _MOVED]:  # a constraint may refuse the powers of two
+            moved = tuple(to[at] for to, at in zip(self._powers_of_two, point, strict=True))
+            if history.is_open(moved):
+                self._drawn_as[moved] = point
+                return moved
+        return drawn[0]
+
+    def _regions(self, point: Point) -> list[int]:
+        """Return the region of a point on each axis: its value, where there are few."""
+        lengths = [len(axis.values) for axis in self._history.axes]
+        return [at * min(_BLIND, many) // many for at, many in zip(point, lengths, strict=True)]
 
     def _best_points(self, many: int) -> list[Point]:
         """Fit the model, and return the most promising of some open points."""
