@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 # Points before the model is asked. With two, the model knows nothing about the axes, and stays near the faster one,
 # which made a search worse than random on spaces of two sizes and two methods. Each axis is cut into as many regions,
-# and a point is drawn where the others are not, so that every value is as likely as in random search: points that are
-# all powers of two, as different as possible, left out the upper half of block sizes of 32, 64, ... 992, and had up to
-# twice the rank of random points. Where launches share a program two are enough: each of these points is compiled, and
-# launches of it tell the rest.
+# and a point is drawn where the others are not, so that every region is as likely as in random search: points that
+# are all powers of two, as different as possible, left out the upper half of block sizes of 32, 64, ... 992, and had
+# up to twice the rank of random points. Where launches share a program two are enough: each of these points is
+# compiled, and launches of it tell the rest.
 _BLIND: Final = 8
 _BLIND_WITH_LAUNCHES: Final = 2
 # The first point is the nearest to the middle of this many random points: an extreme size can be 100 times slower than
 # the best, and cost the time of ten other points. Of 60, all searches would begin at nearly the same point.
 _FOR_MIDDLE: Final = 8
 # The sizes of these points are moved to the nearest powers of two, which divide most problems without a rest: of a
-# filter on a W6600, half of the points with powers of two alone are 6 times slower than the best, and half of all
+# filter on a W6600, half of the points with powers of two alone are 3 times slower than the best, and half of all
 # points 32 times. If two times or more are within this factor, nothing is that much slower, and sizes stay as drawn.
 _FLAT: Final = 2.0
 _MOVED: Final = 8  # of the best points drawn, the first that constraints accept with powers of two is taken
@@ -82,6 +82,9 @@ VARY: Final = 0.25
 # The fastest points of a single other device are alike: if they are all slow here, nothing shows it. So this many
 # points that differ from them take turns with the model's. With two devices, the fastest of one test the other.
 _HEDGES: Final = 2
+# They are among this many of some random points, by their powers of two. Points like the first ones of a search from
+# nothing would do less well: a search from one other device scored 0.89 on recorded spaces instead of 0.93.
+_ROUNDEST: Final = 8
 
 
 class Guided:
@@ -144,7 +147,7 @@ class Guided:
                 return point
         if not self._history.ranked or (len(self._history.taken) < self._blind and not self._prior):
             return self._blind_point()
-        if self._is_hedging() and (hedge := self._different_point()) is not None:
+        if self._is_hedging() and (hedge := self._hedge()) is not None:
             self._hedged.add(hedge)
             return hedge
         self._queue = self._best_points(max(1 + len(self._history.values) // _PER_FIT, -(-n // _EVERYWHERE)))
@@ -154,7 +157,9 @@ class Guided:
         """Return a point to begin with: the fastest by the prior, else one in the middle or in other regions."""
         if promising := self._prior.promising(1, self._history.is_open):
             return promising[0]
-        return (len(self._history.taken) < self._blind and self._different_point()) or self._history.random_point()
+        return (
+            len(self._history.taken) < self._blind and self._point_in_other_regions()
+        ) or self._history.random_point()
 
     def _is_hedging(self) -> bool:
         """Whether it is the turn of a point that shows how well times elsewhere predict times here."""
@@ -165,7 +170,17 @@ class Guided:
         self._hedges -= 1
         return True
 
-    def _different_point(self) -> Point | None:
+    def _hedge(self) -> Point | None:
+        """Return a round point that differs from the nearest point before it on as many axes as possible."""
+        drawn = self._history.random_points(_ANYWHERE)
+        powers = [(at, flags) for at, axis in enumerate(self._history.axes) if (flags := axis.powers_of_two())]
+        counts = [sum(flags[point[at]] for at, flags in powers) for point in drawn]
+        least = sorted(counts, reverse=True)[:_ROUNDEST][-1:]
+        round_ = [point for point, count in zip(drawn, counts, strict=True) if [count] >= least]
+        taken = self._history.taken
+        return max(round_, key=lambda point: min(sum(map(operator.ne, point, t)) for t in taken), default=None)
+
+    def _point_in_other_regions(self) -> Point | None:
         """Return a point in other regions than the points before it; the first is near the middle."""
         history = self._history
         drawn = history.random_points(_ANYWHERE)
