@@ -54,6 +54,26 @@ class TestMisspeltVariables:
         assert "Traceback" not in told
 
 
+class TestInvalidValues:
+    @pytest.mark.parametrize(("name", "value"), [("TUNEBOOK_TRUST", "everything"), ("TUNEBOOK_MODE", "cold")])
+    def test_they_are_an_error_for_a_call_that_the_book_knows_and_for_the_command(
+        self, kernel, monkeypatch, name, value
+    ):
+        tb.tune(kernel, 8)
+        monkeypatch.setenv(name, value)
+        with pytest.raises(tb.DefinitionError, match=f"invalid {name}='{value}'; use one of "):
+            kernel(8)
+        told = subprocess.run([sys.executable, "-m", "tunebook", "ls"], capture_output=True, text=True, check=False)
+        assert told.returncode == 2
+        assert told.stderr.startswith(f"tunebook: invalid {name}='{value}'; use one of ")
+
+    @pytest.mark.parametrize(("value", "near"), [("everything", ""), ("famly", "; did you mean 'family'?")])
+    def test_only_a_near_spelling_is_proposed(self, monkeypatch, value, near):
+        monkeypatch.setenv("TUNEBOOK_TRUST", value)
+        with pytest.raises(tb.DefinitionError, match=re.escape(f"'near', 'any'{near}") + "$"):
+            environment_variables.trust_setting()
+
+
 class TestModes:
     def test_frozen_tunes_nothing_and_takes_the_heuristic(self, kernel, monkeypatch):
         monkeypatch.setenv("TUNEBOOK_MODE", "frozen")

@@ -266,6 +266,13 @@ def warn_of_unknown_settings() -> None:
         warn_once("unknown-setting", message, message)
 
 
+def check_settings() -> None:
+    """Raise `DefinitionError` for an invalid mode or trust, and warn about unknown variables."""
+    mode()
+    trust_setting()
+    warn_of_unknown_settings()
+
+
 def book_root() -> Path | None:
     """Return the directory of the user's book, which need not exist; None where the user has no home."""
     home = os.environ.get(HOME_VARIABLE)

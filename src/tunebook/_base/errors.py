@@ -212,7 +212,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     """Return the question about the nearest name, for the end of a message; empty if none is near."""
     from difflib import get_close_matches  # noqa: PLC0415 - 3 ms, for a mistake only
 
-    return "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, list(names), n=1, cutoff=0.5))
+    return "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, list(names), n=1, cutoff=0.6))
 
 
 def clean(text: str) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from tunebook._base.environment_variables import warn_of_unknown_settings
+from tunebook._base.environment_variables import check_settings
 from tunebook._base.errors import (
     CodecError,
     DefinitionError,
@@ -195,7 +195,7 @@ def _run(name: str, options: Namespace, terminal: Terminal) -> int:
         warnings.simplefilter("always", TunebookWarning)
         warnings.showwarning = show  # type: ignore[assignment] # `rest` is passed on
         if name != "doctor":  # which lists all settings
-            warn_of_unknown_settings()
+            check_settings()
         return load(name).run(options, terminal)
 
 

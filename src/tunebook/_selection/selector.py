@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from tunebook._arrays.describe import is_traced
-from tunebook._base.environment_variables import mode, run_options
+from tunebook._base.environment_variables import mode, run_options, trust_setting
 from tunebook._base.errors import DefinitionError, NoConfig, NoGradient, TuningFailed, hide_own_frames, warn_once
 from tunebook._base.vocabulary import Combine
 from tunebook._kernel.policy import AutotunePolicy
@@ -455,6 +455,7 @@ class ConfigSelectorChain(SelectorSettings[C], Generic[C, Out]):
         self, inv: Invocation[C, Any], kernel: Kernel[C, Any], known: Problem | None = None, *, silent: bool = False
     ) -> Request[C]:
         """Return a call as the tiers get it, under the policy of this thread or task."""
+        trust_setting()  # an invalid value is an error also where an exact entry, or a pin, answers
         problem = known or kernel.problem(inv)
         # The method and not the invocation, which holds the caller's arrays.
         tell = Teller(problem, list if silent else lambda: self.listeners + EVERYWHERE.rare, inv.method)
