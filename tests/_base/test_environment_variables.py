@@ -355,6 +355,8 @@ class TestTuplesInPins:
             ),
             ("tile=8,4,way=j.i,unroll=2", "The nearest is TUNEBOOK_PIN='conv:tile=8,4,way='\"'\"'j,i'\"'\"',unroll=2'"),
             ("tile=8,4", "name one exactly, for example TUNEBOOK_PIN=conv:tile=8,4,"),
+            ("tle=8,4,way=ij,unroll=2", "The nearest is TUNEBOOK_PIN=conv:tile=8,4,way=ij,unroll=2"),
+            ("tile=8,4,way=ij,unrol=2", "The nearest is TUNEBOOK_PIN=conv:tile=8,4,way=ij,unroll=2"),
         ],
     )
     def test_a_pin_that_fits_no_candidate_gets_the_nearest_as_it_is_typed(self, tiled, monkeypatch, pin, says):

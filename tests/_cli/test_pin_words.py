@@ -52,6 +52,13 @@ class TestWords(OnABook):
         assert nearest.endswith(" tile=8,4 'way='\"'\"'j i'\"'\"'' align=2")
         assert conv(*shlex.split(nearest)[1:])[0] == 0
 
+    def test_a_misspelt_name_is_corrected_in_the_commands_and_keeps_its_value(self, conv):
+        code, _, err = conv("pin", "conv", "tlie=8,8", "way=ij", "align=2")
+        assert code == 2
+        assert "unknown axis 'tlie'; did you mean 'tile'? Valid: tile, way, align. The nearest:" in err
+        nearest = next(line for line in err.splitlines() if line.startswith("  tunebook pin "))
+        assert nearest.endswith(" tile=8,8 way=ij align=2")
+
     def test_a_part_that_fits_several_gets_their_commands(self, conv):
         code, _, err = conv("pin", "conv", "tile=8,8", "align=1")
         assert code == 2

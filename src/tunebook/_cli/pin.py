@@ -20,7 +20,16 @@ from tunebook._base.record_format import Record
 from tunebook._cli._entries import SHORT_ID, config_text, find_one, plain
 from tunebook._cli._filters import FILTERS, book_of
 from tunebook._cli._verb import DONE, ArgumentParser, Namespace, Terminal, UsageError, Verb
-from tunebook._selection.env_pins import fields_of, fits, nearest, parse_values, reason_against, values_in, written
+from tunebook._selection.env_pins import (
+    fields_of,
+    fits,
+    nearest,
+    parse_values,
+    reason_against,
+    respelled,
+    values_in,
+    written,
+)
 from tunebook._selection.recorded_decision import is_interrupted, names_in, verdict_of
 from tunebook._selection.single_flight import Lease, acquire
 from tunebook.stores import problem_id
@@ -107,13 +116,14 @@ def choose(record: Record, wanted: Mapping[str, str], *, force: bool) -> Json:
     verdict = verdict_of(record)
     fastest = [] if verdict is None else [ranked.measurement for ranked in verdict.ranking]
     latest = {m.fingerprint: m for m in (*fastest, *sorted(record.body.measurements, key=lambda m: m.when))}
+    # A candidate that failed would fail every call.
+    known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     axes = _axes(record, latest.values())
     for name in wanted if axes else ():
         if name not in axes:
-            raise UsageError(did_you_mean("axis", name, axes))
+            near = _typed(record, list(known.values()), respelled(wanted, axes)) if known else ""
+            raise UsageError(did_you_mean("axis", name, axes) + (f". The nearest:{near}" if near else ""))
     _refuse_rejected(record, latest.values(), wanted, force=force)
-    # A candidate that failed would fail every call.
-    known = {fingerprint: m.config for fingerprint, m in latest.items() if force or m.failure is None}
     fitting = [config for config in known.values() if fits(config, wanted)]
     exact = [c for c in fitting if sum(not isinstance(v, dict) for v in fields_of(c).values()) == len(wanted)]
     if len(exact or fitting) == 1:

@@ -97,6 +97,20 @@ def nearest(configs: Iterable[Json], wanted: Mapping[str, str], count: int) -> l
     return nsmallest(count, configs, key=lambda config: _distance(fields_of(config), wanted))
 
 
+def respelled(wanted: Mapping[str, str], axes: Iterable[str]) -> dict[str, str]:
+    """Return the wanted values under the axes' names: a misspelt name becomes the nearest one that is not given.
+
+    >>> respelled({"chnk": "32", "how": "sum"}, ["chunk", "how"])
+    {'chunk': '32', 'how': 'sum'}
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - 3 ms, for a mistake only
+
+    known = list(axes)
+    free = [name for name in known if name not in wanted]
+    near = {name: get_close_matches(name, free, n=1) for name in wanted if name not in known}
+    return {(near.get(name) or [name])[0]: text for name, text in wanted.items()}
+
+
 def _distance(fields: Mapping[str, object], wanted: Mapping[str, str]) -> float:
     from difflib import SequenceMatcher  # noqa: PLC0415 - 3 ms, for a mistake only
 
@@ -161,8 +175,9 @@ def pinned(text: str, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> An
         named_so = " or ".join(_typed(named, encode(config)) for config in found)
         what = f"several candidates; name one exactly, for example {named_so}"
     else:
-        near = nearest(map(_encoded, islice(kernel.candidates(inv), _LISTED)), wanted, 1)
-        what = f"no candidate: {reason_against(wanted, _axes_of(kernel.candidates(inv)))}"
+        axes, listed = _axes_of(kernel.candidates(inv)), islice(kernel.candidates(inv), _LISTED)
+        near = nearest(map(_encoded, listed), respelled(wanted, axes), 1)
+        what = f"no candidate: {reason_against(wanted, axes)}"
         what += "".join(f". The nearest is {_typed(named, config)}" for config in near)
     raise DefinitionError(f"TUNEBOOK_PIN pins {kernel.op_id!r} to {asked}, which fits {what}")
 
