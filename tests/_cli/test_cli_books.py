@@ -18,7 +18,6 @@ from kernels import FakeClock, fake_tuner
 
 import tunebook as tb
 from tunebook._base.record_format import Record, merge
-from tunebook._cli import main
 from tunebook._cli._formats import OWN
 from tunebook._cli.pin import pin
 from tunebook._cli.unpin import unpin
@@ -573,7 +572,7 @@ class TestVerify(OnABook):
         assert "no imported module defines it" in done.stdout
         assert done.stdout.splitlines()[0].split() == ["id", "kernel", "call", "result"]
 
-    def test_a_module_that_is_not_there_is_wrong_usage_and_a_broken_one_shows_itself(self, place, run):
+    def test_a_module_that_is_not_there_is_wrong_usage_and_output_of_a_module_goes_to_standard_error(self, place, run):
         assert run("verify", "--import", "nowhere")[0] == 2
         code, _, err = run("verify")
         assert code == 2
@@ -582,9 +581,23 @@ class TestVerify(OnABook):
         done = python("-m", "tunebook", "verify", "scale", "--import", "chatty", "--json", cwd=place)
         assert done.stderr == "hello\n"
         assert {entry["status"] for entry in json.loads(done.stdout)} == {"holds"}
-        (place / "broken.py").write_text("import surely_not_installed")
-        with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
-            main(["verify", "--import", "broken"])
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("import surely_not_installed", "ModuleNotFoundError: No module named 'surely_not_installed' ({}, line 1)"),
+            ("\nraise ValueError('no GPU\\nat all')", "ValueError: no GPU ({}, line 2)"),
+            ("import json\njson.loads(1)", "TypeError: the JSON object must be str, bytes or bytearray, not int ({}"),
+            ("assert False", "AssertionError ({}, line 1)"),
+            ("x = (", "SyntaxError: '(' was never closed (broken.py, line 1)"),
+        ],
+    )
+    def test_a_module_that_raises_is_one_line_with_its_place(self, place, text, said):
+        (place / "broken.py").write_text(text)
+        done = python("-m", "tunebook", "verify", "--import", "broken", cwd=place, env={"COLUMNS": "500"})
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"tunebook: importing broken failed: {said.format(place / 'broken.py')}")
+        assert done.stderr.count("\n") == 1
 
     def test_without_a_module_the_module_of_the_entries_is_suggested_after_the_names_are_found(self, place, run):
         (record,) = open_store(place / "home").items("matmul@v0")
@@ -592,6 +605,8 @@ class TestVerify(OnABook):
         open_store(place / "home").put(Record.from_fields({**head, "op": "pkg.layers.matmul@v0"}, body))
         code, _, err = run("verify", "pkg.layers.matmul")
         assert (code, err.endswith(", e.g. --import pkg.layers\n")) == (2, True)
+        open_store(place / "home").put(Record.from_fields({**head, "op": "__main__.matmul@v0"}, body))
+        assert run("verify")[2].endswith(", e.g. --import pkg.layers\n"), "__main__ cannot be imported"
         code, _, err = run("verify", "scale")
         assert (code, err.endswith(", e.g. --import mykernels\n")) == (2, True)
         for words in ((), ("--import", "nowhere")):

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tunebook._base.errors import clean
+from tunebook._base.errors import clean, text_of
 from tunebook._cli._entries import ID, KERNEL, SHORT_ID, key_text
 from tunebook._cli._terminal import TextColumn
 from tunebook._cli._verb import UsageError
@@ -33,6 +33,11 @@ STYLES: Final = {
     "skipped": "yellow",
     "unfinished": "yellow",
 }
+# Errors of a module's own classes keep their traceback.
+_RAISED: Final = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
+    SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 _COLUMNS: Final = (
     ID,
     KERNEL,
@@ -64,17 +69,30 @@ def add_import(parser: ArgumentParser, text: str) -> None:
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import the modules of --import, whose output goes to standard error; `UsageError` if one is missing."""
+    """Import the modules of --import, whose output goes to standard error; `UsageError` if one is missing or raises."""
     find_modules_here()
     for name in names:
         try:
             with redirect_stdout(sys.stderr):  # the result of the verb alone goes to pipes
                 import_module(name)
-        except ModuleNotFoundError as error:
-            # The command line is wrong only if this module is missing; a broken import inside it must show itself.
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
+        except _RAISED as error:
+            # The name is wrong only if this module is missing; a module that is missing inside of it has another name.
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is None or not f"{name}.".startswith(f"{missing}."):
+                raise UsageError(f"importing {name} failed: {_said_by(error, name)}") from None
             raise UsageError(f"no module named {name!r} here; write its name as in `import {name}`") from None
+
+
+def _said_by(error: Exception, name: str) -> str:
+    """Return the class and the first line of an error, and the line of the imported module that it came through."""
+    kind, text = type(error).__name__, text_of(error).partition("\n")[0]
+    place, top = "", name.partition(".")[0]
+    passed = error.__traceback__
+    while passed is not None:
+        if str(passed.tb_frame.f_globals.get("__name__")).partition(".")[0] == top:
+            place = f" ({passed.tb_frame.f_code.co_filename}, line {passed.tb_lineno})"
+        passed = passed.tb_next
+    return (kind if text == kind else f"{kind}: {text}") + place
 
 
 def find_modules_here() -> None:

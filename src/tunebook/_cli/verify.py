@@ -56,7 +56,7 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     # A wrong name is told before modules are imported.
     store, entries = (None, []) if options.recording else _entries_of_book(options)
     if not options.modules and not options.recording:
-        modules = sorted({listed.op.partition("@")[0].rpartition(".")[0] for listed in entries} - {""})
+        modules = sorted({listed.op.partition("@")[0].rpartition(".")[0] for listed in entries} - {"", "__main__"})
         named = " ".join(f"--import {clean(module)}" for module in modules[:_NAMED] or ["mykernels"])
         why = "verifying imports the module of the kernels, and a book does not choose the code that runs here"
         raise UsageError(f"{why}; name the module, e.g. {named}")
