@@ -34,6 +34,7 @@ def record(
     default=SPACE[0],
     failing=(),
     message="too large\nfor this device",
+    kind="compile",
     **facts,
 ):
     rng = Random(size)
@@ -41,7 +42,7 @@ def record(
     for at, config in enumerate(space):
         when = 1000.0 + at
         if config in failing:
-            failure = Failure("compile", message, when + 1e6)
+            failure = Failure(kind, message, when + 1e6)
             measured.append(measurement(config, failure=failure, when=when, compile_s=0.5))
             continue
         samples = tuple(time_of(config) * rng.lognormvariate(0, 0.01) for _ in range(12))

@@ -51,6 +51,12 @@ class TestNoWinner:
         assert column(table, "First failure") == ["compile: too large", "compile: no room"]
         assert column(data_in(made.html)["entries"], "Configuration").count("no winner") == 2
 
+    def test_the_words_are_the_words_of_explain_and_calls_without_a_heuristic_are_named(self):
+        raised = record(size=3, failing=SPACE, kind="launch", message="AttributeError: no n")
+        made = report([record(), raised])
+        assert column(data_in(made.html)["undecided"], "First failure") == ["raised AttributeError: no n"]
+        assert "of a kernel without a heuristic they raise NoConfig" in made.html
+
     def test_a_book_whose_entries_all_have_one_says_nothing(self):
         made = report([record(), record(size=3, failing=SPACE[:2])])
         assert "no winner" not in made.html

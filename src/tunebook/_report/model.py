@@ -183,7 +183,7 @@ def cause_of(message: str) -> str:
 
 def _first_failure(record: Record) -> str:
     failures = (m.failure for m in facts_of(record).current if m.failure is not None)
-    return next((f"{f.kind}: {f.message.strip()}".splitlines()[0][:300] for f in failures), "")
+    return next((failure.said[:300] for failure in failures), "")
 
 
 def short_names(devices: Iterable[str]) -> dict[str, str]:

@@ -158,7 +158,8 @@ def _no_winner(model: ReportModel) -> Iterable[Markup]:
     if model.undecided:
         yield tag("h2", "No winner", id="no-winner")
         yield _note(
-            "All candidates of these entries failed, so calls run with the configuration that the heuristic gives."
+            "All candidates of these entries failed. Calls run with the configuration that the heuristic gives; of a "
+            "kernel without a heuristic they raise NoConfig."
         )
         yield _table("undecided", "entries without a winner")
     if model.interrupted:
