@@ -100,7 +100,7 @@ def test_a_later_process_that_finds_the_failures_in_the_book_warns_too(tmp_path)
     with pytest.warns(tb.TunebookWarning, match="is not tuned"):
         make(tmp_path, reference=lambda x: x + 1)(X)
     tb._base.errors.forget_warnings()
-    with pytest.warns(tb.TunebookWarning, match=r"is not tuned: .*\(remembered\)"):
+    with pytest.warns(tb.TunebookWarning, match=r"is not tuned: .*\(remembered from an earlier tuning\)"):
         make(tmp_path, reference=lambda x: x + 1)(X)
     with pytest.raises(tb.TuningFailed):
         make(tmp_path, reference=lambda x: x + 1, policy=STRICT)(X)
@@ -243,3 +243,15 @@ def test_outputs_that_all_differ_from_the_reference_blame_the_kernel_or_its_chec
     kernel = tb.tunable(lambda n, *, config: n, space=tb.Space(t=[1, 2]), reference=lambda n: n + 1, store=False)
     with pytest.raises(tb.NoConfig, match=r"\nMend the kernel, or its check with reference=, tolerance= or check=; or"):
         kernel(1)
+
+
+def test_a_tuning_that_remembers_the_failures_of_all_candidates_says_it_as_the_first_did(tmp_path):
+    @tb.tunable(space=tb.Space(b=[1, 2, 3]), store=tmp_path)
+    def total(n, *, config):
+        raise ValueError("no shared memory\nat all")
+
+    for suffix in ("", " (remembered from an earlier tuning)"):
+        with pytest.raises(tb.TuningFailed) as caught:
+            tb.tune(total, 3)
+        assert caught.value.summary == f"all 3 candidates failed alike: ValueError: no shared memory{suffix}"
+        assert str(caught.value).count("at all") == 1

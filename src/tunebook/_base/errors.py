@@ -322,7 +322,15 @@ _PLAIN: Final = (ArithmeticError, AssertionError, MemoryError, NotImplementedErr
 
 
 class RememberedError(RuntimeError):
-    """An error of a class that cannot be made of a text; its text begins with the name of that class."""
+    """An error that is known by its text alone, which begins with the name of its class if it had one."""
+
+
+def remembered(message: str, note: str) -> RememberedError:
+    """Return the error of an earlier tuning from its text in the book, with a note that names its candidate."""
+    first, *rest = message.strip().split("\n", 1)
+    error = RememberedError("\n".join([f"{first} (remembered from an earlier tuning)", *rest]))
+    error.add_note(note)
+    return error
 
 
 def as_text(error: Exception) -> Exception:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from tunebook._base.config_codec import TAG, encode, fingerprint_of
 from tunebook._base.durations import seconds_text
-from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, hide_own_frames, text_of
+from tunebook._base.errors import CodecError, DefinitionError, TuningFailed, hide_own_frames, remembered, text_of
 from tunebook._base.vocabulary import VALUES, Measurement, ValuesFrom
 from tunebook._measure.disturbance import Disturbances
 from tunebook._statistics.decide import decide
@@ -490,7 +490,7 @@ class CandidateSet(Generic[Cfg]):
             if name in self._errors:
                 found.append(self._errors[name])
             elif failure is not None:
-                found.append(RuntimeError(f"{config!r}: {failure.message} (remembered)"))
+                found.append(remembered(failure.message, f"candidate {config!r}"))
         said = "the only candidate failed" if len(self.results) == 1 else f"all {len(self.results)} candidates failed"
         if len(found) > 1 and len({(type(error), text_of(error)) for error in found}) == 1:
             first, own = found[0], f"candidate {next(iter(self.configs.values()))!r}"
