@@ -135,6 +135,16 @@ class TestLs(OnABook):
         assert re.fullmatch(r"6 entries of 2 kernels on cpu:.+", lines[-2])
         assert lines[-1] == f"in {place}/home"
 
+    def test_names_of_kernels_choose_entries_as_the_option_does(self, place, run, ids):
+        assert run("ls", "matmul")[1] == run("ls", "--kernel", "matmul")[1]
+        assert run("ls", "matmul", "sca*", "--summary")[1] == run("ls", "--summary")[1]
+        code, out, err = run("ls", "matmull")
+        assert (code, out) == (1, "")
+        assert "no entry of 'matmull' in " in err
+        assert "Did you mean matmul@v0?" in err
+        short = ids["matmul@v0"][0][:8]
+        assert run("ls", short)[2] == f"tunebook: '{short}' is the id of an entry; `tunebook show {short}` shows it\n"
+
     def test_of_several_devices_each_entry_says_its_own(self, place, run):
         record = next(open_store(place / "home").items("matmul@v0"))
         head, body = record.to_fields()
@@ -432,7 +442,7 @@ class TestShowAndExplain(OnABook):
         code, out, err = run("show", "scale")
         assert code == 0
         assert "n: 128" in out
-        assert "the newest of 5 entries of 'scale'; `tunebook ls --kernel scale` lists them" in err
+        assert "the newest of 5 entries of 'scale'; `tunebook ls scale` lists them" in err
 
     def test_explain_says_tiers_measurements_and_failures(self, place, run):
         code, out, _ = run("explain", "matmul")

@@ -151,6 +151,7 @@ class TestCompletion(OnABook):
         assert bash("tunebook", "show", "mat") == ["matmul"]
         assert bash("tunebook", "explain", matmul[:5]) == [matmul[:8]]
         assert bash("tunebook", "fit", "") == ["matmul", "scale"]
+        assert bash("tunebook", "ls", "sc") == ["scale"]
 
     def test_bash_completes_from_the_book_of_the_line(self, bash):
         assert bash("tunebook", "fit", "--book", "/nonexistent", "") == []

@@ -99,7 +99,7 @@ def find_newest(catalogue: Catalogue, options: Namespace, terminal: Terminal) ->
     found = find(catalogue, word, filters_of(options))
     (listed,) = found.newest(1)
     if found.total > 1:
-        others = f"the newest of {found.total:,} entries of {word!r}; `tunebook ls --kernel {word}` lists them"
+        others = f"the newest of {found.total:,} entries of {word!r}; `tunebook ls {word}` lists them"
         terminal.note(f"this is {listed.id[:SHORT_ID]}, {others}")
     return listed, record_of(listed)
 

@@ -26,8 +26,9 @@ _Known: TypeAlias = "dict[str, list[tuple[str, str, bool]]]"
 _SHELLS: Final = ("bash", "zsh", "fish")
 _FORMATS: Final = " ".join((*OWN, *FORMATS))
 _FILES: Final = ("--book", "--output", "--record", "--recording", "--compare")  # options that take a file
-# Verbs whose first word names an entry, by its id or its kernel; `fit` takes a kernel.
+# Verbs whose first word names an entry, by its id or its kernel, and verbs whose words name kernels.
 _ENTRIES: Final = ("show", "explain", "pin", "unpin", "diff", "verify", "rm")
+_KERNELS: Final = ("fit", "ls")
 _MOST: Final = 200  # ids that a shell offers: nobody reads more
 # Prints the words of a book: the scripts run it with the words of the line so far, for its --book.
 _LIST: Final = "tunebook completion --list"
@@ -60,7 +61,7 @@ _tunebook() {{
         -*) COMPREPLY=($(compgen -W "$words" -- "$current")) ;;
         *) case "${{COMP_WORDS[1]}}" in
                {entries}) _tunebook_book entries ;;
-               fit) _tunebook_book kernels ;;
+               {kernels}) _tunebook_book kernels ;;
            esac
            case "${{COMP_WORDS[1]}}" in
                diff|export|import|merge|pack) COMPREPLY+=($(compgen -f -- "$current")) ;;
@@ -145,7 +146,14 @@ def _bash(known: _Known, summaries: dict[str, str]) -> str:
     verbs, shells = " ".join(summaries), " ".join(_SHELLS)
     files, entries = "|".join(_FILES), "|".join(_ENTRIES)
     return _BASH.format(
-        verbs=verbs, shells=shells, formats=_FORMATS, files=files, entries=entries, cases=cases, list=_LIST
+        verbs=verbs,
+        shells=shells,
+        formats=_FORMATS,
+        files=files,
+        entries=entries,
+        kernels="|".join(_KERNELS),
+        cases=cases,
+        list=_LIST,
     )
 
 
@@ -154,7 +162,8 @@ def _zsh(known: _Known, summaries: dict[str, str]) -> str:
     values = {"--format": f":value:({_FORMATS})", "--kernel": ":kernel:{_tunebook_book kernels}"}
     values |= dict.fromkeys(_FILES, ":file:_files")
     entries = dict.fromkeys(_ENTRIES, "'*:entry:{_tunebook_book entries}'")
-    last = {**entries, "fit": "'*:kernel:{_tunebook_book kernels}'", "completion": f"'*:shell:({' '.join(_SHELLS)})'"}
+    kernels = dict.fromkeys(_KERNELS, "'*:kernel:{_tunebook_book kernels}'")
+    last = {**entries, **kernels, "completion": f"'*:shell:({' '.join(_SHELLS)})'"}
     cases = []
     for verb, options in known.items():
         specs = []
@@ -174,7 +183,7 @@ def _fish(known: _Known, summaries: dict[str, str]) -> str:
             offered = {"--format": _FORMATS, "--kernel": f"({_LIST} kernels -- (commandline -opc) 2>/dev/null)"}
             value = f" -r -f -a '{offered[option]}'" if option in offered else " -r" if valued else ""
             lines.append(f"-n '__fish_seen_subcommand_from {verb}' -l {option[2:]}{value} -d {quote(text)}")
-    for kind, verbs in (("entries", _ENTRIES), ("kernels", ("fit",))):
+    for kind, verbs in (("entries", _ENTRIES), ("kernels", _KERNELS)):
         words = f"({_LIST} {kind} -- (commandline -opc) 2>/dev/null)"
         lines.append(f"-n '__fish_seen_subcommand_from {' '.join(verbs)}' -f -a '{words}'")
     lines.append(f"-n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'")

@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tunebook._base.errors import clean
-from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_json, key_text, seconds_of
+from tunebook._cli._entries import ID, KERNEL, SHORT_ID, decision_text, entry_json, find, key_text, seconds_of
 from tunebook._cli._filters import FILTERS, age_text, book_to_read, count_of, filters_of
 from tunebook._cli._terminal import TextColumn, count_text, wrapped
-from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, Verb
+from tunebook._cli._verb import DONE, NO, ArgumentParser, Namespace, Terminal, UsageError, Verb
 from tunebook._selection.recorded_decision import is_unfinished
 from tunebook._tuning.progress import seconds_text
 from tunebook.stores._listing import Catalogue, newest
@@ -40,6 +40,8 @@ _SUMMARY: Final = (
 
 
 def _arguments(parser: ArgumentParser) -> None:
+    text = "list only the entries of these kernels, as --kernel does; a pattern may be given, e.g. 'matmul*'"
+    parser.add_argument("names", metavar="KERNEL", nargs="*", help=text)
     parser.add_argument("--limit", metavar="N", type=count_of, help=f"show the N newest; 0 for all (default: {_SHOWN})")
     parser.add_argument("--summary", action="store_true", help="one line per kernel and device")
 
@@ -49,6 +51,10 @@ def _run(options: Namespace, terminal: Terminal) -> int:
     filters = filters_of(options)
     catalogue = Catalogue(store)
     filters.check(catalogue)
+    for name in options.names:
+        if find(catalogue, name, filters).listed:
+            raise UsageError(f"{name!r} is the id of an entry; `tunebook show {name}` shows it")
+    filters = filters._replace(kernel=(*filters.kernel, *options.names))
     groups = filters.groups(catalogue)
     total = sum(len(group.ids) for group in groups)
     if options.summary and (groups or terminal.json):
@@ -109,4 +115,4 @@ def _summary(groups: Sequence[EntryGroup], terminal: Terminal) -> None:
         terminal.table(_SUMMARY, rows)
 
 
-VERB = Verb("tunebook ls --kernel 'matmul*' --newer-than 30d", _run, (*FILTERS, "json"), _arguments, __doc__)
+VERB = Verb("tunebook ls 'matmul*' --newer-than 30d", _run, (*FILTERS, "json"), _arguments, __doc__)
